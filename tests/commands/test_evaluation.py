@@ -330,7 +330,7 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
 def test_unknown_words_of_a_prompt_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = str(folder / "cell")
     command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
-    notice = f"--prompt: out of the vocabulary of {cell}, read as unknown: 'xyzzyq', 'sands' (similar: 'sand', 'and')\n"
+    notice = f"--prompt: words that are not in the vocabulary of {cell}: 'xyzzyq', 'sands' (similar: 'sand', 'and')\n"
     for more in ([], ["--stream"]):
         assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
         shown = capsys.readouterr()

@@ -217,7 +217,7 @@ def test_invalid_searches_are_errors(tables: Path, capsys: pytest.CaptureFixture
     for more, message in [
         (["--space", str(space), "--rank", "3"], "rank is also set as an option"),
         (["--space", str(wrong)], "did you mean 'rank'?"),
-        (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
+        (["--models", "factorcell", "--adapt", "concat"], "specify either --models, or --adapt"),
         (["--target", "dialect"], "target: expected a development table to classify"),
     ]:
         assert main([*command, *more]) == 2

@@ -69,7 +69,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     output = capsys.readouterr()
     assert output.out.splitlines()[0].split() == ["text", "probability"]
     assert output.err.splitlines()[-1].startswith("--explain: all suggestions are from the model alone")
-    assert output.err.endswith("--context has a known user, and only new users have texts to blend\n")
+    assert output.err.endswith("--context names a user; only suggestions for a new user are blended\n")
     for wrong, message in (
         (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
         (["--context", "city=Olso"], "city 'Olso' was never seen in training"),

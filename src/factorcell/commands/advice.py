@@ -1,4 +1,4 @@
-"""The command `advise`, which estimates what each context column could save."""
+"""The command `advise`, which estimates by how much each context column could lower the perplexity."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The command `audit`, which measures how much of planted texts a run has memorized."""
+"""The command `audit`, which measures how well a run has memorized the random texts planted in its training table."""
 
 import argparse
 
@@ -21,7 +21,7 @@ def run_audit(arguments: argparse.Namespace) -> None:
         return terminal.show_json([result["texts"], *result["exposure"], *result["canaries"]])
     texts = result["texts"]
     terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}", "")
-    for row in result["exposure"]:
+    for row in result["exposure"]:  # add the p-values as text, since a table shows floats with only two decimals
         for reader in READERS:
             if f"{reader}_p" in row:
                 row[f"p_{reader}"] = f"{row[f'{reader}_p']:.3f}"
@@ -30,7 +30,7 @@ def run_audit(arguments: argparse.Namespace) -> None:
     terminal.show(
         "",
         f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
-        f"p < {SIGNIFICANCE_LEVEL:g}: statistically significant",
-        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user who typed their first half",
+        f"the exposure is statistically significant if p < {SIGNIFICANCE_LEVEL:g}",
+        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user after the first half of the canary is typed",
     )
     return None

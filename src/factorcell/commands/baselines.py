@@ -1,4 +1,4 @@
-"""The commands `baseline`: n-gram models and classifiers that context models are compared with."""
+"""The commands `baseline`, which train the n-gram models and classifiers that context models are compared with."""
 
 import argparse
 
@@ -17,29 +17,29 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
 
 def run_baseline_bayes(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline bayes`."""
-    result, tally = baselines.naive_bayes(*_read(arguments), priors=arguments.priors)
+    result, tally = baselines.naive_bayes(*_read_train_and_test(arguments), priors=arguments.priors)
     terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, arguments.json)
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline linear`."""
-    _evaluate(baselines.LinearClassifier, arguments)
+    _train_and_evaluate(baselines.LinearClassifier, arguments)
 
 
 def run_baseline_fasttext(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline fasttext`."""
-    _evaluate(baselines.FastTextClassifier, arguments)
+    _train_and_evaluate(baselines.FastTextClassifier, arguments)
 
 
-def _evaluate(
+def _train_and_evaluate(
     classifier: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], arguments: argparse.Namespace
 ) -> None:
-    train, test = _read(arguments)
+    train, test = _read_train_and_test(arguments)
     result = classifier(train, order=arguments.order, seed=arguments.seed, progress=True)(test)
     terminal.show_classification(result, result.metrics(), arguments.json)
 
 
-def _read(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:
+def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
     return baselines.read_train_and_test(
         arguments.train, arguments.test, arguments.target, config, tokenizer=tokenizer, progress=True

@@ -1,4 +1,4 @@
-"""The commands `complete` and `tune-online`."""
+"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns new users."""
 
 import argparse
 import dataclasses
@@ -24,40 +24,47 @@ from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import open_table
 from factorcell.model.run import Run
 
-HISTORY_TEXTS = 1500  # popular texts compared before and after a history (thesis 2018, section 5.4.2)
+# Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
+HISTORY_TEXTS = 1500
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
     """Run `factorcell complete`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    source = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
+    suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     options.notify_rare_values(run.schema, context)
-    user = _user(run, context, arguments.history)
+    user = _new_user(run, context, arguments.history)
     if arguments.stdin:
-        return _complete_lines(source, user, context, arguments)
+        return _complete_lines(suggester, user, context, arguments)
     if arguments.prefix is None:
-        return _complete_interactively(run, source, user, context, arguments.count)
-    if not source.fits(arguments.prefix):
+        return _complete_interactively(run, suggester, user, context, arguments.count)
+    if not suggester.fits(arguments.prefix):
         longest = run.config.data.max_tokens - 1
         terminal.notify(
             f"PREFIX is longer than the texts that the run completes, which have at most {longest:,} tokens"
         )
-    result = source.suggest(source.type(source.begin(user, context), arguments.prefix), arguments.count)
+    result = suggester.suggest(suggester.type(suggester.begin(user, context), arguments.prefix), arguments.count)
     texts = [suggestion.text for suggestion in result.suggestions]
-    log_probs = source.log_probabilities(arguments.prefix, texts, user, context)
+    log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
     rows = [
         {**dataclasses.asdict(suggestion), "probability": None if math.isnan(log_prob) else math.exp(log_prob)}
         for suggestion, log_prob in zip(result.suggestions, log_probs, strict=True)
     ]
     gains = []
-    if arguments.explain and isinstance(source, Blend) and source.popularity and user is not None and user.text_count:
-        gains = Learner(run).largest_gains(user, source.popularity.top(HISTORY_TEXTS), arguments.count)
+    if (
+        arguments.explain
+        and isinstance(suggester, Blend)
+        and suggester.popularity
+        and user is not None
+        and user.text_count
+    ):
+        gains = Learner(run).largest_gains(user, suggester.popularity.top(HISTORY_TEXTS), arguments.count)
     if result.cut:
         terminal.notify(f"the search stopped after {result.rows:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
         terminal.notify(
-            f"--explain: all suggestions are from the model alone, since {_reason_without_blend(run, source)}"
+            f"--explain: all suggestions are from the model alone, since {_reason_without_blend(run, suggester)}"
         )
     return _show(rows, gains, arguments)
 
@@ -75,22 +82,20 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
-    rows, optimizers = [], arguments.optimizer or ONLINE_OPTIMIZERS
+    rate_rows, optimizers = [], arguments.optimizer or ONLINE_OPTIMIZERS
     for row in tuning.try_rates(run, user_streams, optimizers, True, arguments.max_norm, arguments.unknown):
-        rows.append(row)
+        rate_rows.append(row)
         terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
-    best = min(rows[1:], key=lambda row: float(row["perplexity"]))
+    best = min(rate_rows[1:], key=lambda row: float(row["perplexity"]))  # the first rule does not learn
     rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
     rule.save(run)
-    rows += _fit_blend(run, rule, user_streams, arguments)
+    blend_rows = _fit_blend(run, rule, user_streams, arguments)
     if arguments.json:
-        return terminal.show_json(rows)
-    cells = [
-        {**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rows if "rate" in row
-    ]
+        return terminal.show_json([*rate_rows, *blend_rows])
+    cells = [{**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rate_rows]
     terminal.show_table(cells, ("optimizer", "rate", "perplexity"))
     terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
-    for row in rows[len(cells) :]:
+    for row in blend_rows:
         terminal.show(f"mean reciprocal rank of the blend on {row['queries']:,} texts: {row['mrr']:.4f} (blend.json)")
         terminal.show_table(
             [{"feature": key, "weight": f"{value:+z.3f}"} for key, value in row["weights"].items()],
@@ -99,14 +104,14 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     return None
 
 
-def choose_column(source: Path, option: str, value: str | None, run_column: str) -> str:
-    """Return the `value` of an option, or else the column of the run, or else the name of the option.
+def choose_column(path: Path, option: str, value: str | None, run_column: str) -> str:
+    """Return the name of a column: the `value` of an option, or else `run_column`, or else the name of the option.
 
     Raises:
-        UserError: The option has no value and the table has no such column.
+        UserError: The option has no value and the table has no column of that name.
     """
     name = value or run_column or option.removeprefix("--")
-    table = open_table(source)
+    table = open_table(path)
     if not value and name not in table.columns:
         columns = format_names(table.columns)
         raise UserError(f"{table.name}: no column {name!r}; choose one with {option} (columns: {columns})")
@@ -114,26 +119,28 @@ def choose_column(source: Path, option: str, value: str | None, run_column: str)
 
 
 def _fit_blend(
-    run: Run, rule: LearningRule, streams: Sequence[Stream], arguments: argparse.Namespace
+    run: Run, rule: LearningRule, user_streams: Sequence[Stream], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Fit and save the weights of the blend, if the run has popular texts, and return a row about them."""
+    """Fit and save the weights of the blend, and return a row about them; no row if the run has no popular texts."""
     if not (run.folder / POPULARITY).exists():
         return []
     completer, popularity = (
         Completer(run, unknown=arguments.unknown, seconds=arguments.seconds),
         Popularity.from_run(run),
     )
-    lists = list(
-        tuning.candidate_lists(completer, Learner(run, rule, arguments.unknown), popularity, streams, progress=True)
+    lists_of_candidates = list(
+        tuning.candidate_lists(
+            completer, Learner(run, rule, arguments.unknown), popularity, user_streams, progress=True
+        )
     )
-    weights = BlendWeights.fit(lists)
+    weights = BlendWeights.fit(lists_of_candidates)
     weights.save(run)
-    mrr = tuning.mean_reciprocal_rank(Blend(completer, popularity, weights), lists)
-    return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
+    mrr = tuning.mean_reciprocal_rank(Blend(completer, popularity, weights), lists_of_candidates)
+    return [{"queries": len(lists_of_candidates), "mrr": mrr, "weights": dict(weights.values)}]
 
 
-def _user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
-    """Return a new user with the texts of `history`; None if the run has no users or the context has the user."""
+def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
+    """Return a new user who wrote `history`; None if the run does not distinguish users or `context` names a user."""
     user = User.new(run) if distinguishes_users(run) and run.config.data.user not in context else None
     if history is None:
         return user
@@ -144,13 +151,13 @@ def _user(run: Run, context: Mapping[str, str], history: str | None) -> User | N
     return user
 
 
-def _reason_without_blend(run: Run, source: Completer | Blend) -> str:
+def _reason_without_blend(run: Run, suggester: Completer | Blend) -> str:
     """Return the reason why suggestions are from the model alone."""
     if not distinguishes_users(run):
         return "the run does not distinguish users"
-    if not isinstance(source, Blend):
+    if not isinstance(suggester, Blend):
         return "the run has no popular texts"
-    return "--context has a known user, and only new users have texts to blend"
+    return "--context names a user; only suggestions for a new user are blended"
 
 
 def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
@@ -168,36 +175,40 @@ def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], ar
 
 
 def _suggestion_cells(row: Mapping[str, Any], score: str, explain: bool) -> dict[str, str | None]:
-    """Return the cells of a suggestion: the score that orders the list is in the column named `score`.
+    """Return the cells of a suggestion by column name; `score` is the name of the column that orders the list.
 
     With `explain`, the cells include the probability under the model and the parts of the score.
     """
-    model = row["probability"]
+    probability = row["probability"]
     return {
         "text": row["text"],
-        **({"probability": None if model is None else terminal.format_probability(model)} if explain else {}),
+        **(
+            {"probability": None if probability is None else terminal.format_probability(probability)}
+            if explain
+            else {}
+        ),
         score: terminal.format_probability(math.exp(row["log_probability"])),
-        "source": row["source"] if row["parts"] else None,
+        "source": row["source"] if row["parts"] else None,  # the table has no column without values
         "typos": str(row["typos"]) if row["typos"] else None,
         **({name: f"{part:+z.2f}" for name, part in row["parts"].items()} if explain else {}),
     }
 
 
 def _complete_lines(
-    source: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
+    suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
-    """Complete each line of standard input and print a row of JSON for it immediately."""
+    """Complete each line of standard input; print the suggestions as a row of JSON before the next line is read."""
     if arguments.prefix is not None or arguments.explain:
         raise UserError("--stdin reads prefixes from standard input; remove PREFIX and --explain")
-    typed = source.begin(user, context)
+    typed = suggester.begin(user, context)
     failures = count = 0
     for count, line in enumerate(sys.stdin.buffer, 1):
         where, prefix = f"{streams.STANDARD_INPUT} line {count}", None
         row: dict[str, Any]
         try:
             prefix = streams.decode(line, where).rstrip("\r\n")
-            typed = source.type(typed, prefix)
-            result = source.suggest(typed, arguments.count)
+            typed = suggester.type(typed, prefix)
+            result = suggester.suggest(typed, arguments.count)
             suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
             row = {"prefix": prefix, "suggestions": suggestions, "cut": result.cut}
         except UserError as error:
@@ -212,7 +223,7 @@ def _complete_lines(
 
 
 def _complete_interactively(
-    run: Run, source: Completer | Blend, user: User | None, context: dict[str, str], count: int
+    run: Run, suggester: Completer | Blend, user: User | None, context: dict[str, str], count: int
 ) -> None:
     if not sys.stdin.isatty():
         raise UserError("missing PREFIX: standard input is not a terminal; use --stdin to complete each line of it")
@@ -223,4 +234,4 @@ def _complete_interactively(
             raise
         raise UserError("interactive completion requires prompt-toolkit: pip install 'factorcell[complete]'") from None
     terminal.notify("Type a text. Tab and arrow keys: choose a suggestion; Enter: accept and learn; Ctrl-D: end.")
-    read_lines(InteractiveCompleter(run, source, user, context, count))
+    read_lines(InteractiveCompleter(run, suggester, user, context, count))

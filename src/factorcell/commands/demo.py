@@ -1,7 +1,8 @@
-"""The command `demo`: character models of place names, whose context is latitude and longitude.
+"""The command `demo`, which trains character models of place names in the context of their latitude and longitude.
 
-It trains the four models of the TACL paper, classifies names by country, generates names for places, and computes for
-given names the posterior probability of each point on a map.
+It trains the four models of the TACL paper.
+With the FactorCell model, it classifies names by country, generates names for places, and computes how probable each
+point on a map is for a name.
 """
 
 import argparse
@@ -52,9 +53,11 @@ MAPPED_NAMES = (
     "Villaverde", "Shimomatsumoto", "Uithuizermeeden", "Puttalam", "Vértesszőlős", "Kaustinen", "Güneysöğüt",
     "Si Chiang Mai", "Ixcuinquitlapilco",
 )  # fmt: skip
-GRID_STEP = 2.5  # degrees between the points of the grid
-MIN_CELL_NAMES = 10  # minimum number of training names in the cell of a grid point on the maps
-GENERATED_NAMES = 60  # names generated for each place; the first new ones are shown
+GRID_STEP = 2.5  # degrees between the grid points of a map
+MIN_CELL_NAMES = 10  # a map has a grid point only if at least this many training names are nearest to it
+GENERATED_NAMES = 60  # number of names generated for each place
+SHOWN_NAMES = 6  # maximum number of generated names that are shown for each place
+SHOWN_LENGTHS = range(4, 20)  # lengths in characters of the generated names that are shown
 
 Array = NDArray[np.float64]
 
@@ -87,10 +90,10 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
     train, dev = table_path("train"), table_path("dev")
     plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS, notify=notify)
     places = _read_rows("train")
-    models, curves, runs, earlier = [], [], {}, 0.0
+    models, curves, runs, earlier_minutes = [], [], {}, 0.0
     for name in PAPER_MODELS:
         notify(f"training {name} in {folder / name}")
-        earlier += _training_minutes(folder / name)
+        earlier_minutes += _training_minutes(folder / name)
         run = fit(train, dev, plan.for_model(name), folder / name, resume=True, notify=notify)
         models.append(_evaluate(run, places))
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
@@ -99,7 +102,7 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
     final = runs["factorcell"]
     countries, confusion = _countries(final, places)
     return {
-        "minutes": earlier + (time.perf_counter() - start) / 60,
+        "minutes": earlier_minutes + (time.perf_counter() - start) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
         "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(models)],
@@ -114,11 +117,12 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
 
 
 def _training_minutes(folder: Path) -> float:
-    """Return the minutes of training in earlier commands that were interrupted."""
+    """Return the minutes that earlier, interrupted commands spent on the training in `folder`."""
     return max((row["seconds"] for row in files.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
 def _read_rows(part: str) -> list[Row]:
+    """Read the rows of the included place names, `part` train or dev."""
     rows: list[Row] = pq.read_table(table_path(part)).to_pylist()
     return rows
 
@@ -134,26 +138,27 @@ def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
-    """Return the perplexity on held-out names and the accuracy of their classification by country."""
+    """Return the perplexity of a run on the development names and the accuracy of classifying them by country."""
     corpus = run.prepare(table_path("dev"))
     nats = run.nats(corpus)
-    texts = text_figures.figures_from_nats(nats, corpus)
+    figures = text_figures.figures_from_nats(nats, corpus)
     row = {key: value for key, value in summary_row(nats, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
     if run.model.adapted:
         result = _classify(run, places)
-        row["accuracy"], texts["accuracy"] = result.metrics()["accuracy"], text_accuracies(result)
-    return ComparedModel(run.folder.name, [row], [texts])
+        row["accuracy"], figures["accuracy"] = result.metrics()["accuracy"], text_accuracies(result)
+    return ComparedModel(run.folder.name, [row], [figures])
 
 
 def _classify(run: Run, places: list[Row]) -> Classification:
-    """Classify the development names of the ten countries by the coordinates of the countries' centres."""
+    """Classify the development names of the ten countries: the candidates are the centres of the countries."""
     rows = [row for row in _read_rows("dev") if row["country"] in COUNTRIES]
     return classify_points(run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected")
 
 
 def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
+    """Return the accuracy for each country, and the confusion matrix with its labels."""
     result = _classify(run, places)
     rows = [
         {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
@@ -163,32 +168,32 @@ def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
 
 
 def _generate_names(run: Run, training_names: set[str]) -> list[Row]:
-    """Generate names for places; only names that are not in the training table are returned."""
-    names = []
-    for number, (place, (lat, lon)) in enumerate(PLACES.items()):
-        settings = GenerationOptions(temperature=0.75, max_tokens=24, seed=number)
-        rows = generate(run, [{"lat": lat, "lon": lon}], number=GENERATED_NAMES, options=settings)
-        texts = dict.fromkeys(row["text"] for row in rows)
-        new = [text for text in texts if text not in training_names and 3 < len(text) < 20]
-        names.append({"place": place, "lat": lat, "lon": lon, "samples": new[:6]})
-    return names
+    """Generate names for each place; return the first ones of a suitable length that training did not see."""
+    rows = []
+    for seed, (place, (lat, lon)) in enumerate(PLACES.items()):
+        settings = GenerationOptions(temperature=0.75, max_tokens=24, seed=seed)
+        generated = generate(run, [{"lat": lat, "lon": lon}], number=GENERATED_NAMES, options=settings)
+        names = dict.fromkeys(row["text"] for row in generated)
+        new_names = [name for name in names if name not in training_names and len(name) in SHOWN_LENGTHS]
+        rows.append({"place": place, "lat": lat, "lon": lon, "samples": new_names[:SHOWN_NAMES]})
+    return rows
 
 
 def _maps(run: Run, places: list[Row]) -> list[Row]:
-    """Compute p(coordinates given name) over the inhabited points of a grid, with a uniform prior."""
+    """Compute for each of `MAPPED_NAMES` the posterior of the inhabited grid points, with a uniform prior over them."""
     lat, lon = np.arange(-57.5, 75.1, GRID_STEP), np.arange(-180.0, 180.0, GRID_STEP)
     inhabited = _inhabited_points(lat, lon, places)
     grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(inhabited)]
-    dev = {row["text"]: row for row in _read_rows("dev")}
+    dev_rows = {row["text"]: row for row in _read_rows("dev")}
     corpus = run.prepare([{"text": text} for text in MAPPED_NAMES], unknown="expected")
     likelihoods = log_likelihoods(run, corpus, grid)
     posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))
     posterior /= posterior.sum(1, keepdims=True)
     maps = []
-    for text, row in zip(MAPPED_NAMES, posterior, strict=True):
+    for text, point_probabilities in zip(MAPPED_NAMES, posterior, strict=True):
         probabilities = np.full(inhabited.shape, np.nan)
-        probabilities[inhabited] = row
-        true = (dev[text]["lat"], dev[text]["lon"])
+        probabilities[inhabited] = point_probabilities
+        true = (dev_rows[text]["lat"], dev_rows[text]["lon"])
         maps.append(
             {
                 "text": text,
@@ -202,9 +207,9 @@ def _maps(run: Run, places: list[Row]) -> list[Row]:
 
 
 def _inhabited_points(lat: Array, lon: Array, places: list[Row]) -> NDArray[np.bool_]:
-    """Return a mask (n, m) of the grid points with enough training names in their cell."""
+    """Return a mask of the grid points, n latitudes by m longitudes, that are nearest to enough training names."""
     rows = np.round((np.array([row["lat"] for row in places]) - lat[0]) / GRID_STEP).astype(int).clip(0, len(lat) - 1)
     columns = np.round((np.array([row["lon"] for row in places]) - lon[0]) / GRID_STEP).astype(int) % len(lon)
-    names = np.zeros((len(lat), len(lon)), dtype=np.int64)
-    np.add.at(names, (rows, columns), 1)
-    return names >= MIN_CELL_NAMES
+    name_counts = np.zeros((len(lat), len(lon)), dtype=np.int64)
+    np.add.at(name_counts, (rows, columns), 1)
+    return name_counts >= MIN_CELL_NAMES

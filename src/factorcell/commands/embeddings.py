@@ -21,16 +21,16 @@ Row = dict[str, Any]
 def run_contexts(arguments: argparse.Namespace) -> None:
     """Run `factorcell contexts`."""
     if bool(arguments.by) != bool(arguments.map or arguments.predict):
-        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and these require --by COLUMN")
+        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and each of the two requires --by COLUMN")
     run = options.open_on_device(Run.open, arguments.run, arguments)
     context = options.parse_context(arguments.context)
-    other = arguments.between or arguments.map or arguments.predict or (arguments.words and context)
+    has_other_request = arguments.between or arguments.map or arguments.predict or (arguments.words and context)
     pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if arguments.words and context else []
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
     results["cautions"] = find_warnings([run])
-    if arguments.near or arguments.map or arguments.predict or not other:
+    if arguments.near or arguments.map or arguments.predict or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
-        near = arguments.near or (() if other else value_embeddings.values[:DEFAULT_VALUE_COUNT])
+        near = arguments.near or (() if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT])
         results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
         results["neighbours"] = value_embeddings.neighbours(near, arguments.count, arguments.measure)
         for name in arguments.by:
@@ -60,19 +60,19 @@ def run_contexts(arguments: argparse.Namespace) -> None:
 
 
 def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], arguments: argparse.Namespace) -> Row:
+    """Return the tokens that `context` raises or lowers most against another context, with texts of the differences."""
     rows = embeddings.most_shifted_tokens(
         run, context, against, count=arguments.count, frequent=arguments.frequent, unknown=arguments.unknown
     )
-    different = {name: value for name, value in context.items() if against.get(name) != value}
-    other = {name: value for name, value in against.items() if name in different}
-    names = [", ".join(f"{name}={value}" for name, value in values.items()) for values in (different, other)]
-    return {
-        **dict(zip(("context", "against"), (name or "the expected context" for name in names), strict=True)),
-        "rows": rows,
-    }
+    changed = {name: value for name, value in context.items() if against.get(name) != value}
+    replaced = {name: value for name, value in against.items() if name in changed}
+    first, second = (", ".join(f"{name}={value}" for name, value in values.items()) for values in (changed, replaced))
+    expected = "the expected context"
+    return {"context": first or expected, "against": second or expected, "rows": rows}
 
 
 def _map(value_embeddings: Embeddings, name: str, arguments: argparse.Namespace) -> Row:
+    """Return what a map of the embeddings by the column `name` shows: points, ellipses of groups, and agreement."""
     column = embeddings.read_column(value_embeddings, arguments.map, name)
     points = embeddings.map_points(value_embeddings, column)
     return {
@@ -86,7 +86,7 @@ def _map(value_embeddings: Embeddings, name: str, arguments: argparse.Namespace)
 
 
 def _rows(results: Row) -> list[Row]:
-    """Return all rows, each with its `kind`: neighbour, word, point, ellipse, agreement or prediction."""
+    """Return the results as flat rows with a `kind`: neighbour, word, point, ellipse, agreement or prediction."""
     rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
     for entry in results["words"]:
         description = {"kind": "word", "context": entry["context"], "against": entry["against"]}
@@ -136,12 +136,12 @@ def _show_neighbours(results: Row, measure: str) -> None:
 
 
 def _show_words(rows: Sequence[Row]) -> None:
-    """Print the tokens that a context raises and those that it lowers in adjacent columns."""
+    """Print the tokens that a context raises next to those that it lowers; `rows` begin with the raised tokens."""
     if not rows:
         terminal.show("the context changes no token")
         return
     cells = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
     raised = [cell for cell, row in zip(cells, rows, strict=True) if row["nats"] > 0]
     lines = zip_longest(raised, cells[len(raised) :], fillvalue=(None, None))
-    columns = ("raised", "nats", "lowered", "nats ")
+    columns = ("raised", "nats", "lowered", "nats ")  # with a space, since a dict needs distinct keys
     terminal.show_table([dict(zip(columns, (*left, *right), strict=True)) for left, right in lines], columns)

@@ -18,7 +18,7 @@ from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
 
-SHOWN_PREDICTIONS = 20  # texts whose predictions are printed if they are not written to a file
+SHOWN_PREDICTIONS = 20  # number of texts whose predictions are printed if --out is not specified
 
 Row = dict[str, Any]
 
@@ -41,6 +41,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 def _show(
     run: Scorer, total: Row, by: dict[str, list[Row]], arguments: argparse.Namespace, baseline: Scorer | None
 ) -> None:
+    """Print the figures of all texts, and a table of the gains for each column of `by`."""
     other_model = baseline.folder if baseline else "the same model without context"
     over = f"gain over {other_model}"
     terminal.show(
@@ -63,9 +64,11 @@ def _show(
         terminal.show(f"difference in bits per byte to {other_model} ({figure}): {difference}")
     for name in arguments.by:
         terminal.show("", f"by {name}; {over} (95 % CI in brackets)")
-        other = "baseline" if baseline else "without_context"
-        lines = [{**row, other: row["perplexity_without"], "gain": format_difference("gain", row)} for row in by[name]]
-        terminal.show_table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
+        compared = "baseline" if baseline else "without_context"
+        lines = [
+            {**row, compared: row["perplexity_without"], "gain": format_difference("gain", row)} for row in by[name]
+        ]
+        terminal.show_table(lines, ("value", "count", "targets", "perplexity", compared, "gain"))
 
 
 def _bits_per_byte(total: Row) -> list[str]:
@@ -111,7 +114,7 @@ def run_classify(arguments: argparse.Namespace) -> None:
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
-    """Print and save the predictions, and the metrics if any text has a label."""
+    """Print or write the predictions, and print and save the metrics if any text has a label."""
     metrics = result.metrics()
     rows = [{**row, "row": row["row"] + 1} for row in result.rows()]
     if result.has_labels:
@@ -159,8 +162,9 @@ def run_score(arguments: argparse.Namespace) -> None:
         return terminal.show_json(rows)
     terminal.show_fields("row", "nats", "targets", "perplexity", *(["token"] if arguments.tokens else []))
     for row in rows:
-        number, empty = f"{row['row']}", [""] if arguments.tokens else []
-        terminal.show_fields(number, f"{row['nats']:z.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
+        number = f"{row['row']}"
+        no_token = [""] if arguments.tokens else []
+        terminal.show_fields(number, f"{row['nats']:z.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *no_token)
         for token in row.get("tokens", ()):
             terminal.show_fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
     return None

@@ -1,4 +1,4 @@
-"""The command `explain`, which compares contexts token by token."""
+"""The command `explain`, which shows for each token of a text how probable it is given each of several contexts."""
 
 import argparse
 import re
@@ -16,7 +16,8 @@ from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token
 
-# Background and foreground of the 256 terminal colours, from weak to strong; the second context is also underlined.
+# Pairs of a background and a foreground colour (numbers of the 256 terminal colours), from weak to strong ratios.
+# Tokens that are more probable given the second context are orange and also underlined.
 BLUES = ((153, 16), (75, 16), (26, 231))
 ORANGES = ((223, 16), (215, 16), (166, 231))
 
@@ -26,18 +27,18 @@ Row = dict[str, Any]
 def run_explain(arguments: argparse.Namespace) -> None:
     """Run `factorcell explain`."""
     contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
-    ensemble, others = (
+    ensemble, compared_runs = (
         [options.open_on_device(Run.open, folder, arguments) for folder in folders]
         for folders in ((arguments.run, *arguments.ensemble), arguments.compare_with)
     )
     texts = _read_texts(arguments, ensemble[0].config.data.text)
-    run_warnings = find_warnings([*ensemble, *others])
+    run_warnings = find_warnings([*ensemble, *compared_runs])
     options.notify_rare_values(ensemble[0].schema, *contexts.values())
-    name = arguments.run.name + (f" and {len(arguments.ensemble)} more" if arguments.ensemble else "")
+    model_name = arguments.run.name + (f" and {len(arguments.ensemble)} more" if arguments.ensemble else "")
     rows = explain(ensemble, texts, contexts, unknown=arguments.unknown)
-    if others:
-        rows = [{"model": name, **row} for row in rows]
-        for run in others:
+    if compared_runs:
+        rows = [{"model": model_name, **row} for row in rows]
+        for run in compared_runs:
             rows += [
                 {"model": run.folder.name, **row} for row in explain([run], texts, contexts, unknown=arguments.unknown)
             ]
@@ -45,7 +46,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        files.write(arguments.page, explanation_page(name, rows, len(ensemble), run_warnings))
+        files.write(arguments.page, explanation_page(model_name, rows, len(ensemble), run_warnings))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -55,16 +56,17 @@ def run_explain(arguments: argparse.Namespace) -> None:
 
 
 def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the contexts of --between by name; each text has one `NAME=VALUE` or several with semicolons.
+    """Return the contexts of --between by name; each text has one `NAME=VALUE`, or several separated by semicolons.
 
     Every context also has the values of `shared`.
     """
     contexts = {}
     for text in between:
+        # A semicolon is part of a value unless another NAME= follows it.
         context = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
         name = context_text(context)
-        if both := set(context) & set(shared):
-            raise UserError(f"--between and --context both have a value for {', '.join(sorted(both))}")
+        if duplicates := set(context) & set(shared):
+            raise UserError(f"--between and --context both have a value for {', '.join(sorted(duplicates))}")
         if name in contexts:
             raise UserError(f"--between: {name} is given twice")
         contexts[name] = {**shared, **context}
@@ -93,6 +95,7 @@ def _read_texts(arguments: argparse.Namespace, column: str) -> list[str]:
 def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
     colour = terminal.has_colours(sys.stdout)
     if len(between) == 2:
+        # The legend marks the names of the contexts like tokens with strong ratios of 9 nats.
         first, second = (mark_token(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
         terminal.show(
             terminal.join("", ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"])
@@ -120,12 +123,16 @@ def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
 
 
 def mark_token(text: str, ratio: float, colour: bool) -> str:
-    """Return a token with its ratio as a colour (blue, or underlined orange) or as up to three superscript signs."""
-    power = strength(ratio)
-    if not power:
+    """Return a token with marks for the strength of its log-likelihood ratio.
+
+    The marks are colours (blue for positive ratios, underlined orange for negative ones), or without `colour` up to
+    three superscript signs.
+    """
+    level = strength(ratio)
+    if not level:
         return text
     if not colour:
-        return text + ("⁺" if power > 0 else "⁻") * abs(power)
-    back, front = (BLUES if power > 0 else ORANGES)[abs(power) - 1]
-    under = "" if power > 0 else "4;"
-    return terminal.coloured(text, f"{under}48;5;{back};38;5;{front}")
+        return text + ("⁺" if level > 0 else "⁻") * abs(level)
+    background, foreground = (BLUES if level > 0 else ORANGES)[abs(level) - 1]
+    underline = "" if level > 0 else "4;"
+    return terminal.coloured(text, f"{underline}48;5;{background};38;5;{foreground}")

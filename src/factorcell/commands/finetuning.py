@@ -1,4 +1,4 @@
-"""The commands for texts of several domains: `finetune`, `separate` and `mix`."""
+"""The commands `finetune`, `separate` and `mix`, for texts of several domains."""
 
 import argparse
 from typing import Any
@@ -72,5 +72,5 @@ def run_mix(arguments: argparse.Namespace) -> None:
 
 
 def _with_model_columns(row: Row, key: str) -> Row:
-    """Return a row with a column per model, named by the model's number, for the values in `row[key]`."""
+    """Return `row` with the values of the list `row[key]`, one per model, in columns with the names 1, 2 and so on."""
     return {**row, **{str(number): value for number, value in enumerate(row[key], 1)}}

@@ -1,4 +1,4 @@
-"""The command `generate`."""
+"""The command `generate`, which generates texts for a context."""
 
 import argparse
 import itertools
@@ -52,11 +52,12 @@ def run_generate(arguments: argparse.Namespace) -> None:
     if specified and not run.model.adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
     elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in specified]):
-        terminal.notify(f"columns without a value, which have their expected value: {', '.join(others)}")
+        terminal.notify(f"columns without a specified value, which have their expected value: {', '.join(others)}")
     terminal.notify(*find_warnings([run]))
 
 
 def _generate(run: Run, arguments: argparse.Namespace) -> None:
+    """Generate the texts and print each one, or append it to the file of --out, as soon as it is finished."""
     settings = generation_options(arguments)
     contexts = expand(run, options.parse_context(arguments.context), arguments.each)
     options.notify_rare_values(run.schema, *contexts)
@@ -99,23 +100,23 @@ def _notify_unknown_words(run: Run, prompt: str) -> None:
         for word, near in unknown_tokens(run, prompt).items()
     ]
     if words:
-        terminal.notify(f"--prompt: out of the vocabulary of {run.folder}, read as unknown: {', '.join(words)}")
+        terminal.notify(f"--prompt: words that are not in the vocabulary of {run.folder}: {', '.join(words)}")
 
 
 def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[str, str]]:
-    """Return a context for every combination of the values of the columns `each`, with the values of `context`."""
+    """Return a context for every combination of values of the columns `each`; all contexts also have `context`."""
     for name in each:
         if name in context:
             raise UserError(f"--each {name}: --context has a value for it; remove one of them")
     values = [category_values(run.schema, name) for name in each]
     for name, column_values in zip(each, values, strict=True):
         if not column_values:
-            raise UserError(f"--each {name}: expected a column with values in training, got one without values")
+            raise UserError(f"--each {name}: the column has no values in the run; choose another column")
     return [{**context, **dict(zip(each, combination, strict=True))} for combination in itertools.product(*values)]
 
 
 def _count_finished_texts(arguments: argparse.Namespace, settings: Row, contexts: Sequence[Row]) -> int:
-    """Return the number of texts that an earlier command wrote to the file."""
+    """Return the number of texts that an earlier command wrote to the file of --out."""
     if arguments.out is None or not arguments.out.exists():
         return 0
     if not arguments.resume:
@@ -129,10 +130,10 @@ def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, argu
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )
-    before = ""
+    printed = ""
     for part in parts:
-        terminal.show_part(part, before)
-        before = part
+        terminal.show_part(part, printed)
+        printed = part
     return terminal.show("")
 
 

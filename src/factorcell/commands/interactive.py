@@ -1,4 +1,4 @@
-"""Interactive completion in a terminal: suggestions while the user types; each entered line is learned.
+"""Interactive completion in a terminal: it shows suggestions while the user types, and learns each entered line.
 
 This module requires prompt-toolkit, an optional dependency.
 """
@@ -13,7 +13,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
-from factorcell.commands import terminal as screen
+from factorcell.commands import terminal
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer as RunCompleter
 from factorcell.completion.online import User, learn_one
@@ -25,7 +25,12 @@ PLACEHOLDER = "\N{REPLACEMENT CHARACTER}"
 
 
 class InteractiveCompleter(Completer):
-    """Completer for prompt-toolkit; it keeps the search state between keystrokes and the user between lines."""
+    """Completer for prompt-toolkit that reuses the search state of the previous keystroke and learns entered lines.
+
+    Attributes:
+        user: The user with everything learned from the lines entered so far; None if there is no user to learn for.
+        typed: The text on the current line, with the search state for it.
+    """
 
     def __init__(
         self, run: Run, suggester: RunCompleter | Blend, user: User | None, context: Mapping[str, str], count: int
@@ -34,14 +39,14 @@ class InteractiveCompleter(Completer):
         self.typed = suggester.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """Yield the suggestions for a line with their score and source; none if the line cannot be completed."""
+        """Yield suggestions for a line, each with its score and source; none if the line cannot be completed."""
         try:
             self.typed = self.suggester.type(self.typed, document.text)
             suggestions = self.suggester.suggest(self.typed, self.count).suggestions
         except UserError:
             return
         for suggestion in suggestions:
-            score = screen.format_probability(math.exp(suggestion.log_probability))
+            score = terminal.format_probability(math.exp(suggestion.log_probability))
             yield Completion(
                 suggestion.text,
                 start_position=-len(document.text),
@@ -50,14 +55,14 @@ class InteractiveCompleter(Completer):
             )
 
     def learn_line(self, line: str) -> None:
-        """Learn an entered line and start a new one."""
+        """Learn an entered line and begin an empty one."""
         if self.user is not None:
             self.user = learn_one(self.run, self.user, line)
         self.typed = self.suggester.begin(self.user, self.context)
 
 
 class HiddenCharacters(Processor):
-    """Shows a placeholder for each hidden character on the line that is typed."""
+    """Shows a placeholder for each hidden character, such as a control character, on the current line."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         """Replace hidden characters one by one, so that positions on the line do not change."""
@@ -68,14 +73,14 @@ class HiddenCharacters(Processor):
         return Transformation([(part[0], line[begin:end], *part[2:]) for part, (begin, end) in parts])
 
 
-def read_lines(completer: InteractiveCompleter, **terminal: Any) -> User | None:
-    """Learn each line until the input ends and return the user; `terminal` may have an `input` and an `output`."""
+def read_lines(completer: InteractiveCompleter, **session_options: Any) -> User | None:
+    """Read and learn lines until the input ends, and return the user; the options are those of `PromptSession`."""
     session: PromptSession[str] = PromptSession(
         completer=completer,
         complete_while_typing=True,
         complete_in_thread=True,
         input_processors=[HiddenCharacters()],
-        **terminal,
+        **session_options,
     )
     while True:
         try:
@@ -88,4 +93,4 @@ def read_lines(completer: InteractiveCompleter, **terminal: Any) -> User | None:
             if line.strip():
                 completer.learn_line(line)
         except UserError as error:
-            screen.notify(str(error))
+            terminal.notify(str(error))

@@ -1,7 +1,7 @@
-"""The command line: a table of commands; only the modules of the requested command are imported.
+"""The command line: it finds the command in a table and imports only the modules of this command.
 
-The exit code is 2, with one line on standard error, for user errors and errors of the operating system, and 130 after
-an interrupt.
+After a user error or an error of the operating system, the exit code is 2 and standard error has one line about it.
+After an interrupt, the exit code is 130.
 """
 
 import argparse
@@ -20,9 +20,13 @@ PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
 
 class Command(NamedTuple):
-    """A command: its name, a one-line summary, and the module of this package with its function `run_NAME`.
+    """A command of the command line.
 
-    A command with `subcommands` is followed by the name of one of them, whose function is `run_NAME_SUBCOMMAND`.
+    Attributes:
+        name: The word that selects the command.
+        summary: One line for the list of commands.
+        module: The module of `factorcell.commands` with the function `run_NAME`, or `run_NAME_SUBCOMMAND`.
+        subcommands: The commands one of which must follow; such a command has no function.
     """
 
     name: str
@@ -45,18 +49,18 @@ USERS = (
     Command("import", "store users from the output of export", "users"),
     Command("forget", "delete a text of a user and everything learned from it", "users"),
     Command("delete", "delete users and all their data", "users"),
-    Command("migrate", "learn the texts of all users with a run now, not at their next request", "users"),
-    Command("key", "add a key to a file of keys and print it", "users"),
+    Command("migrate", "let a run learn the texts of all stored users now, not at their next request", "users"),
+    Command("key", "create a server key, store its hash in a file and print the key", "users"),
 )
 
-# The title of each group of commands, the module of `arguments` with their arguments, and the commands.
+# For each group of commands by its title: the module of `commands.arguments` for their arguments, and the commands.
 GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     "train and compare": (
         "training",
         (
             Command("train", "train a model on a table of texts", "training"),
             Command("compare", "train the models of the papers on the same texts and compare them", "training"),
-            Command("tune", "search for good options: many trials, each a run folder", "training"),
+            Command("tune", "search for good options in many trials; each trial writes a run folder", "training"),
             Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
             Command("separate", "train one unadapted model for each value of a column", "finetuning"),
             Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
@@ -73,7 +77,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("score", "compute the nats and the perplexity of each text", "evaluation"),
             Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
             Command("audit", "measure memorization: the exposure of planted random texts (canaries)", "audit"),
-            Command("advise", "estimate before training what each context column could save", "advice"),
+            Command("advise", "estimate before training how much each context column lowers the perplexity", "advice"),
             Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
         ),
     ),
@@ -81,14 +85,18 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         "completion",
         (
             Command("complete", "suggest the most probable texts that begin with a prefix", "completion"),
-            Command("tune-online", "choose how a run learns new users, on texts of held-out users", "completion"),
-            Command("replay", "evaluate completion on a log: complete, score and learn in order of time", "replay"),
+            Command(
+                "tune-online", "choose how a run learns from new users, using texts of held-out users", "completion"
+            ),
+            Command(
+                "replay", "evaluate completion on a log: complete, score and learn its texts in order of time", "replay"
+            ),
         ),
     ),
     "serve": (
         "serving",
         (
-            Command("serve", "complete over HTTP; store and learn what users accept", "serving"),
+            Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
             Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
         ),
     ),
@@ -107,11 +115,12 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
 ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
 RESUME_FROM_STOP = "; repeat the command with --resume to continue"
 RESUME_FROM_CHECKPOINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
+# The module of `commands.arguments` for each command.
 ARGUMENTS = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command of `words` (default: those of the process) and return its exit code."""
+    """Run a command line, by default that of the process, and return the exit code; `words` exclude the program."""
     if "_ARGCOMPLETE" in os.environ:
         importlib.import_module("factorcell.commands.shell").complete()
     try:
@@ -131,6 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code, also after an interrupt; other errors are raised."""
     arguments = argparse.Namespace()
     try:
         path = find_commands(words)
@@ -138,7 +148,7 @@ def _main(words: Sequence[str]) -> int:
             return _without_command(path, words[len(path) - 1 :])
         arguments = make_parser(path, words).parse(words[len(path) - 1 :])
         _run(path, arguments)
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt as stop:  # a message says that the work saved its progress
         resume = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
         resume = getattr(arguments, "resume_hint", resume if hasattr(arguments, "resume") else "")
         terminal.notify("", f"{str(stop) or 'stopped'}{resume}")
@@ -158,7 +168,10 @@ def find_commands(words: Iterable[str]) -> list[Command]:
 
 
 def make_parser(path: Sequence[Command], words: Sequence[str] = ()) -> Parser:
-    """Return the parser of the last command of a path, with the options of the kinds that `words` select."""
+    """Return the parser of the last command of `path`.
+
+    The parser has the options of the kinds of tokenizer, backbone and head that `words` select.
+    """
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENTS[path[1].name]}")
     command_parser = Parser(
         " ".join(command.name for command in path), path[-1].summary, options.kinds_from_words(words)
@@ -173,7 +186,11 @@ def _function_name(path: Sequence[Command]) -> str:
 
 
 def _without_command(path: Sequence[Command], words: Sequence[str]) -> int:
-    """Show the list of commands if there are no further words or only --help; otherwise report an unknown word."""
+    """Handle a command line that ends before its command, and return the exit code.
+
+    `words` follow the commands of `path`. Show the list of commands, or the version for --version; an unknown word
+    ends the process with a message.
+    """
     prog, names = " ".join(command.name for command in path), [command.name for command in path[-1].subcommands]
     if words and words[0] == "--version" and path == [ROOT_COMMAND]:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
@@ -193,7 +210,7 @@ def _without_command(path: Sequence[Command], words: Sequence[str]) -> int:
 
 
 def _run(path: Sequence[Command], arguments: argparse.Namespace) -> None:
-    """Call the function of the last command of a path."""
+    """Call the function of the last command of a path, within the limits on threads and memory in `arguments`."""
     run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_function_name(path)}")
     with terminal.warnings_as_notices():
         options.set_threads(getattr(arguments, "threads", 0))

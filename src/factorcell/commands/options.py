@@ -1,4 +1,4 @@
-"""Command-line options: those generated from the fields of the config, and those that several commands share."""
+"""Options of the command line that are generated from the fields of the config, or that several commands share."""
 
 import argparse
 import dataclasses
@@ -38,7 +38,8 @@ Model = TypeVar("Model")
 def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str, Any] | None = None) -> None:
     """Add an option for every field of the sections (default: all); unspecified options are absent after parsing.
 
-    The help shows the default of the field, or with `run_defaults` those defaults and "as in RUN" for all others.
+    The help shows the default of each field. If `run_defaults` is passed, the help shows the defaults in it, and
+    "as in RUN" for all other fields.
     """
     if not sections or "training" in sections:
         add_max_memory(parser)
@@ -62,15 +63,16 @@ def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.F
 
 
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the kinds of tokenizer, backbone and head that a command line or else its --config file selects."""
+    """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
     values: dict[str, str] = {}
     options = {f"--{name}": name for name in (*OPTION_KINDS, "config")}
     for word, following in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag in options:
             values[options[flag]] = value if equals else following
-    path, kinds = values.pop("config", ""), dict[str, str]()
-    with suppress(UserError, OSError):  # an invalid file is reported later, when its options are read
+    path = values.pop("config", "")
+    kinds: dict[str, str] = {}
+    with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
         sections = input_files.read_options_file(Path(path)) if path else {}
         kinds = selected_kinds(sections)
     return kinds | values
@@ -87,8 +89,9 @@ def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
 
 
 def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> None:
-    """Add the option of a field; the config checks its choices and its limits, since packages may extend them."""
-    text, is_list = field.metadata.get("help", "").replace("%", "%%"), isinstance(field.default, tuple)
+    """Add the option of a field; the config checks choices and limits, since other packages may add choices."""
+    text = field.metadata.get("help", "").replace("%", "%%")  # argparse formats the help with %
+    is_list = isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
         text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
     settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
@@ -106,14 +109,14 @@ def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> N
 def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the config options that a command specifies, by section.
 
-    Options override those of --model, which override those of the --config file.
+    Options on the command line override those that --model sets, which override those of the --config file.
     """
     from_file = read_options(arguments.config) if getattr(arguments, "config", None) else {}
     chosen_kinds = {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
         if kind != from_file.get(section, {}).get("kind"):
-            from_file.pop(section, None)  # its options belong to another kind
+            from_file.pop(section, None)  # the options in the file belong to another kind
         specified[section]["kind"] = kind
     kinds = selected_kinds(from_file) | chosen_kinds
     if getattr(arguments, "model", None):
@@ -121,14 +124,14 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     for section, field in config_fields(kinds):
         if field.name != "kind" and hasattr(arguments, field.name):
             value = getattr(arguments, field.name)
-            if isinstance(value, list):  # among choices, `none` stands for an empty list
+            if isinstance(value, list):  # for options with choices, `none` stands for an empty list
                 value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
             specified[section][field.name] = value
     return {section: {**from_file.get(section, {}), **values} for section, values in specified.items()}
 
 
 def training_request(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
-    """Return the specified options and the budget of a training command, and set its number of threads."""
+    """Return the specified options and the budget of a training command; set the number of threads of this process."""
     from factorcell.training.plan import Budget
 
     specified = specified_options(arguments)
@@ -137,7 +140,7 @@ def training_request(arguments: argparse.Namespace) -> tuple[dict[str, dict[str,
 
 
 def add_training_files(parser: Parser) -> None:
-    """Add the tables, the options file and the budget of a training command."""
+    """Add the arguments of training commands for the tables, the file of options, and the budget."""
     add_table(parser, "train")
     parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     text = "TOML or JSON file of options; options on the command line take precedence"
@@ -170,17 +173,18 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 def add_unknown(parser: Parser, default: str = "error") -> None:
     """Add --unknown, the policy for context values that were not in the training table."""
-    text = "treat a value that training never saw as an error, as a rare value (group) or as a missing one (expected)"
+    text = "for context values that training never saw: stop with an error, or read them as rare (group) or as missing"
+    text += " values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
 
 
 def add_output(parser: Parser | Section, flag: str, text: str, *, folder: bool = False, **settings: Any) -> None:
-    """Add a file (or `folder`) for results; whether it can be written is checked before the work begins."""
+    """Add the option of an output file or folder; the parser checks that it can be written, before the work begins."""
     parser.add_argument(flag, type=partial(writable_path, folder=folder), help=text, **{"metavar": "FILE", **settings})
 
 
 def writable_path(text: str, folder: bool) -> Path:
-    """Return `text` as a path if it can be written; this is the type of an output argument."""
+    """Return `text` as a path if it can be written; argparse calls this function for output arguments."""
     from factorcell import files
 
     try:
@@ -197,15 +201,16 @@ def add_threads(group: Parser | Section) -> None:
 
 def add_max_memory(parser: Parser) -> None:
     """Add --max-memory."""
-    text = "memory limit in GiB; work that needs more is refused before it begins (default: memory of the machine)"
+    text = "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)"
     parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
 def add_computing(parser: Parser, precision: str = "auto", unknown: str = "error") -> None:
-    """Add the options of commands that score texts, with the defaults of --precision and --unknown.
+    """Add the options of commands that compute with a model; `precision` and `unknown` are defaults of options.
 
-    Commands that print texts, words or lists have "float32" as their default: "auto" measures which format is faster,
-    which depends on the load of the machine, so that sampled texts could differ between two calls.
+    With --precision auto, the command measures which number format is faster. The result depends on the load of the
+    machine, and sampled texts could differ between two calls. Therefore, commands that print texts, words or lists have
+    the default "float32".
     """
     add_unknown(parser, unknown)
     add_json(parser)
@@ -219,10 +224,10 @@ def add_computing(parser: Parser, precision: str = "auto", unknown: str = "error
 
 
 def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
-    """Open a model with the options of `add_computing`, and store the notice on its precision in `arguments`.
+    """Open a model on the device and with the precision that `arguments` specify.
 
-    All further models of the command have the precision of the first, so that differences between models do not come
-    from number formats.
+    The precision of the first model replaces `arguments.precision`, so that differences between the models of a command
+    do not come from number formats. A notice about bfloat16 is stored in `arguments.precision_notice`.
     """
     from factorcell.model import precision
 
@@ -248,13 +253,13 @@ def set_max_memory(gib: float | None) -> None:
 
 
 def add_context(parser: Parser) -> None:
-    """Add --context, which has the value of one context column."""
-    text = "value of a context column (repeatable; columns that are not given have their expected value)"
+    """Add --context, which sets the value of one context column."""
+    text = "value of a context column (repeatable; all other columns have their expected value)"
     parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
-    """Return the value of each column from texts `NAME=VALUE`; errors name the `option`."""
+    """Return the value of each column from texts `NAME=VALUE`; messages of errors name `option`."""
     context: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -267,12 +272,13 @@ def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, 
 
 
 def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Print a notice for each value in the contexts that is rare, since the model treats all rare values as one."""
+    """Print a notice for each value in the contexts that is rare, since the model treats all rare values alike."""
     from factorcell.data.schema import may_contain
 
     for variable in schema.categories:
         column = variable.source_column
         for value in dict.fromkeys(context[column] for context in contexts if column in context):
+            # The Bloom filter contains the rare values; it wrongly contains few others.
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"training had fewer than {variable.min_count} texts with it"
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")

@@ -1,8 +1,9 @@
-"""Parser of the arguments of one command, with help in sections (rarely needed options last) and one-line errors.
+"""Parser of the arguments of one command, with help in sections and error messages of one line.
 
     usage: factorcell train [options] TRAIN --out RUN
 
-The help lists required arguments first, then the other options, then the sections in the order of their first option.
+The help lists required arguments first, then options without a section, then the sections in the order in which they
+were added; the section of rarely needed options comes last.
 """
 
 import argparse
@@ -19,8 +20,9 @@ from factorcell import limits
 from factorcell.commands import terminal
 
 RARE = "rarely needed"
+# Placeholders for the values of options, by type.
 METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
-NAME_WIDTH, MAX_WIDTH = 28, 100  # characters of the names, and of a line
+NAME_WIDTH, MAX_WIDTH = 28, 100  # characters of the column of names, and maximum characters of a line
 
 
 class Section(NamedTuple):
@@ -37,12 +39,13 @@ class Section(NamedTuple):
 class Parser:
     """Parser of the arguments of one command.
 
-    Options and positional arguments have separate argparse parsers, so that options may be in any place.
+    Options and positional arguments have separate argparse parsers, so that options may be in any place
+    on the command line.
     """
 
-    def __init__(self, prog: str, text: str, kinds: Mapping[str, str] | None = None) -> None:
-        self.prog, self.summary, self.kinds = prog, text, kinds or {}
-        self.optional, self.positional = _OneLine(prog), _OneLine(prog)
+    def __init__(self, prog: str, summary: str, kinds: Mapping[str, str] | None = None) -> None:
+        self.prog, self.summary, self.kinds = prog, summary, kinds or {}
+        self.optional, self.positional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
         self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
 
     def add_argument(
@@ -76,39 +79,40 @@ class Parser:
         return ["--help", *(name for action in self.actions for name in action.option_strings)]
 
     def to_argparse(self) -> argparse.ArgumentParser:
-        """Return one argparse parser with all arguments."""
+        """Return one argparse parser with all arguments, which shell completion needs."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a command; unknown options are reported before other errors."""
-        before = list(itertools.takewhile("--".__ne__, words))
-        if {"-h", "--help"}.intersection(before):
+        """Parse the words that follow a command; report an unknown option before all other errors."""
+        option_words = list(itertools.takewhile("--".__ne__, words))  # all words after -- are positional
+        if {"-h", "--help"}.intersection(option_words):
             terminal.show_help(self.format_help())
             sys.exit(0)
-        for word in before:
+        for word in option_words:
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in self.options:
                 fail(self.prog, f"unknown option {name}{limits.nearest_hint(name, self.options)}")
-        arguments, rest = self.optional.parse_known_args(before)
-        arguments, rest = self.positional.parse_known_args([*rest, *words[len(before) :]], arguments)
+        arguments, rest = self.optional.parse_known_args(option_words)
+        arguments, rest = self.positional.parse_known_args([*rest, *words[len(option_words) :]], arguments)
         if rest:
             fail(self.prog, f"unknown argument {rest[0]!r}")
         for action in self.actions:
-            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:  # the config checks its own options
+            # The config checks its own fields, also those whose limits are not in `NUMBER_LIMITS`.
+            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
                 limits.check(**{action.dest: getattr(arguments, action.dest, None)})
         return arguments
 
     def format_help(self) -> str:
         """Return the help text."""
         required = self.sections[""]
-        usage = f"usage: {self.prog} [options] {' '.join(map(_placeholder, required))}".rstrip()
+        usage = f"usage: {self.prog} [options] {' '.join(map(_usage_words, required))}".rstrip()
         titles = sorted(self.sections, key=lambda title: title == RARE)
-        blocks = [format_list(title, map(_row, self.sections[title])) for title in titles if self.sections[title]]
+        blocks = [format_list(title, map(_help_row, self.sections[title])) for title in titles if self.sections[title]]
         return "\n\n".join([usage, textwrap.fill(self.summary, width()), *blocks])
 
 
-class _OneLine(argparse.ArgumentParser):
-    """An argparse parser that reports an error in one line, without the usage."""
+class _OneLineErrorParser(argparse.ArgumentParser):
+    """An argparse parser that reports an error in one line, without the usage line of argparse."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, allow_abbrev=False, add_help=False)
@@ -123,7 +127,10 @@ def width() -> int:
 
 
 def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = NAME_WIDTH) -> str:
-    """Return a titled list of names and descriptions; a name wider than `left` characters has a separate line."""
+    """Return a titled list of names and descriptions in two columns; a long name has a line of its own.
+
+    The descriptions begin after `left` characters.
+    """
     lines = [terminal.bold(title)] if title else []
     for name, text in rows:
         first, *others = textwrap.wrap(text, max(20, width() - left), break_on_hyphens=False) or [""]
@@ -141,7 +148,7 @@ def fail(prog: str, message: str) -> NoReturn:
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return the type of an argument with `choices`; its error suggests the nearest choice."""
+    """Return a function that checks the value of an argument; its error message suggests the nearest choice."""
 
     def check(text: str) -> str:
         if text not in choices:
@@ -152,23 +159,24 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
-def _row(action: argparse.Action) -> tuple[str, str]:
-    """Return the flag of an option with its placeholders, and its help with the default."""
+def _help_row(action: argparse.Action) -> tuple[str, str]:
+    """Return the flags and placeholders of an argument, and its description with the default."""
     names = ", ".join(name for name in action.option_strings if name.startswith("--"))
-    text, value = (action.help or "") % vars(action), action.default
+    text = (action.help or "") % vars(action)
+    value = action.default
     if not (action.required or isinstance(value, bool) or value in (None, "", [], argparse.SUPPRESS, math.inf)):
         value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         text += "" if "default:" in text else f" (default: {value})"
-    return " ".join([names, *_values(action)]).strip(), text
+    return " ".join([names, *_placeholders(action)]).strip(), text
 
 
-def _placeholder(action: argparse.Action) -> str:
+def _usage_words(action: argparse.Action) -> str:
     """Return a required or positional argument in the notation of the usage line."""
-    words = " ".join([*action.option_strings[-1:], *_values(action)])
+    words = " ".join([*action.option_strings[-1:], *_placeholders(action)])
     return f"[{words}]" if action.nargs == "?" else words
 
 
-def _values(action: argparse.Action) -> list[str]:
+def _placeholders(action: argparse.Action) -> list[str]:
     """Return the placeholders for the values of an argument."""
     name = str(action.metavar or METAVARS.get(action.type) or action.dest.upper())
     if isinstance(action.nargs, int):

@@ -51,8 +51,9 @@ def run_replay(arguments: argparse.Namespace) -> None:
     replayed = replay(
         opened_systems, streams, path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
     )
-    for _ in replayed:
+    for _ in replayed:  # the generator writes the rows to the file
         pass
+    # The file may also have rows of systems that an earlier command replayed.
     rows = [row for row in files.read_rows(path) if row["system"] in opened_systems]
     summary = replay_summary.summarise(rows, base, window=arguments.window, seed=arguments.seed)
     files.write_json(arguments.out / "summary.json", summary)

@@ -1,4 +1,4 @@
-"""The command `rescore`, which reranks n-best lists."""
+"""The command `rescore`, which reranks the n-best lists of a speech recognizer with a model."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports.wording import rescoring_table
 
-SHOWN_VALUES = 20  # values of a column that are printed
+SHOWN_VALUES = 20  # maximum number of values of columns whose word error rates are printed
 
 
 def run_rescore(arguments: argparse.Namespace) -> None:
@@ -40,28 +40,32 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
-        terminal.show_table(*rescoring_table(summary[: SHOWN_VALUES + 1]))
+        terminal.show_table(*rescoring_table(summary[: SHOWN_VALUES + 1]))  # the first row is for all utterances
     else:
         lines = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(lines, ("utterance", "place", "text"))
 
 
 def _notify_problems(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
+    """Print a notice if the lists lack all context columns, or if rescoring makes significantly more errors."""
     columns = model.schema.columns()
     if columns and not {*columns} & {*lists.columns, *context}:
-        terminal.notify(f"the model has no context: the lists have none of the columns {', '.join(columns)}")
+        terminal.notify(f"the model is used without context: the lists have none of the columns {', '.join(columns)}")
     if summary and (summary[0]["gain_high"] or 0) < 0:
-        terminal.notify("more errors than the first pass; fit the weights on lists with references (--tune)")
+        terminal.notify(
+            "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
+        )
 
 
 def _read_lists(path: Path, reference: Path | None, columns: Path | None) -> NBest:
+    """Read n-best lists, with reference transcripts and context columns from the other two files if they are set."""
     lists = nbest.read_nbest(path)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
 
 def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
-    """Return weights fitted on --tune, or else read from --weights, or else set by --share."""
+    """Return the weights of the scores: fitted on --tune, or else read from --weights, or else set by --share."""
     if arguments.tune is None:
         for option, value in (("reference", arguments.tune_reference), ("utt2context", arguments.tune_utt2context)):
             if value is not None:

@@ -1,4 +1,4 @@
-"""The command `serve`, and the run of place names that `factorcell serve demo` trains."""
+"""The command `serve`, and the training of the run of place names for `factorcell serve demo`."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
 from factorcell.config import UserError
 
-DEMO = Path("demo")
+DEMO = Path("demo")  # `factorcell serve demo` trains this run if the folder has none
 
 # Each country is a user; the user's texts are the names of its places.
 DEMO_OPTIONS: dict[str, dict[str, Any]] = {
@@ -17,7 +17,7 @@ DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "tokenizer": {"kind": "char", "min_count": 10},
     "model": {"adapt": ["factor"], "output_bias": []},
 }
-DEMO_MINUTES = 1.5
+DEMO_MINUTES = 1.5  # time limit of the training
 DEMO_HINT = "Type the name of a place, such as Kyo or Lis"
 
 

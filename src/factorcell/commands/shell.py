@@ -1,7 +1,7 @@
 """Completion in a shell: commands, options, their choices, files and run folders.
 
 After `eval "$(register-python-argcomplete factorcell)"` every Tab starts this program with the line typed so far.
-To be fast, it imports only the arguments of the command on that line.
+To be fast, this module imports only the arguments of the command on that line.
 """
 
 import os
@@ -18,7 +18,7 @@ from factorcell.commands.parser import Parser
 
 
 def complete() -> NoReturn:
-    """Write the words that may follow on the line, and end the process."""
+    """Write the words that may follow on the line to the shell, and end the process."""
     begin = int(os.environ["_ARGCOMPLETE"])  # number of words before the arguments
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     path = main.find_commands(words[begin:])

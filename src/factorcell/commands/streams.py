@@ -1,4 +1,4 @@
-"""Standard input, output and error in every state: closed, full, unable to encode a character, or without a reader."""
+"""Standard input, output and error, which may be closed, full, unable to encode a character, or without a reader."""
 
 import codecs
 import errno
@@ -18,13 +18,14 @@ WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def prepare() -> None:
     """Make the standard streams accept any text: characters that a stream cannot encode are escaped.
 
-    If the locale specifies no encoding (the locale C), it is UTF-8, as for files.
+    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are.
 
     Raises:
         UserError: Standard output is closed.
     """
     closed = sys.stdout is None
-    for name in ("stdin", "stdout", "stderr"):  # so that a file opened later does not become a standard stream
+    # Without replacements for closed streams, a file that is opened later would become a standard stream.
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -46,12 +47,12 @@ def to_json_line(row: object) -> str:
 
 
 def decode(content: bytes, where: str = STANDARD_INPUT) -> str:
-    """Decode standard input or one line of it and drop a byte order mark; `UserError` if it is not text."""
+    """Decode standard input or one line of it without the byte order mark; raise `UserError` if it is not text."""
     return input_files.decode(content, where, sys.stdin.encoding)
 
 
 def discard_output() -> None:
-    """Discard buffered output, which Python would otherwise try to write again when it exits."""
+    """Discard buffered standard output; otherwise Python would try to write it again when the process exits."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

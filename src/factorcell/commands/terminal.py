@@ -1,7 +1,8 @@
 """Output of commands: results on standard output, as text, tables or rows of JSON; notices on standard error.
 
 All output to a terminal passes through this module, which escapes control characters and other hidden characters, so
-that no text, name or message can control the terminal or imitate a line of a command. Colours are added by `Styled`.
+that no text, name or message can control the terminal or imitate a line of a command. Text of the type `Styled` is
+already escaped and may contain colours.
 """
 
 import logging
@@ -31,7 +32,7 @@ def has_colours(stream: TextIO) -> bool:
 
 
 class Styled(str):
-    """Text with escape sequences for colours, whose own hidden characters are already escaped."""
+    """Text with escape sequences for colours; its hidden characters are already escaped."""
 
     __slots__ = ()
 
@@ -99,11 +100,9 @@ class NoticeHandler(logging.Handler):
 @contextmanager
 def warnings_as_notices() -> Iterator[None]:
     """Print Python warnings and log records as notices."""
-    logger, handler, show_warning = (
-        logging.getLogger("factorcell"),
-        NoticeHandler(logging.WARNING),
-        warnings.showwarning,
-    )
+    logger = logging.getLogger("factorcell")
+    handler = NoticeHandler(logging.WARNING)
+    show_warning = warnings.showwarning
     logger.addHandler(handler)
     warnings.showwarning = lambda message, category, *_: notify(f"{category.__name__}: {message}")
     try:
@@ -114,7 +113,7 @@ def warnings_as_notices() -> Iterator[None]:
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print rows as an aligned table without the columns that no row has."""
+    """Print rows as an aligned table; columns for which no row has a value are left out."""
     columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
     if not columns:
         return
@@ -139,7 +138,7 @@ def format_probability(value: float) -> str:
 
 
 def show_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Print a confusion matrix with abbreviated names."""
+    """Print a confusion matrix with names of at most 16 characters at the left and 8 at the top."""
     names = [escape_hidden(name) for name in names]
     width = max(8, *(len(name[:16]) for name in names))
     show(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
@@ -148,7 +147,7 @@ def show_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
 
 
 def show_classification(result: "Classification", metrics: Row, as_json: bool) -> None:
-    """Print the metrics of a classifier on labelled texts."""
+    """Print the metrics of a classification of labelled texts, per value and in total, and its confusion matrix."""
     from factorcell.reports.wording import natural_order
 
     if as_json:

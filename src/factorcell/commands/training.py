@@ -64,7 +64,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
     specified, budget = options.training_request(arguments)
     if arguments.models and (hasattr(arguments, "adapt") or hasattr(arguments, "output_bias")):
-        raise UserError("give either --models or --adapt and --output-bias")
+        raise UserError("specify either --models, or --adapt and --output-bias")
     fixed = {name for name in vars(arguments) if name in search_space.SECTIONS}
     rows = search.search(
         arguments.train,

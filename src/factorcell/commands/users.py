@@ -66,6 +66,7 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     with _opened_store(arguments, create=True) as store:
         for number, line in exports:
             try:
+                # With None as the expected version, the store writes the record only if it has none of this user.
                 is_new = store.write(changes.import_record(json.loads(line), _now()), None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
@@ -109,10 +110,14 @@ def run_users_migrate(arguments: argparse.Namespace) -> None:
         service = Service(ServedModel(Run.open(arguments.run)), store)
         service.model.learner.new()  # raises an error if the run does not distinguish users
         users = list(all_users(store))
-        late = [user for user in progress_bar(users, desc="learning", unit="users") if not service.relearn(user)]
-    terminal.notify(f"{arguments.run} has learned {len(users) - len(late):,} users")
-    if late:
-        terminal.notify(f"{len(late):,} users changed during the migration; each is learned at the next request")
+        changed_users = [
+            user for user in progress_bar(users, desc="learning", unit="users") if not service.relearn(user)
+        ]
+    terminal.notify(f"{arguments.run} has learned {len(users) - len(changed_users):,} users")
+    if changed_users:
+        terminal.notify(
+            f"{len(changed_users):,} users changed during the migration; the server learns each at the next request"
+        )
 
 
 def run_users_key(arguments: argparse.Namespace) -> None:
@@ -124,7 +129,7 @@ def run_users_key(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterator[Store]:
-    """Open the store of a command; its errors become user errors."""
+    """Open the store of a command, and raise errors of the store as `UserError`."""
     store = open_store(os.environ[STORE_VARIABLE] if arguments.store is None else arguments.store, create=create)
     try:
         yield store
@@ -135,7 +140,7 @@ def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterat
 
 
 def _split_exports(content: str) -> list[tuple[int, str]]:
-    """Return each user in a file with a line number: one user per line, or a single user on several lines."""
+    """Split an export into (line number, JSON of a user): one user per line, or a single user on several lines."""
     lines = content.split("\n")  # not splitlines, since texts may contain other line separators
     if lines[0].strip() == "{":
         return [(1, content)]

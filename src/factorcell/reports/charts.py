@@ -37,9 +37,10 @@ MODEL_NAMES = {
     "concatcell": "ConcatCell",
     "factorcell": "FactorCell",
 }
+# For each x axis of learning curves: the key in the rows, the divisor of the values, and the label.
 PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
-GAP = "⋮"  # stands for values that are not shown
-MAX_BARS = 20  # number of values shown with the highest gains, and with the lowest gains
+GAP = "⋮"  # label in the place of the values that are left out
+MAX_BARS = 20  # of more than 40 values, the 20 with the highest and the 20 with the lowest gains are shown
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
@@ -90,7 +91,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def png(figure: Figure, scale: float) -> bytes:
-    """Return the figure as PNG with `scale` times 100 pixels per inch."""
+    """Return the figure as a PNG image with `scale` times 100 pixels per inch."""
     stream = io.BytesIO()
     _save(figure, stream, format="png", dpi=100 * scale, facecolor=figure.get_facecolor(), metadata={"Software": None})
     return stream.getvalue()
@@ -134,34 +135,39 @@ def add_legend(figure: Figure) -> None:
 
 
 def round_ticks(axis: Axis, count: int = 5, log: bool = False) -> None:
-    """Put about `count` round numbers on the axis; a logarithmic axis over a decade or more has 1, 3, 10, ..."""
+    """Put about `count` round numbers on the axis; `log`: whether the axis is logarithmic.
+
+    A logarithmic axis over about a decade or more has 1, 3, 10, 30, ..., or from two decades on only 1, 10, 100, ...
+    """
     low, high = sorted(axis.get_view_interval())
-    rounded = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10])
-    axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)) if log and high > 8 * low else rounded)
+    if log and high > 8 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)))
+    else:
+        axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 
 
 @styled()
 def learning_curves(rows: Sequence[Row], x: str) -> Figure:
-    """Draw development perplexity over `x`, "minutes" or "tokens".
+    """Draw the perplexity of models on the development texts over `x`, "minutes" or "tokens".
 
-    Rows: model, step, tokens, seconds, perplexity, and split unless all rows are on the development texts.
+    Each row has model, step, tokens, seconds and perplexity; rows of other texts have a split other than "dev".
     """
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
     name, unit, label = PROGRESS_UNITS[x]
     rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
-    limits = []
+    top_limits = []
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
         curve = [(float(row[name]) / unit, float(row["perplexity"])) for row in rows if row["model"] == model]
         xs, ys = zip(*curve, strict=True)
         axes.plot(xs, ys, color=colour, label=f"{truncate(display_name(model))}  {ys[-1]:.3g}")
         axes.plot(xs[-1], ys[-1], "o", color=colour)
-        limits += [2.2 * min(ys), 1.02 * ys[-1]]
+        top_limits += [2.2 * min(ys), 1.02 * ys[-1]]
     axes.set_yscale("log")
     if rows:  # the first evaluations may be far above all others and are clipped
-        axes.set_ylim(top=min(max(limits), axes.get_ylim()[1]))
+        axes.set_ylim(top=min(max(top_limits), axes.get_ylim()[1]))
         axes.set_xlim(left=0)
     round_ticks(axes.yaxis, 6, log=True)
     axes.grid(axis="y")
@@ -173,7 +179,10 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
 
 @styled()
 def signed_bars(names: Sequence[str], values: Sequence[float], shades: Sequence[str], form: str, title: str) -> Figure:
-    """Draw a horizontal bar per name to the right or left of zero, with its value formatted by `form`."""
+    """Draw a horizontal bar per name, to the right or left of zero; `form` formats the value at the end of the bar.
+
+    `shades` are the colours of the bars. A bar with the name `GAP` has no value.
+    """
     figure = Figure(figsize=(WIDTH, 0.45 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
     bars = axes.barh(range(len(names)), values, color=shades, height=0.66)
@@ -190,10 +199,14 @@ def signed_bars(names: Sequence[str], values: Sequence[float], shades: Sequence[
 
 
 def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
-    """Draw the gain of each value: how much lower its perplexity is than under a baseline, `over` or without context.
+    """Draw for each value of a column how much lower the perplexity of its texts is than under a baseline.
 
     If there are many values, those with the highest and lowest gains are shown; few values are in natural order.
-    Rows: value, count, gain (0.05 is 5 % lower), gain_low and gain_high. Bars are grey if not significant.
+    Bars of gains that are not significant are grey.
+
+    Args:
+        rows: Rows with value, count (the number of texts), gain (0.05 for 5 %), gain_low and gain_high.
+        over: The name of the baseline; None for the run without context.
     """
     gap = {"value": GAP, "count": 0, "gain": 0.0}
     shown = sorted(rows, key=lambda row: -float(row["gain"]))
@@ -211,7 +224,10 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
 
 @styled()
 def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
-    """Draw a confusion matrix in per cent of each true value (rows) by predicted value (columns), in natural order."""
+    """Draw a confusion matrix in per cent of the texts of each true value, with the labels in natural order.
+
+    Each row of `counts` (N, N), for N labels, is a true value; each column is a predicted value.
+    """
     size = len(labels)
     table = np.asarray(counts, dtype=float).reshape(size, size)
     if order := natural_order([str(label) for label in labels]):

@@ -25,7 +25,7 @@ FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "p
 
 
 def degrees(lat: float, lon: float) -> str:
-    """Return a point as text: 36° N 138° E."""
+    """Return a latitude and a longitude in whole degrees as text, such as 36° N 138° E."""
     south, west = round(lat) < 0, round(lon) < 0
     return f"{abs(round(lat))}° {'S' if south else 'N'} {abs(round(lon))}° {'W' if west else 'E'}"
 
@@ -34,8 +34,10 @@ def demo_page(results: Row) -> str:
     """Return the page of `factorcell demo`: maps, generated names, models, learning curves and countries.
 
     Args:
-        results: minutes, machine, texts (the number of training texts), models, curves, names, maps, countries,
-            confusion, prior (the points that the maps cover) and cautions, as returned by `train_and_evaluate`.
+        results: The results that `commands.demo.train_and_evaluate` returns: minutes, machine, texts (the number of
+            training texts), models (rows of metrics), curves (rows of evaluations), names (generated for each place),
+            maps, countries (rows of accuracies), confusion (labels and counts), prior (in words, the points that the
+            maps cover) and cautions (sentences).
 
     Returns:
         A self-contained HTML page.
@@ -76,12 +78,13 @@ def _map(entry: Row, scale: float) -> str:
     """Return the map of a name's posterior as an image inside the page."""
     best = best_point(entry)
     distance = float(great_circle_distances(np.array([best]), np.array([entry["true"]]))[0, 0])
-    words = f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place"
+    description = f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place"
     data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
     name = escape(entry["text"])
     return (
-        f'<figure class="map"><img alt="World map of the posterior probability of places for the name {name}: {words}" '
-        f'src="data:image/png;base64,{data}"><figcaption><b>{name}</b>, {words}</figcaption></figure>'
+        f'<figure class="map"><img alt="World map of the posterior probability of places for the name {name}: '
+        f'{description}" src="data:image/png;base64,{data}">'
+        f"<figcaption><b>{name}</b>, {description}</figcaption></figure>"
     )
 
 
@@ -91,7 +94,7 @@ def _places(places: Sequence[Row]) -> str:
         samples = "".join(f"<li>{escape(sample)}</li>" for sample in place["samples"])
         where = note(degrees(float(place["lat"]), float(place["lon"])))
         cards.append(f"<div><h3>{escape(place['place'])}</h3>{where}<ul>{samples}</ul></div>")
-    text = "Sampled letter by letter from the model, given only the two coordinates."
+    text = "The model sampled each name letter by letter, given only the two coordinates."
     return note(text) + '\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
 
 

@@ -19,11 +19,13 @@ from factorcell.reports import charts
 
 Row = Mapping[str, Any]
 
+# CSS variables that replace the colours of charts, so that a dark theme can change them.
 THEME = {charts.INK: "var(--ink)", charts.MUTED: "var(--muted)", charts.RULE: "var(--rule)"}
 # A browser may apply the styles and show the images of the page itself; it runs no scripts and loads nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 CREDIT = "Made with factorcell, language models that adapt to context (Jaech and Ostendorf 2018)."
-NUMBER = re.compile(r"(≥ )?[-+−]?\d\S*( [±+\[p].*)?")  # 1,234, 72.00*, 3.5 ± 0.1, +1.2 pt [+0.9, +1.5]
+# Cells that count as numbers: 1,234; 72.00*; 3.5 ± 0.1; +1.2 pt [+0.9, +1.5].
+NUMBER = re.compile(r"(≥ )?[-+−]?\d\S*( [±+\[p].*)?")
 
 
 def document(
@@ -61,7 +63,7 @@ def _asset(name: str) -> str:
 
 
 def escape(value: object) -> str:
-    """Return the HTML that shows a value as text."""
+    """Return HTML that shows a value as text, with the special characters of HTML escaped."""
     return html.escape(str(value))
 
 
@@ -89,7 +91,7 @@ def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> st
     lines = {name: [_cell_text(row.get(name), form) for row in rows] for name, form in forms.items()}
     lines = {name: cells for name, cells in lines.items() if any(cell != "–" for cell in cells)}
     right = {name for name, cells in lines.items() if all(cell == "–" or NUMBER.fullmatch(cell) for cell in cells)}
-    right -= {next(iter(forms), "")}
+    right -= {next(iter(forms), "")}  # the first column names the rows, also if the names are numbers
     content = "".join(_cell("th", name.replace("_", " "), name in right) for name in lines)
     for row in zip(*lines.values(), strict=True):
         cells = (_cell("td", cell, name in right) for name, cell in zip(lines, row, strict=True))
@@ -109,14 +111,18 @@ def _cell(tag: str, text: str, right: bool) -> str:
 
 
 def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
-    """Return a figure as SVG in the fonts and theme of the page; `name` is unique on the page, `caption` plain text."""
+    """Return a figure as SVG in the fonts and theme of the page.
+
+    `name` must be unique on the page; `alt` (for readers who cannot see the figure) and `caption` are plain text.
+    """
     content = charts.svg(figure, name)
-    content = content[content.index("<svg") :]
+    content = content[content.index("<svg") :]  # without the XML declaration
     content = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
-    content = re.sub(r' (width|height)="[\d.]+pt"', "", content)
+    content = re.sub(r' (width|height)="[\d.]+pt"', "", content)  # the page determines the size
+    # Ids and references to them must differ between the figures of a page.
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    # Tokens below a curve stay monospaced, so that they are as wide as they were drawn.
+    # Tokens below a curve stay monospaced, so that they are as wide as in the layout of matplotlib.
     fonts = {True: "font-family: ui-monospace, monospace", False: "font-family: var(--text)"}
     content = re.sub(r"font-family: [^;\"]*", lambda match: fonts["Mono'" in match[0]], content)
     for colour, variable in THEME.items():

@@ -28,8 +28,9 @@ MAP_CAPTION = (
     "column of a table."
 )
 PREDICTIONS_NOTE = (
-    "Five-fold cross-validation of gradient-boosted trees on the embedding: accuracy with its standard error and the "
-    "share of the majority class, or the explained share of the variance (R²)."
+    "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. Columns of groups "
+    "have an accuracy with its standard error, next to the share of the majority class. Columns of numbers have the "
+    "explained share of the variance (R²) and the correlation of prediction and number."
 )
 PREDICTION_FORMATS = {
     "column": "",
@@ -46,8 +47,9 @@ SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b0
 def embeddings_page(name: str, results: Row) -> str:
     """Return the page with the results of `factorcell contexts` for the run `name`.
 
-    `results` has the requested ones of: variable, values (their number), neighbours, words (each with context, against,
-    rows), maps (each with column, points, ellipses, agreement, shares, dots), predictions and cautions.
+    `results` has these items, which are empty if they were not requested: variable (its name), values (their number),
+    neighbours (rows), words (entries with context, against and rows), maps (entries with column, points, ellipses,
+    agreement, shares of the variance, and dots: whether points are drawn), predictions (rows) and cautions (sentences).
     """
     sections = []
     if results["neighbours"]:
@@ -91,7 +93,7 @@ def _words(entries: Sequence[Row]) -> str:
 
 
 def _map(entry: Row, name: str) -> str:
-    """Return the map by one column, the agreement of neighbours, and a collapsible table of the groups."""
+    """Return the map by one column, a sentence on the agreement of neighbours, and a collapsible table of groups."""
     column, ellipses = str(entry["column"]), entry["ellipses"]
     caption = MAP_CAPTION.format(x=entry["shares"][0], y=entry["shares"][1])
     if ellipses is None:
@@ -115,7 +117,10 @@ def _prediction(row: Row) -> Row:
 
 
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:
-    """Draw the change of tokens by a context in nats (TACL 2018, table 5); rows: token, nats."""
+    """Draw by how many nats a context raises or lowers the softmax bias of each token (TACL 2018, table 5).
+
+    Each row has a token and its nats.
+    """
     nats = [float(row["nats"]) for row in rows]
     names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
     return signed_bars(names, nats, [ACCENT if value >= 0 else CONTRAST for value in nats], "+.2f", title)
@@ -123,10 +128,10 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
 
 @styled()
 def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool = False) -> Figure:
-    """Draw an ellipse and a name for every group (TACL 2018, figure 6), with `dots` also all points.
+    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), with `dots` also all points.
 
-    Points: x, y, group. Ellipses: group, x, y, wide, high (half axes), angle (degrees). Points of groups without an
-    ellipse are grey.
+    Each point has x, y and group. Each ellipse has group, x and y of its centre, wide and high (the half axes), and the
+    angle in degrees. Points of groups without an ellipse are grey.
     """
     figure, axes = _empty_map()
     colours = dict(zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False))
@@ -142,7 +147,7 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
         )
     for index, row in enumerate(ellipses):
         shape, colour = ((row["x"], row["y"]), 2 * row["wide"], 2 * row["high"]), colours[row["group"]]
-        style = "-" if index < len(EXTRA_COLOURS) else "--"  # where colours repeat
+        style = "-" if index < len(EXTRA_COLOURS) else "--"  # distinguishes ellipses of the same colour
         axes.add_patch(Ellipse(*shape, angle=row["angle"], facecolor=colour, alpha=0.1, lw=0))
         axes.add_patch(Ellipse(*shape, angle=row["angle"], fill=False, edgecolor=colour, lw=1.4, ls=style))
     figure.set_layout_engine("none")  # names are placed in the final layout
@@ -156,9 +161,10 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
 
 @styled()
 def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
-    """Draw all points coloured by a number (thesis 2018, figure 4.7), with a colour bar named `title`.
+    """Draw all embeddings as points coloured by a number (thesis 2018, figure 4.7), with a colour bar named `title`.
 
-    Points: x, y, number. The colours cover the 2nd to the 98th percentile, so that outliers do not determine them.
+    Each point has x, y and number. The colours cover the 2nd to the 98th percentile, so that outliers do not determine
+    them.
     """
     figure, axes = _empty_map()
     low, high = np.quantile([row["number"] for row in points], (0.02, 0.98)).tolist()
@@ -197,7 +203,7 @@ def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) 
         style: Any = {"color": colours[row["group"]], "zorder": 6}
         name = axes.text(row["x"], row["y"], escape_hidden_lines(str(row["group"])[:24]), fontweight="bold", **style)
         name.set(ha="center", va="center")
-        box = name.get_window_extent().padded(1)
+        box = name.get_window_extent().padded(1)  # in pixels
         boxes = [box.translated(*move) for move in _offsets(frame, box)]
         free = [moved for moved in boxes if not any(moved.overlaps(other) for other in occupied)]
         occupied.append((free or boxes)[0])
@@ -209,6 +215,6 @@ def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) 
 
 
 def _offsets(frame: Bbox, box: Bbox) -> Iterator[tuple[float, float]]:
-    """Yield moves that keep a box inside the frame, the shortest first."""
+    """Yield moves (x, y) in pixels that keep a box inside the frame, the shortest first; all moves have the same x."""
     x = min(max(0.0, frame.x0 - box.x0), frame.x1 - box.x1) if box.width < frame.width else 0.0
     yield from ((x, float(y)) for y in sorted([0.0, *np.arange(frame.y0, frame.y1 - box.height, 2) - box.y0], key=abs))

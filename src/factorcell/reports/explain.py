@@ -31,16 +31,18 @@ Row = Mapping[str, Any]
 
 FIRST_COLOUR, SECOND_COLOUR = CONTRAST, ACCENT  # colours of two contexts, blue and red in the figure of the paper
 LINE_WIDTH = 56  # characters per line
-DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # in addition to colours
+# Dashes distinguish the curves in addition to colours.
+DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))
 # Font size in points at which a line fits: a character of DejaVu Sans Mono is 0.6 times as wide as its font size.
 SIZE = 72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63
-STRIP_HEIGHT = 0.68  # height of a line and its curve in inches
+STRIP_HEIGHT = 0.68  # height of a line of tokens with the curve above it, in inches
 
-Line = list[tuple[int, float, str]]  # tokens: index in the text, position of the centre on the line, shown text
+Line = list[tuple[int, float, str]]  # for each token: index in the text, centre on the line in characters, shown text
 
 FULL_SHADE_NATS = 3.0  # log-likelihood ratio at which a token has the full shade
 FULL_SHADE_OPACITY = 0.72  # so that text stays readable on the shade
-TABLE_TOKENS, MIN_TABLE_NATS = 12, 0.1  # tokens in the table of each context, and their minimum ratio
+TABLE_TOKENS = 12  # maximum number of tokens in the table of each context
+MIN_TABLE_NATS = 0.1  # minimum ratio of a token in these tables
 FIGURE_TEXTS = 20  # maximum number of texts in a figure; the tables have all texts
 RATIO_NOTE = (
     "The log-likelihood ratio of a token is log p(token | preceding tokens, {first}) - log p(token | preceding tokens, "
@@ -53,15 +55,15 @@ POSTERIOR_NOTE = "Probability of each context after every token by Bayes' rule, 
 def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
     """Return the page of `factorcell explain` for the model `name`.
 
-    `rows` are those of `likelihood_ratios.explain`, with `model` if there are several models; `runs` is the number of
-    runs that were averaged.
+    `rows` are the rows that `likelihood_ratios.explain` returns, with `model` added if there are several models.
+    `runs` is the number of runs whose log-likelihoods were averaged.
     """
     between = list(rows[0]["posterior"])
-    mean = f" All values are from the mean log likelihoods of {runs} runs." if runs > 1 else ""
+    mean = f" All values are computed from the mean log likelihoods of {runs} runs." if runs > 1 else ""
     sections = []
     if len(between) == 2:
         ratio_note = elements.note(RATIO_NOTE.format(first=between[0], second=between[1]) + mean)
-        sections.append(("Token by token", _legend(between) + "\n".join(map(_spans, rows)) + ratio_note))
+        sections.append(("Token by token", _legend(between) + "\n".join(map(_shaded_text, rows)) + ratio_note))
         sections.append(("Tokens with the largest ratios", _strongest(rows, between)))
     figure = running_posterior(rows[:FIGURE_TEXTS])
     chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR_NOTE + mean)
@@ -75,7 +77,7 @@ def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Se
 
 
 def _legend(between: Sequence[str]) -> str:
-    """Return the legend of shades and bars."""
+    """Return the legend that explains the shades and bars of tokens."""
     first, second = (
         f'<span style="color: var(--ink); {_style(sign * FULL_SHADE_NATS)}">{elements.escape(name)}</span>'
         for sign, name in zip((1, -1), between, strict=True)
@@ -88,17 +90,18 @@ def _legend(between: Sequence[str]) -> str:
     )
 
 
-def _spans(row: Row) -> str:
-    """Return a text with shaded tokens, its total ratio and its model if there are several."""
+def _shaded_text(row: Row) -> str:
+    """Return a text with shaded tokens, followed by its total ratio; if there are several models, below its model."""
     gap = " " if row["tokenizer"] in ("word", "space") else ""
     head = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
-        f'{gap.join(map(_span, row["tokens"]))} <span class="muted">{row["ratio"]:+.2f} nats in total</span></p>'
+        f"{gap.join(map(_shaded_token, row['tokens']))} "
+        f'<span class="muted">{row["ratio"]:+.2f} nats in total</span></p>'
     )
 
 
-def _span(token: Row) -> str:
+def _shaded_token(token: Row) -> str:
     text = elements.escape(readable_token(token["token"]))
     kind = "" if token["known"] else "; out of vocabulary"
     content = text if token["known"] else f"<i>{text}</i>"
@@ -109,8 +112,8 @@ def _style(ratio: float) -> str:
     """Return the CSS for the shade and the bar of a ratio, readable in the light and in the dark theme."""
     rgb = ", ".join(str(round(255 * part)) for part in to_rgb(FIRST_COLOUR if ratio > 0 else SECOND_COLOUR))
     style = f"background: rgba({rgb}, {FULL_SHADE_OPACITY * min(1.0, abs(ratio) / FULL_SHADE_NATS):.3f})"
-    if power := strength(ratio):
-        style += f"; border-{'top' if power > 0 else 'bottom'}: {abs(power)}px solid rgb({rgb})"
+    if level := strength(ratio):
+        style += f"; border-{'top' if level > 0 else 'bottom'}: {abs(level)}px solid rgb({rgb})"
     return style
 
 
@@ -166,10 +169,11 @@ def _values(row: Row, title: str) -> str:
 
 @styled()
 def running_posterior(rows: Sequence[Row]) -> Figure:
-    """Draw the posterior of each context after every token of texts, above the tokens.
+    """Draw the posterior of each context after every token of the texts, with the tokens below the curves.
 
-    Rows: tokens (token, posterior by context), tokenizer, posterior of the whole text, optionally model. The contexts
-    with the highest final posteriors (as many as `DASHES`) have distinct colours and dashes; all others are grey.
+    Each row is a text with tokens (token, posterior by context), tokenizer, posterior of the whole text, and optionally
+    model. The contexts with the highest final posteriors (as many as `DASHES`) have distinct colours and dashes; all
+    others are grey.
     """
     names = list(rows[0]["posterior"])
     ranked = sorted(names, key=lambda name: -max(float(row["posterior"][name]) for row in rows))
@@ -177,14 +181,14 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
     palette = (FIRST_COLOUR, SECOND_COLOUR) if len(names) == 2 else EXTRA_COLOURS
     styles = dict(zip(highest, zip(palette, DASHES, strict=False), strict=False))
     figure, strips = _strips(rows)
-    before: dict[str, float] = {}
+    last_posterior: dict[str, float] = {}  # of each context, at the end of the line above
     for row, axes, line in strips:
-        if line[0][0] == 0:
-            before = dict.fromkeys(names, 1 / len(names))
+        if line[0][0] == 0:  # the first line of a text begins with the uniform prior
+            last_posterior = dict.fromkeys(names, 1 / len(names))
             axes.set_title(display_name(row.get("model", "")))
         for name in names:
-            curve = [before[name], *(float(row["tokens"][number]["posterior"][name]) for number, *_ in line)]
-            before[name] = curve[-1]
+            curve = [last_posterior[name], *(float(row["tokens"][index]["posterior"][name]) for index, *_ in line)]
+            last_posterior[name] = curve[-1]
             colour, dashes = styles.get(name, (RULE, "-"))
             axes.plot([0.0, *(x for _, x, _ in line)], curve, color=colour, ls=dashes, lw=1.6)
         axes.set_ylim(-0.04, 1.04)
@@ -197,7 +201,7 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
 
 
 def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
-    """Return a figure with empty axes for every line of the texts, labelled by the tokens."""
+    """Return a figure with empty axes for every line of the texts; the tokens of the line label the x axis."""
     lines = [(row, line) for row in rows for line in break_lines(row)]
     figure = Figure(figsize=(WIDTH, 0.4 + STRIP_HEIGHT * max(1, len(lines))))
     strips = []
@@ -215,18 +219,19 @@ def break_lines(row: Row) -> list[Line]:
     gap = 1 if row["tokenizer"] in ("word", "space") else 0
     lines: list[Line] = []
     end = float(LINE_WIDTH)
-    for number, token in enumerate(row["tokens"]):
+    for index, token in enumerate(row["tokens"]):
         text = readable_token(token["token"])[:LINE_WIDTH]
         width = max(1, sum(_width(letter) for letter in text))
         if end + width > LINE_WIDTH:
             lines.append([])
             end = 0.0
-        lines[-1].append((number, end + width / 2, text))
+        lines[-1].append((index, end + width / 2, text))
         end += width + gap
     return lines
 
 
 def _width(letter: str) -> int:
+    """Return the number of columns that a character takes in a monospaced font."""
     if unicodedata.category(letter) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1

@@ -4,7 +4,10 @@ Equal Earth projection (Savric, Patterson and Jenny 2018), with sin(t) = sqrt(3)
 
     x = 2 sqrt(3) lon cos(t) / (3 p'(t)),    y = p(t),    p(t) = A1 t + A2 t^3 + A3 t^7 + A4 t^9
 
-Shapes: n latitudes, m longitudes of a grid.
+Here lat and lon are a latitude and a longitude in radians, t is an auxiliary angle, p' is the derivative of the
+polynomial p, and A1 to A4 are constants.
+
+Shapes: a grid has n latitudes and m longitudes, an image has h rows and w columns.
 """
 
 import json
@@ -31,9 +34,10 @@ GLOW = LinearSegmentedColormap.from_list(
     "glow", ["#3b1f66", "#7a2a7c", "#bf3b67", "#ee6a45", "#fbad48", "#fdeeb0", "#ffffff"]
 )
 FONTS = ["STIXGeneral", "DejaVu Serif"]
-CENTRE = 11.0  # the central meridian, chosen so that the map is cut in the Bering Strait
-SOUTH, NORTH = -57.0, 83.5  # without Antarctica
+CENTRE = 11.0  # longitude of the central meridian in degrees, chosen so that the map is cut in the Bering Strait
+SOUTH, NORTH = -57.0, 83.5  # latitudes of the edges of the map, which excludes Antarctica
 WIDTH = 9.0  # inches
+# The constants A1 to A4 of the projection.
 _A = (1.340264, -0.081106, 0.000893, 0.003796)
 
 
@@ -55,7 +59,7 @@ def world() -> dict[str, list[Array]]:
 
 
 def best_point(grid: Row) -> tuple[float, float]:
-    """Return the latitude and longitude of the most probable point."""
+    """Return the latitude and longitude of the most probable point of a grid."""
     probability = np.asarray(grid["probability"], dtype=float)
     i, j = np.unravel_index(int(np.nanargmax(probability)), probability.shape)
     return float(grid["lat"][i]), float(grid["lon"][j])
@@ -85,7 +89,7 @@ def world_map(grid: Row, title: str, true: tuple[float, float] | None = None) ->
 
 
 def _wrap(lon: Any) -> Any:
-    """Return the longitude within 180 degrees of `CENTRE`."""
+    """Return an equal longitude within 180 degrees of `CENTRE`."""
     return (lon - CENTRE + 180) % 360 - 180 + CENTRE
 
 
@@ -120,11 +124,13 @@ def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
     lat = np.interp(y, project(lats, CENTRE)[1], lats)  # y does not depend on the longitude, and x is linear in it
     lon = CENTRE + x[None, :] / project(lat, CENTRE + 1)[0][:, None]
     probability = np.asarray(grid["probability"], dtype=float)
+    # `weight` is 1 where all near grid points have a probability, and 0 where none has one.
     weight = _interpolate(grid, np.isfinite(probability).astype(float), lat, lon) * (abs(lon - CENTRE) <= 180)
+    # Division by the weight gives a mean over the points that have a probability.
     values = _interpolate(grid, np.nan_to_num(probability), lat, lon)
-    values = np.maximum(values, 0.0) * (weight > 0) / np.maximum(weight, 0.2)  # a mean of points that are not NaN
+    values = np.maximum(values, 0.0) * (weight > 0) / np.maximum(weight, 0.2)
     bright = np.sqrt(values / (values.max() or 1.0))
-    rise = np.clip(bright / 0.32, 0, 1)
+    rise = np.clip(bright / 0.32, 0, 1)  # the opacity rises smoothly from 0 to 0.94
     image = GLOW(bright)
     image[..., 3] = 0.94 * rise**2 * (3 - 2 * rise)
     extent = (*axes.get_xlim(), *axes.get_ylim())
@@ -135,7 +141,10 @@ def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
 
 
 def _interpolate(grid: Row, values: Array, lat: Array, lon: Array) -> Array:
-    """Smooth `values` (n, m) and interpolate them at `lat` (h,) and `lon` (h, w), zero north and south of the grid."""
+    """Smooth `values` (n, m) of a grid and interpolate them at `lat` (h,) and `lon` (h, w).
+
+    The result (h, w) is zero north and south of the grid.
+    """
     for axis in (0, 1):
         values = np.apply_along_axis(np.convolve, axis, values, (1 / 6, 4 / 6, 1 / 6), "same")
     rows = np.stack([np.interp(lat, grid["lat"], column, left=0, right=0) for column in values.T], axis=1)

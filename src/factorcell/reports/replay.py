@@ -40,17 +40,18 @@ SPLITS = {
     "queries_seen": "By number of earlier queries of the user",
 }
 METHOD = (
-    "MRR is the mean reciprocal rank of the query among ten suggestions (0 if it is not among them). Success at 1 and "
-    "at 10 are the shares of queries that are the first suggestion, and that are among the ten. Partial MRR is the MRR "
-    "of the first suggestion that is the query or its first words; characters saved is the number of characters that "
-    "need not be typed if that suggestion is accepted. Perplexity is per character of whole queries, before they are "
-    "learned. Brackets contain 95 % bootstrap intervals ({draws:,} resamples of users); differences are paired. "
+    "MRR is the mean reciprocal rank of the query among ten suggestions (0 if it is not among them). Success at 1 is "
+    "the share of queries that are the first suggestion; success at 10 is the share that are among the ten. Partial "
+    "MRR is the MRR of the first suggestion that is the query or its first words; characters saved is the number of "
+    "characters that need not be typed if that suggestion is accepted. The perplexity is per character of whole "
+    "queries, before the system learns them. Brackets contain 95 % bootstrap intervals ({draws:,} resamples of users); "
+    "differences are paired. "
     f"{BEST_MARK}: significantly better than all other systems."
 )
 
 
 def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], list[str]]:
-    """Return a row of text per system and the names of the columns; `over`: average over queries or over users."""
+    """Return a row of text per system and the names of the columns; metrics are averages `over` queries or users."""
     rows = []
     for row in _rows(summary, "all", over):
         times = next(entry for entry in summary["milliseconds"] if entry["system"] == row["system"])
@@ -63,11 +64,12 @@ def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, st
 
 
 def _rows(summary: Row, by: str, over: str = "queries") -> list[Row]:
+    """Return the rows for the groups `by` (such as "prefix_length"), averaged `over` queries or users."""
     return [row for row in summary["rows"] if row["by"] == by and row["over"] == over]
 
 
 def _format_metric(row: Row, name: str) -> str:
-    """Return a metric with a mark if it is the best, and with its interval: 0.309* [0.301, 0.316]."""
+    """Return a metric with a mark if its value is the best, and with its interval: 0.309* [0.301, 0.316]."""
     _, form, interval = METRICS[name]
     if row.get(name) is None:
         return "-"
@@ -105,7 +107,7 @@ def _tables(summary: Row) -> str:
 
 
 def _breakdown(summary: Row) -> str:
-    """Return the charts by length, and by the number of earlier queries if enough users have some."""
+    """Return charts of the MRR by length, and by the number of earlier queries if enough users have earlier queries."""
     rows = [*_rows(summary, "prefix_length"), *_rows(summary, "query_length")]
     caption = "By length of the prefix and of the whole query. Shaded areas are 95 % intervals."
     charts = [
@@ -123,7 +125,7 @@ def _breakdown(summary: Row) -> str:
 
 
 def _split(summary: Row, by: str) -> str:
-    """Return a collapsible table of the MRR of the systems for every value of `by`."""
+    """Return a collapsible table of the MRR of every system for each group of `by`, a key of `SPLITS`."""
     title, lines = by.replace("_", " "), dict[str, dict[str, Any]]()
     for row in _rows(summary, by):
         line = lines.setdefault(row["value"], {title: row["value"], "queries": f"{row['queries']:,}"})
@@ -136,7 +138,7 @@ def _split(summary: Row, by: str) -> str:
 def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """Draw the MRR of every system with its interval, in one panel for each kind of prefix.
 
-    Rows: system, value (the panel), mrr, mrr_low, mrr_high.
+    Each row has system, value (the kind of prefix), mrr, mrr_low and mrr_high.
     """
     names = list(dict.fromkeys(str(row["value"]) for row in rows))
     figure = Figure(figsize=(WIDTH, 0.62 + 0.4 * len(systems)))
@@ -162,7 +164,7 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
 def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], base: str) -> Figure:
     """Draw the improvement in MRR over `base` by the number of earlier queries of a user (thesis, figure 5.2).
 
-    Rows: system, queries_seen, improvement (0.05 for 5 %), improvement_low, improvement_high.
+    Each row has system, queries_seen, improvement (0.05 for 5 %), improvement_low and improvement_high.
     """
     figure = Figure(figsize=(WIDTH, 3.2))
     axes = figure.subplots()
@@ -186,7 +188,7 @@ def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], bas
 def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """Draw the MRR by the length of the prefix and of the whole query (thesis, figure 5.3), in two panels.
 
-    Rows: system, by (prefix_length or query_length), value (a range), mrr, mrr_low, mrr_high.
+    Each row has system, by (prefix_length or query_length), value (a range of lengths), mrr, mrr_low and mrr_high.
     """
     figure = Figure(figsize=(WIDTH, 2.9))
     panels = figure.subplots(1, 2, sharey=True)
@@ -206,7 +208,7 @@ def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
 
 
 def _line(axes: Axes, name: str, rows: Sequence[Row], x: Sequence[float], y: str, colour: str, **look: Any) -> None:
-    """Draw the line of a system with its intervals."""
+    """Draw the metric `y` of a system as a line with its intervals; `look` is passed to matplotlib."""
     low, high = ([row[f"{y}_{end}"] for row in rows] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
     axes.plot(x, [row[y] for row in rows], color=colour, ms=3, label=truncate(display_name(name), 14), **look)

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
-# Keys of a run's differences to its own baseline.
+# Keys of the differences between a run and the baseline that it was evaluated with.
 BASELINE_DIFFERENCES = {**Interval(0.0).to_row("gain"), **Interval(0.0).to_row("bits_per_byte_difference")}
 
 
@@ -71,16 +71,17 @@ def _read(folder: Path) -> Row:
 def run_report(runs: Sequence[Row]) -> str:
     """Return the page of runs that were read by `_read`.
 
-    Trainings of a model with different seeds share one row; learning curves and charts are of the first of them.
+    Trainings of a model with different seeds share one row of the table; learning curves and charts show only the first
+    of these trainings.
     """
     models = _by_model(runs)
-    firsts = [trainings[0] for trainings in models]
-    titles = [str(run["title"]) for run in firsts]
+    first_trainings = [trainings[0] for trainings in models]
+    titles = [str(run["title"]) for run in first_trainings]
     if len(set(titles)) < len(titles):
-        titles = [str(run["folder"]) for run in firsts]
+        titles = [str(run["folder"]) for run in first_trainings]
     is_single = len(models) == 1
     sections = [("Results" if is_single else "Comparison", _run_table(models, titles))]
-    titled_runs = list(zip(firsts, titles, strict=True))
+    titled_runs = list(zip(first_trainings, titles, strict=True))
     curves = [
         {**row, "model": title} for run, title in titled_runs for row in run.get("log") or [] if row["split"] == "dev"
     ]
@@ -97,7 +98,7 @@ def run_report(runs: Sequence[Row]) -> str:
     for index, (run, title) in enumerate(titled_runs):
         content = ("" if share_schema else _context(run)) + _gains_and_confusion(run, index)
         sections += [("Context" if is_single else title, content)] if content else []
-    if any(run["config"] for run in firsts):
+    if any(run["config"] for run in first_trainings):
         sections.append(("Options", _options(neural)))
     name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
     lines = [line for run in runs for line in run.get("cautions") or ()]
@@ -105,10 +106,10 @@ def run_report(runs: Sequence[Row]) -> str:
 
 
 def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
-    """Group trainings of the same model: runs with the same options except for the seed, on the same texts.
+    """Group the trainings of the same model, which have the same options except for the seed, and the same texts.
 
-    Unadapted models come first, since the others are compared with the first, and n-gram models last; trainings are
-    ordered by seed.
+    Unadapted models come first, because the other models are compared with the first one; n-gram models come last. The
+    trainings of a model are in the order of their seeds.
     """
     models: dict[str, list[Row]] = {}
     for index, run in enumerate(runs):
@@ -123,6 +124,7 @@ def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
 
 
 def _sort_key(run: Row) -> tuple[bool, bool]:
+    """Return whether a run is an n-gram model, and whether it is adapted."""
     model = run["config"].get("model", {})
     return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
 
@@ -136,33 +138,36 @@ def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
         ]
     )
     lines, columns = comparison.table()
-    more = {"targets": ",", "macro_f1": ".3f", "auc": ".3f"}
+    extra_formats = {"targets": ",", "macro_f1": ".3f", "auc": ".3f"}
     for line, row, trainings in zip(lines, comparison, models, strict=True):
-        line |= {name: format(row[name], form) for name, form in more.items() if is_number(row.get(name))}
+        line |= {name: format(row[name], form) for name, form in extra_formats.items() if is_number(row.get(name))}
         line["folder"] = ", ".join(str(run["folder"]) for run in trainings)
-        sources = [_sources(run) for run in trainings]
-        for title in sources[0]:
-            line[title] = ", ".join(dict.fromkeys(filter(None, (each[title] for each in sources))))
+        cells = [_source_cells(run) for run in trainings]
+        for title in cells[0]:
+            line[title] = ", ".join(dict.fromkeys(filter(None, (training_cells[title] for training_cells in cells))))
     notes = "".join(map(note, comparison.notes()))
-    return table(lines, ("model", "folder", *_sources({}), *columns[1:], *more)) + notes
+    return table(lines, ("model", "folder", *_source_cells({}), *columns[1:], *extra_formats)) + notes
 
 
 def _metrics(run: Row) -> Row:
-    """Return the metrics of a run without its gain over its own baseline, which is not a row of the table."""
+    """Return the metrics of a run without differences to the baseline that it was evaluated with.
+
+    That baseline is not a row of the table, whose differences are to the first model.
+    """
     seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
     minutes = None if seconds is None else seconds / 60
     figures = {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
     return {name: value for name, value in figures.items() if name not in BASELINE_DIFFERENCES}
 
 
-def _sources(run: Row) -> dict[str, str | None]:
-    """Return the tables that a run was evaluated on, and its differences to a baseline that is not a row."""
+def _source_cells(run: Row) -> dict[str, str | None]:
+    """Return cells with the tables that a run was evaluated on, and with its differences to the baseline used there."""
     evaluation: Row = run.get("evaluation") or {}
     gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
     return {
         "perplexity on": evaluation.get("table"),
         "accuracy on": _classification_title(run),
-        "gain": gain and f"{gain} over {_over(evaluation.get('over'))}",
+        "gain": gain and f"{gain} over {_baseline_name(evaluation.get('over'))}",
         "difference in bits per byte": bits and f"{bits} to {evaluation.get('bits_per_byte_over')}",
     }
 
@@ -172,7 +177,7 @@ def _classification_title(run: Row) -> str | None:
     return classes and ", ".join(filter(None, [classes.get("target") or "the context", classes.get("table")]))
 
 
-def _over(name: str | None) -> str:
+def _baseline_name(name: str | None) -> str:
     return name or "the same run without context"
 
 
@@ -183,15 +188,15 @@ def _context(run: Row) -> str:
 
 
 def _gains_and_confusion(run: Row, index: int) -> str:
-    """Return gains by value and the confusion matrix of one run."""
+    """Return the gains of one run by value, and its confusion matrix, as charts and collapsible tables."""
     content, figures = "", list[str]()
     for name, variable, over, rows in run.get("by") or ():
         title = f"Perplexity on {name} by {variable}"
         if gains := [row for row in rows if is_number(row.get("gain"))]:
-            alt = f"Gain over {_over(over)} by {variable}, {name}"
+            alt = f"Gain over {_baseline_name(over)} by {variable}, {name}"
             caption = f"{name} by {variable}; grey: not significant, or too few texts"
             figures.append(chart(charts.gains_by_value(gains, over), f"gains-{index}-{len(figures)}", alt, caption))
-            title += f", gain over {_over(over)}"
+            title += f", gain over {_baseline_name(over)}"
         content += collapsible(
             title, table([{**row, "gain": format_difference("gain", row)} for row in rows], VALUE_FORMATS)
         )

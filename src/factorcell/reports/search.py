@@ -1,6 +1,7 @@
 """The trials of `factorcell tune` as a table for the terminal and as a page.
 
-Rows: number, state, model, params, perplexity and, if available, perplexity_known, accuracy, parameters, minutes.
+Each row is a trial with number, state, model, params (its sampled options) and perplexity, and if available with
+perplexity_known, accuracy, parameters and minutes.
 """
 
 import math
@@ -23,6 +24,7 @@ METRICS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "p
 DIFFERENCE_TITLE = "from best"  # header of the relative differences in perplexity to the best trial
 MIN_TRIALS = 5  # complete trials required to report an option's rank correlation with the perplexity
 MAX_RATIO = 2.5  # perplexities above this multiple of the best one are not shown in charts
+# Shapes of the marks by model, in the notation of matplotlib.
 MARKERS = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 
 INTERVAL_NOTE = (
@@ -37,7 +39,7 @@ def options(rows: Sequence[Row]) -> list[str]:
 
 
 def search_table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return flat rows with metrics and sampled options, and the names of the columns."""
+    """Return a flat row for each trial with its metrics and sampled options, and the names of the columns."""
     flat = []
     for row in rows:
         sampled = {name: format_option(value) for name, value in row["params"].items()}
@@ -57,11 +59,14 @@ def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
 def search_page(name: str, rows: Sequence[Row], target: str | None, log_options: Collection[str]) -> str:
     """Return the page of the search in the folder `name`.
 
-    `rows`: trials, the best first; `target`: column of the classification; `log_options`: those with a logarithmic
-    axis.
+    Args:
+        name: The name of the folder.
+        rows: The trials, the best first.
+        target: The column that the accuracies are for, if any.
+        log_options: The options whose charts have a logarithmic axis.
     """
     complete = [row for row in rows if row["state"] == "complete"]
-    best = _html(complete[:10], ("number", "model")) + elements.note(INTERVAL_NOTE)
+    best = _trial_table(complete[:10], ("number", "model")) + elements.note(INTERVAL_NOTE)
     sections = [("Best trials", best if complete else "<p>No trial is complete.</p>")]
     figures = []
     if any(row.get("accuracy") is not None for row in complete):
@@ -75,29 +80,33 @@ def search_page(name: str, rows: Sequence[Row], target: str | None, log_options:
         figures.append(_by_option(charted, complete, log_options))
     if figures:
         sections.append(("Effects of the options", elements.grid(*figures)))
-    every = elements.collapsible(f"All {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
+    every = elements.collapsible(f"All {len(rows)}, the best first", _trial_table(rows, ("number", "state", "model")))
     sections.append(("All trials", every))
     states = [row["state"] for row in rows]
     lead = f"{len(rows)} trials: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}."
     return elements.document(f"Search {name}", sections, kicker="factorcell tune", lead=lead)
 
 
-def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
+def _trial_table(rows: Sequence[Row], first_columns: Sequence[str]) -> str:
+    """Return an HTML table of trials with `first_columns`, metrics and options."""
     flat, columns = search_table(rows)
     for line, row in zip(flat, rows, strict=True):
         line["model"] = display_name(row["model"])
         for name in row.get("ahead", ()):
             line[name] = format(row[name], METRICS[name]) + BEST_MARK
-    return elements.table(flat, {name: METRICS.get(name, "") for name in (*first, *columns[3:])})
+    return elements.table(flat, {name: METRICS.get(name, "") for name in (*first_columns, *columns[3:])})
 
 
 def _by_option(charted: Sequence[Row], complete: Sequence[Row], log_options: Collection[str]) -> str:
     """Return the charts of the options, with the strongest correlations first."""
-    strengths = {option: rank_correlation(complete, option) for option in options(charted)}
-    order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
-    notes = {name: "" if strengths[name] is None else f"{strengths[name]:+.2f}".replace("-", "−") for name in order}
+    correlations = {option: rank_correlation(complete, option) for option in options(charted)}
+    order = sorted(correlations, key=lambda option: -abs(correlations[option] or 0.0))
+    notes = {
+        name: "" if correlations[name] is None else f"{correlations[name]:+.2f}".replace("-", "−") for name in order
+    }
     caption = (
-        "Perplexity by each option; next to its name is their rank correlation over complete trials. A ring marks the "
+        "Perplexity by each option. The number next to the name of an option is its rank correlation with the "
+        "perplexity over complete trials. A ring marks the "
         "best trial. Hollow marks are pruned trials, at their lowest perplexity. Trials with a perplexity of more than "
         f"{MAX_RATIO:g} times the lowest are not shown."
     )
@@ -108,7 +117,10 @@ def _by_option(charted: Sequence[Row], complete: Sequence[Row], log_options: Col
 
 @styled()
 def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
-    """Draw the complete trials with an accuracy, the best ones at the top right; larger marks have a higher rank."""
+    """Draw accuracy by perplexity of the complete trials, the best ones at the top right.
+
+    Models with a higher rank have larger marks. Trials without an accuracy are left out.
+    """
     figure = Figure(figsize=(WIDTH, 3.9))
     axes = figure.subplots()
     shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
@@ -128,9 +140,12 @@ def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
 
 @styled()
 def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], log_options: Collection[str] = ()) -> Figure:
-    """Draw the perplexity by each option of `notes`, with one small chart per option; pruned trials are hollow.
+    """Draw the perplexity by each option in one small chart per option; the marks of pruned trials are hollow.
 
-    All `rows` have a perplexity. `notes`: text next to the name of each option; `log_options`: options with a log axis.
+    Args:
+        rows: The trials, each with a perplexity.
+        notes: The options, each with a text that is shown next to its name.
+        log_options: The options whose charts have a logarithmic axis.
     """
     lines = math.ceil(len(notes) / 2)
     figure = Figure(figsize=(WIDTH, 0.4 + 1.75 * lines))

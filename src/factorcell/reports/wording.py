@@ -1,4 +1,4 @@
-"""Texts that both the terminal and the pages show: cells of tables, sentences and readable tokens."""
+"""Texts that both the terminal and the HTML pages show: cells of tables, sentences and readable tokens."""
 
 import calendar
 import re
@@ -13,20 +13,21 @@ from factorcell.data.vocabulary import SPECIAL_TOKENS, Specials
 
 Row = Mapping[str, Any]
 
-# Lists of names in their natural order.
+# Names of months and weekdays, full and abbreviated, in their natural order.
 SERIES = [
     [name.casefold() for name in names if name]
     for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
 ]
+# A number, or a range that begins with a number, such as 18 to 34 or 65+.
 NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 ADVICE_LIMITATIONS = (
     "The estimates do not account for three effects: similar values share what is learned from their texts; a small or "
     "briefly trained model may gain more from context, since it remembers less of the text, or less, since it does not "
     "learn each of many values; and more rows would improve the estimates for rare values."
 )
-SCOPE = (
-    "Estimated reduction of perplexity by each column. A column with a small reduction can still be useful to generate "
-    "texts that fit it, or to classify texts by it"
+ADVICE_SCOPE = (
+    "Estimated reduction of the perplexity by each column. A column that reduces the perplexity little can still be "
+    "useful for generating texts for its values, or for classifying texts by it"
 )
 ACCURACY_EXPLANATION = (
     "accuracy at 10, accuracy at end: accuracy of predicting the value from the first 10 tokens of a text, and from "
@@ -35,9 +36,9 @@ ACCURACY_EXPLANATION = (
 
 
 def natural_order(names: Sequence[str]) -> list[int] | None:
-    """Return the indices of numbers, ranges of numbers, months or weekdays in natural order; None for other names.
+    """Return the indices of `names` in natural order if they are numbers, ranges, months or weekdays; None for others.
 
-    The names of rare and missing values are last.
+    The names of rare and missing values, which begin with "<", come last.
     """
     regular = [index for index, name in enumerate(names) if name and not name.startswith("<")]
     rankings: list[Callable[[str], float | None]] = [_number, *(partial(_series_rank, series) for series in SERIES)]
@@ -50,7 +51,7 @@ def natural_order(names: Sequence[str]) -> list[int] | None:
 
 
 def _number(name: str) -> float | None:
-    """Return the number at the beginning of a number or range: 4, 18 to 34, 18-34, 65+, 2021-03."""
+    """Return the number with which a number or a range begins (4, 18 to 34, 18-34, 65+), or None for other names."""
     match = NUMBER.fullmatch(name.strip())
     return None if match is None else float(match[1])
 
@@ -65,18 +66,18 @@ def advice_lead(advice: Row) -> list[str]:
     texts = f"{advice['rows']:,} texts{total}, {advice['tokens_per_text']:.1f} targets per text"
     row = advice["all"]
     gain = f"{', '.join(row['columns'])}: perplexity about {row['expected']:.1%} lower"
-    return [SCOPE, texts, f"{gain} ({row['least']:.1%} to {row['most']:.1%})"]
+    return [ADVICE_SCOPE, texts, f"{gain} ({row['least']:.1%} to {row['most']:.1%})"]
 
 
 def advice_text(row: Row) -> str:
-    """Return the advice on a column with the options of `train` that follow it."""
+    """Return the advice on a column, with the options of `train` that put the advice into practice."""
     options = {"use": "--context {}", "softmax bias": "--context {} --model softmaxbias"}.get(row["advice"])
     suffix = "" if options is None else f" ({options.format(shlex.quote(row['column']))})"
     return f"{row['advice']}{suffix}"
 
 
 def advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a row of text for every column, and the names of the columns of the table."""
+    """Return a table of the advice: a row of text for every context column, and the titles of the table."""
     gains = {"least": "min gain", "expected": "expected gain", "most": "max gain", "added": "added gain"}
     accuracies = {"accuracy_10": "accuracy at 10", "accuracy_all": "accuracy at end"}
     rows = []
@@ -96,7 +97,7 @@ def advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a row of text for every row of `word_error_rates`, and the names of the columns of the table."""
+    """Return a table of word error rates: a row of text for every row of `word_error_rates`, and the titles."""
     rows = []
     for row in summary:
         cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
@@ -118,14 +119,14 @@ def agreement_sentence(row: Row) -> str:
 
 
 def visible_token(token: str) -> str:
-    """Return a token in visible form: a sign for white space, a dotted circle under a combining mark."""
+    """Return a token in visible form: white space becomes ␣, and a combining mark has a dotted circle before it."""
     if token.isspace():
         return "␣"
     return f"◌{token}" if unicodedata.combining(token[:1] or " ") else token
 
 
 def readable_token(token: str) -> str:
-    """Return a token in readable form: a pilcrow for the end of a text, spaces for control characters."""
+    """Return a token in readable form: the end token becomes ¶, and control characters become spaces."""
     if token == SPECIAL_TOKENS[Specials().end]:
         return "¶"
     return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)

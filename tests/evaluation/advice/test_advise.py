@@ -234,7 +234,7 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     command += ["--min-context-count", "5", "--min-count", "1"]
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
-    assert "can still be useful to generate texts" in out[0]
+    assert "can still be useful for generating texts" in out[0]
     assert out[1].startswith("300 texts of 400, sampled at random")
     assert any(line.startswith("city: use (--context city): expected gain") for line in out)
     assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)

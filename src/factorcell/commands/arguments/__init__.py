@@ -1,4 +1,4 @@
-"""Arguments of each command: a module for each group of commands, with one function per command.
+"""Arguments of the commands: a module for each group of commands, with a function for each command.
 
-The help imports only these modules, so they import nothing heavier than the config.
+The help of a command imports only one of these modules, which therefore import nothing heavier than the config.
 """

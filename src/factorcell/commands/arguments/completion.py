@@ -10,7 +10,7 @@ from factorcell.commands.parser import Parser
 def complete(parser: Parser) -> None:
     """Add the arguments of `factorcell complete`."""
     options.add_run(parser, "run folder of a model with tokenizer char or grapheme")
-    text = "text typed so far (default: type in the terminal)"
+    text = "text typed so far (default: complete interactively in the terminal)"
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", help=text)
     text = "complete each line of standard input and print a row of JSON for it"
     parser.add_argument("--stdin", action="store_true", help=text)
@@ -19,9 +19,9 @@ def complete(parser: Parser) -> None:
     parser.add_argument("--history", metavar="TEXT;TEXT", help=text)
     text = "show what each source adds to a score, and which popular texts the history made more probable"
     parser.add_argument("--explain", action="store_true", help=text)
-    text = "number of suggestions, each with its probability under the model given PREFIX"
+    text = "number of suggestions"
     parser.add_argument("--count", type=int, default=10, help=text)
-    parser.add_argument("--seconds", type=float, help="time limit; returns the best suggestions found until then")
+    parser.add_argument("--seconds", type=float, help="time limit; the best suggestions so far are returned then")
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
     options.add_computing(parser)
 
@@ -30,7 +30,7 @@ def tune_online(parser: Parser) -> None:
     """Add the arguments of `factorcell tune-online`."""
     options.add_run(parser, "run folder of a model trained with --user")
     parser.add_argument("dev", type=Path, metavar="DEV", help="table of texts of users who were not in training")
-    _add_stream_options(parser, "complete about one of N texts to fit the blend")
+    _add_stream_options(parser, "complete about one in N texts to fit the weights of the blend")
     text = "optimizer to try (repeatable; default: all)"
     parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=text)
     text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
@@ -43,18 +43,19 @@ def replay(parser: Parser) -> None:
     options.add_run(parser, "run folder, or a folder of runs written by compare")
     text = "table of held-out texts with columns for user and time"
     parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=text)
-    text = "systems: mpc, history, plain, online, blend, or runs in RUN (default: all systems that RUN supports)"
+    text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without learning), "
+    text += "online (the run that learns users), blend, or names of runs in RUN (default: all that RUN supports)"
     parser.add_argument("--compare", metavar="NAME[,NAME...]", help=text)
-    text = "folder for rows and page; an existing folder is resumed"
+    text = "folder for rows, summary and page; the command continues a replay in an existing folder"
     options.add_output(parser, "--out", text, folder=True, required=True, metavar="FOLDER")
-    parser.add_argument("--base", metavar="NAME", help="system that the others are compared to (default: the first)")
+    parser.add_argument("--base", metavar="NAME", help="system to compare the others to (default: the first)")
     text = "table of training texts, to distinguish seen prefixes from unseen ones"
     parser.add_argument("--train", type=Path, metavar="TABLE", help=text)
     text = "column that identifies the user (default: the run's user column, else user)"
     parser.add_argument("--user", metavar="COLUMN", help=text)
-    _add_stream_options(parser, "evaluate about one of N texts; all texts are learned")
-    options.add_seed(parser, "the prefixes and the intervals")
-    text = "width of the windows of the improvement curve, in earlier queries of a user"
+    _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
+    options.add_seed(parser, "the random prefixes and the bootstrap intervals")
+    text = "number of consecutive queries of a user that are averaged in a point of the improvement curve"
     parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=text)
     options.add_computing(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue with the remaining users")
@@ -65,4 +66,4 @@ def _add_stream_options(parser: Parser, every: str) -> None:
     parser.add_argument("--time", metavar="COLUMN", help=text)
     parser.add_argument("--rows-per-user", type=int, help="use the first N texts of each user (default: all)")
     parser.add_argument("--every", type=int, default=1, help=every)
-    parser.add_argument("--seconds", type=float, help="time limit per completion; the best results until then count")
+    parser.add_argument("--seconds", type=float, help="time limit per completion; the best suggestions so far count")

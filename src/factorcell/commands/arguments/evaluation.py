@@ -13,7 +13,7 @@ def evaluate(parser: Parser) -> None:
     _add_run_and_table(parser)
     text = "also report each value of this column (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
-    text = "run or n-gram model to compute gains over; bits per byte are compared if its vocabulary differs"
+    text = "run or n-gram model to compute gains over; with another vocabulary, bits per byte are compared"
     parser.add_argument("--baseline", type=Path, metavar="RUN", help=text)
     options.add_computing(parser)
 
@@ -26,7 +26,7 @@ def classify(parser: Parser) -> None:
     text = "other values whose texts count as negatives in the AUC"
     parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=text)
     parser.add_argument("--priors", default="uniform", choices=PRIORS, help="prior probabilities of the values")
-    text = "development table to fit a temperature on, by which log-likelihoods are divided"
+    text = "development table; a temperature that divides the log-likelihoods is fitted on it"
     parser.add_argument("--calibrate", type=Path, metavar="DEV", help=text)
     text = "table of named points: a column `name`, and the numeric context columns"
     parser.add_argument("--points", type=Path, metavar="TABLE", help=text)
@@ -78,7 +78,7 @@ def baseline_linear(parser: Parser) -> None:
     options.add_json(parser)
 
 
-baseline_fasttext = baseline_linear
+baseline_fasttext = baseline_linear  # both commands have the same arguments
 
 
 def _add_classifier_tables(parser: Parser) -> None:
@@ -90,7 +90,7 @@ def _add_classifier_tables(parser: Parser) -> None:
 def _add_preprocessing(parser: Parser) -> None:
     text = "use the vocabulary and the text options of this run"
     parser.add_argument("--like", type=Path, metavar="RUN", help=text)
-    text = "TOML or JSON file whose section [data] says how to read texts"
+    text = "TOML or JSON file with options for reading texts in its section [data]"
     parser.add_argument("--config", type=Path, help=text)
     text = "column with the texts (default: as in RUN or the file, else text)"
     parser.add_argument("--text", metavar="COLUMN", help=text)
@@ -113,10 +113,10 @@ def audit(parser: Parser) -> None:
     options.add_run(parser, "run folder of a model trained with --canaries N")
     text = "table of held-out texts, which are not in the training table"
     parser.add_argument("table", type=Path, metavar="TABLE", help=text)
-    text = "random texts that each canary is ranked among"
+    text = "number of random texts among which each canary is ranked"
     parser.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=text)
     options.add_seed(parser, "the random texts")
-    options.add_computing(parser, unknown="group")  # for users that training did not see
+    options.add_computing(parser, unknown="group")  # held-out texts may be of users that training did not see
 
 
 def rescore(parser: Parser) -> None:
@@ -125,9 +125,9 @@ def rescore(parser: Parser) -> None:
     text = "n-best lists: JSON lines, or the formats of Kaldi, NeMo or SRILM"
     parser.add_argument("lists", type=Path, metavar="NBEST", help=text)
     parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
-    text = "JSON file of weights: written with --tune, otherwise read"
+    text = "JSON file of weights; --tune writes it, otherwise the command reads it"
     parser.add_argument("--weights", type=Path, help=text)
-    text = "without --tune and --weights: share of the weight of the first-pass language model that the model receives"
+    text = "weight of RUN, 0 to 1; the first-pass language model has the rest (without --tune and --weights)"
     parser.add_argument("--share", type=float, default=0.5, help=text)
     parser.add_argument("--reference", type=Path, help="reference transcripts: lines UTTERANCE WORD ...")
     parser.add_argument("--tune-reference", type=Path, help="reference transcripts for the lists of --tune")

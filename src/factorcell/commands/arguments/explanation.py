@@ -29,7 +29,7 @@ def contexts(parser: Parser) -> None:
     options.add_run(parser)
     text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
     parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=text)
-    text = "variable of the values (default: the variable that has them, else the one with most values)"
+    text = "context variable (default: the variable that has the values of --near, else the one with the most values)"
     parser.add_argument("--variable", default="", metavar="NAME", help=text)
     parser.add_argument(
         "--measure", default="cosine", choices=EMBEDDING_MEASURES, help="similarity or distance of embeddings"
@@ -40,15 +40,17 @@ def contexts(parser: Parser) -> None:
     options.add_context(parser)
     text = "show words whose softmax bias is higher in the first context than in the second"
     parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=text)
-    parser.add_argument("--frequent", type=int, help="only words among the N most frequent")
-    text = "draw a map of the embeddings, coloured by columns of TABLE"
+    parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    text = "draw a map of the embeddings for each column of --by"
     parser.add_argument("--map", type=Path, metavar="TABLE", help=text)
-    text = "measure how well the embeddings predict columns of TABLE"
+    text = "measure how well the embeddings predict each column of --by"
     parser.add_argument("--predict", type=Path, metavar="TABLE", help=text)
-    text = "column to colour or to predict (repeatable)"
+    text = "column of TABLE that colours the map or is predicted (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
     options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
     options.add_computing(parser, "float32")
-    parser.rare.add_argument("--groups", type=int, default=8, help="number of groups on a map, the largest ones")
+    parser.rare.add_argument(
+        "--groups", type=int, default=8, help="number of groups on a map; the largest groups are shown"
+    )
     parser.rare.add_argument("--points", action="store_true", help="also draw the points on a map of groups")
     options.add_seed(parser.rare, "the cross-validation folds")

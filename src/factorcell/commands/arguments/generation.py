@@ -22,7 +22,7 @@ def generate(parser: Parser) -> None:
     group, rare = parser.section("generation"), parser.rare
     text = "sampling, or a search for the most probable texts"
     group.add_argument("--method", choices=GENERATION_METHODS, default="sample", help=text)
-    text = "divides the logits; below 1: more probable, less varied texts"
+    text = "number by which the logits are divided; below 1, texts are more probable and less varied"
     group.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     text = "sample from the K most probable tokens; 0: all"
     group.add_argument("--top-k", type=int, default=0, metavar="K", help=text)
@@ -31,7 +31,7 @@ def generate(parser: Parser) -> None:
     group.add_argument("--max-tokens", type=int, default=100, help="maximum number of tokens")
     group.add_argument("--min-tokens", type=int, default=0, help="minimum number of tokens")
     options.add_seed(group, "the random numbers")
-    text = "time limit; texts that are finished until then are returned"
+    text = "time limit; only texts that are finished by then are returned"
     group.add_argument("--seconds", type=float, metavar="S", help=text)
     text = "word that is never generated (repeatable)"
     group.add_argument("--ban", action="append", default=[], metavar="WORD", help=text)
@@ -41,9 +41,9 @@ def generate(parser: Parser) -> None:
     rare.add_argument("--no-repeat-ngram", type=int, default=0, help=text)
     text = "beam width (default: 8; stochastic: 120)"
     rare.add_argument("--width", type=int, metavar="K", help=text)
-    text = "tokens sampled per hypothesis of a stochastic beam"
+    text = "number of tokens that a stochastic beam samples for each hypothesis"
     rare.add_argument("--branching", type=int, default=8, metavar="L", help=text)
-    text = "beam search compares texts by log p / tokens ** A"
+    text = "beam search compares texts by their log probability / tokens ** A"
     rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=text)
     options.add_computing(parser, "float32")
     parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")

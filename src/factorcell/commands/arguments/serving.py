@@ -19,7 +19,7 @@ def serve(parser: Parser) -> None:
     parser.add_argument("--store", metavar="URL", help=text)
     text = "file of keys (`factorcell users key`); without keys only this machine has access"
     parser.add_argument("--keys", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that share the port")
     text = "deadline of a completion in milliseconds, unless the request sets another"
     parser.add_argument("--deadline-ms", type=int, default=100, help=text)
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")

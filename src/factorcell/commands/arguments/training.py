@@ -51,11 +51,13 @@ def tune(parser: Parser) -> None:
     parser.add_argument("--models", "--model", nargs="+", choices=list(MODELS), default=[], help=text)
     text = "context column to classify the development texts by"
     parser.add_argument("--target", metavar="COLUMN", help=text)
-    text = "TOML file of ranges and choices that replace or extend those of the papers"
+    text = "TOML file of ranges and choices of options, which replace or extend those of the papers"
     parser.add_argument("--space", type=Path, help=text)
-    parser.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how to sample options")
     parser.rare.add_argument(
-        "--pruner", choices=PRUNERS, default="median", help="how to choose the trials that are stopped early"
+        "--sampler", choices=SAMPLERS, default="random", help="method of sampling the options of a trial"
+    )
+    parser.rare.add_argument(
+        "--pruner", choices=PRUNERS, default="median", help="rule by which trials are stopped early"
     )
     options.add_config_options(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue the search")
@@ -80,7 +82,7 @@ def finetune(parser: Parser) -> None:
 def separate(parser: Parser) -> None:
     """Add the arguments of `factorcell separate`."""
     options.add_training_files(parser)
-    text = "column; one model is trained for each of its values"
+    text = "train one model for each value of this column"
     parser.add_argument("--by", required=True, metavar="COLUMN", help=text)
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS)
     parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER)
@@ -115,7 +117,7 @@ def demo(parser: Parser) -> None:
     folder = Path("runs/demo")
     parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help=RUN_FOLDERS)
     options.add_output(parser, "--page", "HTML file to write", default="demo.html", metavar="HTML")
-    text = "passes over the names, for each model (default: as many as fit into a minute)"
+    text = "number of passes of each training over the names (default: as many as fit into a minute)"
     parser.add_argument("--epochs", type=float, help=text)
     options.add_threads(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue")
