@@ -31,6 +31,6 @@ def run_audit(arguments: argparse.Namespace) -> None:
         "",
         f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
         f"the exposure is statistically significant if p < {SIGNIFICANCE_LEVEL:g}",
-        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user after the first half of the canary is typed",
+        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user who typed the first half",
     )
     return None

@@ -64,7 +64,7 @@ def _training(run: Run) -> str:
             for row in finetuning["moved"]
         )
         lines.append(
-            f"- fine-finetuning from {code_span(finetuning['from'])} (l1 {finetuning['l1']:g}): {moved_parts} moved"
+            f"- fine-tuned from {code_span(finetuning['from'])} (l1 {finetuning['l1']:g}): {moved_parts} moved"
         )
     for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
