@@ -18,7 +18,7 @@ from factorcell.commands.parser import Parser
 
 
 def complete() -> NoReturn:
-    """Write the words that may follow on the line to the shell, and end the process."""
+    """Send the shell the words that can come next on the command line, and end the process."""
     begin = int(os.environ["_ARGCOMPLETE"])  # number of words before the arguments
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     path = main.find_commands(words[begin:])

@@ -180,7 +180,7 @@ class User:
             raise UserError(f"{run.folder}: expected a user vector of size {expected}, got size {self.vector.size}")
 
     def to_bytes(self) -> bytes:
-        """Return the user as bytes: 32 bytes, 4 for each number of vector and state, and the texts of the history."""
+        """Return the user as bytes: header and checksum (32 bytes), 4 bytes per number of vector and state, texts."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
         sizes = len(self.vector), len(self.state), self.text_count

@@ -80,7 +80,7 @@ def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, w
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; an error of Arrow or Python means that one of them cannot be converted."""
+    """Return the values of a column; raise an error of Arrow or Python if a value cannot be converted."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = _values(column.dictionary)

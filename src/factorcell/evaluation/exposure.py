@@ -206,7 +206,7 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
 
 
 def _summarize(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
-    """Return the mean exposure of some canaries (indices `members` of `rows`) with interval, maximum and p-value."""
+    """Summarize the canaries `rows[i]` for i in `members`: mean exposure, interval, maximum and p-value per reader."""
     group = [rows[number] for number in members]
     summary: Row = {"times": name, "canaries": len(group)}
     for reader in READERS:

@@ -6,9 +6,8 @@ E are the token embeddings of the input layer, P is a projection, b a bias per t
 biases Q c are computed together with E P h, as one product [P h, c] . [E, Q]. a(c) (B, V) is the sum of all other
 biases that depend on the context (`output_bias`).
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A
-    training
-step with a sampled loss reads only U tokens and M buckets of the hash table.
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A step of
+training with a sampled loss reads only U tokens and M buckets of the hash table.
 """
 
 from collections.abc import Iterator, Sequence

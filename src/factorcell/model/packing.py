@@ -161,7 +161,7 @@ class PackedModel(CheckedArrays):
 def _supported_shift(model: LanguageModel) -> Shift | None:
     """Return the shift of the only layer for a context vector of zeros, or None if `model` is not supported.
 
-    The shift shows which parts the model has, because the shifts of all contexts have the same parts.
+    All contexts change the same parts of the layer, so this one shift shows which parts the model has.
     """
     is_supported = (
         isinstance(model.backbone, RecurrentBackbone)

@@ -37,7 +37,7 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
-LOCKS = 1024  # write locks of a process; users with equal hashes (modulo LOCKS) share one
+LOCK_COUNT = 1024  # write locks of a process; users with equal hashes (modulo LOCK_COUNT) share one
 CACHE_SIZE = 1000  # cached typed texts, with the adapted weights of their users
 ATTEMPTS = 5  # attempts of `relearn` to save a learned state while other writers change the record
 MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached typed text
@@ -137,7 +137,7 @@ class Service:
         self.model, self.clock = model, clock
         self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
         self._typed: LRUCache[Key, TypedText] = LRUCache(cache_size)
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
+        self._locks = [threading.Lock() for _ in range(LOCK_COUNT)]
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
@@ -350,7 +350,7 @@ class Service:
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
         """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
-        with self._locks[hash(user) % LOCKS]:
+        with self._locks[hash(user) % LOCK_COUNT]:
             return changes.apply(self.store, user, change, self._now)
 
     def _remove_texts(self, user: str, change: Change) -> int:

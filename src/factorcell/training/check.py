@@ -85,7 +85,7 @@ def _check_files(folder: Path) -> Iterator[Finding]:
 
 
 def _check_file(path: Path, is_listed: bool) -> Finding:
-    """Read a file and return the finding; `is_listed` is whether the manifest has a digest of the file."""
+    """Try to read a file; a deleted file is valid. `is_listed` is whether the manifest has a digest of the file."""
     if not path.exists():
         # If the model needs the file, opening the model reports an error.
         return Finding(path, True, "deleted since it was written")

@@ -81,7 +81,7 @@ class SeparateRuns:
         return self.runs[SHARED].prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the nats of all targets of `corpus`, text after text; the run of its value scores each text."""
+        """Return the nats of all targets of `corpus`; each text is scored by the run of its value."""
         nats = np.zeros(corpus.target_count, dtype=np.float32)
         offsets, values = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
         for index in np.unique(values).tolist():

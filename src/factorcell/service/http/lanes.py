@@ -107,8 +107,8 @@ class Lane:
     ) -> AsyncIterator[T]:
         """Wait for the first value that `work` yields, and return an iterator over all its values.
 
-        This method raises the errors that occur before the first value, the iterator those after it. When the client
-        disconnects or the iterator is closed, the thread ends at its next value.
+        This method raises errors that occur before the first value; the iterator raises later ones. When the client
+        disconnects or the iterator is closed, the thread stops as soon as `work` yields its next value.
         """
         loop, values = asyncio.get_running_loop(), asyncio.Queue[T | None]()
 

@@ -227,7 +227,7 @@ class ClassifyAnswer(Message):
 
 
 class Hypothesis(RequestMessage):
-    """A text that a recognizer proposes, and its scores in nats by name.
+    """A text that a recognizer proposes, and its scores by name, which are log probabilities in nats.
 
     `lm` is the score of the recognizer's own language model.
     """

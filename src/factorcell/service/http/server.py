@@ -125,7 +125,8 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM, and finish running requests before returning."""
     if options.keys is None:
         if not is_loopback(options.host):
-            raise UserError(f"host {options.host}: other machines can reach it; add --keys FILE, or serve on localhost")
+            hint = "other machines can reach this server, so it needs keys; add --keys FILE, or serve on localhost"
+            raise UserError(f"host {options.host}: {hint}")
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK, options.host)))
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host

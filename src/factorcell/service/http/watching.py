@@ -53,7 +53,7 @@ class Watcher:
     def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], run_stamp: Stamp) -> None:
         self.site, self.folder, self.reopen = site, folder, reopen
         self.run_stamp, self.keys_stamp = run_stamp, self._current_keys_stamp()
-        self.expired_at = time.monotonic() - EXPIRY_INTERVAL
+        self.last_expiry = time.monotonic() - EXPIRY_INTERVAL
         self._wake, self._reload, self._closed = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="factorcell-watcher", daemon=True)
 
@@ -75,8 +75,8 @@ class Watcher:
         """Load a changed model, load changed keys, and delete expired texts."""
         self._check_model()
         self._check_keys()
-        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired_at + EXPIRY_INTERVAL:
-            self.expired_at = time.monotonic()
+        if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
+            self.last_expiry = time.monotonic()
             try:
                 self.site.service.expire()
             except StoreError:

@@ -118,11 +118,11 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
         UserError: The file is another database or has a newer schema.
     """
     connection.execute("BEGIN IMMEDIATE")
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     try:
-        if application != APPLICATION and (application or tables):
+        if application_id != APPLICATION and (application_id or tables):
             raise UserError(f"{path}: expected a store of users, got another SQLite database")
         check_schema(version, SCHEMA, path)
         if not version:
