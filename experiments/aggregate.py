@@ -128,7 +128,6 @@ def number(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
 
 
 def spread(values: Sequence[float], form: str = ".2f", scale: float = 1.0) -> str:
-    """Format the mean ± the standard deviation."""
     if not values:
         return ""
     mean = number(float(np.mean(values)), form, scale)

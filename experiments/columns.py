@@ -179,7 +179,6 @@ def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head
 
 
 def make_table(read: Read, spec: Mapping[str, Any]) -> str:
-    """Format a table that tables.toml specifies."""
     columns = [column_of(entry) for entry in spec["columns"]]
     if "sets" not in spec:
         return table(gather_rows(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))

@@ -50,8 +50,6 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A file with panels, and its alternative text."""
-
     name: str
     description: str
     panels: Sequence[Panel]
@@ -77,7 +75,6 @@ class Picture(NamedTuple):
         return f"<!-- {hashlib.sha256(repr(points).encode()).hexdigest()[:16]} -->\n"
 
     def figure(self) -> Figure:
-        """Draw the panels side by side below one legend."""
         lines = math.ceil(len(self.panels) / WIDEST)
         across = math.ceil(len(self.panels) / lines)
         figure = Figure(figsize=(WIDTH * max(NARROWEST, across), HEIGHT * lines), layout="constrained")

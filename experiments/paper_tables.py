@@ -34,7 +34,6 @@ from study import Row
 
 
 def completion_systems(read: Read) -> Rows:
-    """Return every system of table 5.2 as a row."""
     rows = read("queries")
     keys = {
         name: {f"mrr{kind}": f"{name}{kind}" for kind in ("", "_seen", "_unseen", "_late")} for name in SYSTEM_SOURCES
@@ -135,7 +134,6 @@ def communities(read: Read) -> str:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return a mean with its interval over the values."""
     point, half_width = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return Interval(point, point - half_width, point + half_width)
 

@@ -80,7 +80,6 @@ def correlation_over_models(first: Sequence[float], second: Sequence[float], row
 
 
 def recurrent_weights(row: Row) -> int:
-    """Return the size of W: 3 (e + d) d."""
     hidden = row["config"]["backbone"]["hidden_size"]
     return int(3 * (row["config"]["model"]["embedding_size"] + hidden) * hidden)
 
