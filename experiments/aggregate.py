@@ -95,11 +95,10 @@ class Rows:
         if ratios is None or not ratios.resampled[0, 0] > 0:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
-            interval = bootstrap.percentile_interval(ratios.resampled[:, 1] / ratios.resampled[:, 0] - 1, ratios.texts)
-        base_value, increased = ratios.resampled[0]
-        return add_training_variance(
-            interval, ratios.trained[1] / base_value, ratios.trained[0] * increased / base_value**2
-        )
+            increases = ratios.resampled[:, 1] / ratios.resampled[:, 0] - 1
+        interval = bootstrap.percentile_interval(increases, ratios.text_count)
+        (base_value, increased), (base_figures, figures) = ratios.resampled[0], ratios.training_figures
+        return add_training_variance(interval, figures / base_value, base_figures * increased / base_value**2)
 
     def difference_within(self, name: str, key: str, base_key: str) -> Interval | None:
         """Return a figure minus another figure of the same trainings."""

@@ -63,7 +63,7 @@ def test_accuracy_counts_only_judged_texts() -> None:
     ratios = Ratios.from_sums([[sums(right, judged)], [sums(0 * right, judged)]])
     assert ratios is not None
     assert ratios.difference(0, 1).point == pytest.approx(0.75)
-    assert ratios.texts == 20
+    assert ratios.text_count == 20
 
 
 def test_models_of_different_texts_are_not_compared() -> None:
@@ -137,9 +137,9 @@ def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
         ratios = Ratios.from_sums(models)
         assert ratios is not None
         interval = ratios.difference(1, 0)
-        texts_only = Ratios(ratios.resampled, tuple(values[:1] for values in ratios.trained), ratios.texts).difference(
-            1, 0
-        )
+        texts_only = Ratios(
+            ratios.resampled, tuple(values[:1] for values in ratios.training_figures), ratios.text_count
+        ).difference(1, 0)
         covered += bool(interval.low <= 0.1 <= interval.high)  # type: ignore[operator]
         covered_by_texts += bool(texts_only.low <= 0.1 <= texts_only.high)  # type: ignore[operator]
     assert 0.92 * repetitions <= covered

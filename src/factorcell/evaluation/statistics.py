@@ -43,13 +43,13 @@ class Ratios:
     Attributes:
         resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
             array (1 + D, M).
-        trained: For each model, the figure of each training; an empty array for a deterministic model.
-        texts: The number of texts.
+        training_figures: For each model, the figure of each training; an empty array for a deterministic model.
+        text_count: The number of texts.
     """
 
     resampled: Floats
-    trained: tuple[Floats, ...]
-    texts: int
+    training_figures: tuple[Floats, ...]
+    text_count: int
 
     @classmethod
     def from_sums(
@@ -83,7 +83,9 @@ class Ratios:
     def interval(self, model: int) -> Interval:
         """Return the figure of `model` with its interval over texts and trainings."""
         return add_training_variance(
-            bootstrap.percentile_interval(self.resampled[:, model], self.texts), self.trained[model], np.zeros(0)
+            bootstrap.percentile_interval(self.resampled[:, model], self.text_count),
+            self.training_figures[model],
+            np.zeros(0),
         )
 
     def difference(self, first: int, second: int, paired: bool = False) -> Interval:
@@ -94,8 +96,8 @@ class Ratios:
         """
         with np.errstate(invalid="ignore"):
             differences = self.resampled[:, first] - self.resampled[:, second]
-            interval = bootstrap.percentile_interval(differences, self.texts)
-        first_values, second_values = self.trained[first], self.trained[second]
+            interval = bootstrap.percentile_interval(differences, self.text_count)
+        first_values, second_values = self.training_figures[first], self.training_figures[second]
         if paired:
             return add_training_variance(interval, first_values - second_values, second_values[:0])
         return add_training_variance(interval, first_values, second_values)
