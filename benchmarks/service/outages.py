@@ -197,7 +197,7 @@ def _complete(port: int, number: int, book: Book, observations: Observations, ov
         taken, kind = time.perf_counter() - began, _kind(answer)
         if answer is not None and answer.status == 200:
             kind = "degraded" if answer.json["degraded"] == "store" else "whole"
-        if counting:
+        if counting and observations.counting:  # otherwise the store may have returned before the answer
             observations.completions.append((taken, kind))
         time.sleep(GAP)
     connection.close()

@@ -239,13 +239,13 @@ class Learner:
         self.unknown_policy = unknown
         self.columns = run.schema.columns(without=self.variable.source_column)  # context columns other than the user
         self.state_rows, self.update = OPTIMIZERS[self.rule.optimizer]
-        column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
         assert encoder is not None
-        table = encoder.tables[column].detach().cpu().numpy()
+        table = encoder.tables[run.schema.categories.index(self.variable)].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
-        self.max_length = (self.rule.max_norm or math.inf) * float(np.linalg.norm(table, axis=1).max())
+        largest_norm = float(np.linalg.norm(table, axis=1).max())
+        self.max_length = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
 
     def new(self) -> User:
         """Return a new user."""

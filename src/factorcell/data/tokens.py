@@ -32,8 +32,8 @@ class _ProvisionalIds(dict[str, int]):
 class TokenizedTexts:
     """Collects the tokenized texts of a table; their provisional ids are in the open file `spool`.
 
-    A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token; if `max_tokens` is
-    None, no text is cut.
+    A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token. With `max_tokens`
+    None, texts are not cut.
     """
 
     def __init__(self, spool: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:

@@ -248,8 +248,9 @@ class Cell(nn.Module):
         """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
 
         Returns:
-            What the inputs contribute to the gates (B, T, G) and to [x, h] L (B, T, R), and the shift of the rows of W
-            for h. The R of this shift is already multiplied by s: the caller multiplies only the product with W by s.
+            The contribution of the inputs to the gates (B, T, G), their contribution to [x, h] L (B, T, R), and the
+            shift of the rows of W for h. The R of this shift is already multiplied by s: the caller multiplies only
+            the product with W by s.
         """
         input_shift, hidden_shift = self.linear.split(shift, self.embedding_size)
         from_input, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right

@@ -215,7 +215,7 @@ def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
 
 
 def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
-    """Measure the speed of this machine on the first batches, as the mean over `models`, if there are any."""
+    """Measure the speed of this machine on the first batches: that of `config`, or the mean over `models`."""
     configs = [config.with_model(name) for name in models] or [config]
     speeds = [_measure_model(config, corpus, dev) for config in configs]
     return Speed(
