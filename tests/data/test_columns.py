@@ -80,7 +80,9 @@ def test_iso_8601_text_is_parsed_to_the_same_time(moment: datetime) -> None:
 def variable_names(*context: str) -> list[tuple[str, str]]:
     """Return the name and the column of each variable that `context` specifies."""
     table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
-    return [(r.declared.name, r.column) for r in ContextColumns(table, Config.of(context=context).data).readers]
+    return [
+        (r.declared_variable.name, r.column) for r in ContextColumns(table, Config.of(context=context).data).readers
+    ]
 
 
 def test_variables_are_named_by_column_and_kind() -> None:

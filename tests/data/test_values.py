@@ -225,8 +225,8 @@ def schema() -> ContextSchema:
 def encode_with_schema(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
     readers = ContextColumns(open_table(rows), Config.of().data, schema(), unknown, optional).readers
     for reader in readers:
-        reader.add([row.get(reader.declared.name) for row in rows], 0)
-    arrays = [reader.encode(schema().variable(reader.declared.name)) for reader in readers]
+        reader.add([row.get(reader.declared_variable.name) for row in rows], 0)
+    arrays = [reader.encode(schema().variable(reader.declared_variable.name)) for reader in readers]
     return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 

@@ -211,7 +211,7 @@ def test_cache_entries_have_the_permissions_of_other_files(table: Path, tmp_path
 
 def test_leftovers_of_a_killed_process_are_deleted_after_a_day(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for name, age in (("new", 0), ("old", cache_entry.STALE + 60)):
+    for name, age in (("new", 0), ("old", cache_entry.MAX_PARTIAL_AGE + 60)):
         (cache / f"{name}.partial").mkdir(parents=True)
         os.utime(cache / f"{name}.partial", (time.time() - age,) * 2)
     prepare(table, CONFIG, cache=cache)

@@ -61,7 +61,7 @@ def test_unknown_values_start_at_zero() -> None:
 
 
 def test_variables_are_described() -> None:
-    assert CITY.describe() == "city: category, 2 values, and 2 rare values (under 50 texts) grouped"
+    assert CITY.describe() == "city: category, 2 values, and 2 rare values (each in fewer than 50 texts) grouped as one"
     assert STARS.describe() == "stars: category, 1 values, none rare"
     assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
     with pytest.raises(UserError, match="unknown context variable 'town'; choose from city, lat, stars, year"):

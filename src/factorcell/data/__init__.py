@@ -1,4 +1,4 @@
-"""Read tables and turn them into corpora: token ids and context variables."""
+"""Read tables of texts and convert them to corpora: arrays of token ids and of context values."""
 
 from typing import TYPE_CHECKING
 

@@ -11,6 +11,7 @@ from pyarrow import compute as pc
 from factorcell.config import UserError
 from factorcell.data.values import to_float64
 
+# Names of extension types, as text and as they are in the metadata of a field.
 UNSUPPORTED_EXTENSIONS = ("pandas.period", "pandas.interval", b"pandas.period", b"pandas.interval")
 CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 
@@ -18,8 +19,8 @@ CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[dict[str, list[Any]]]:
     """Yield each non-empty batch as a dict from column to values.
 
-    Binary columns become text, 16- and 32-bit floats are converted by `to_float64`, and the class numbers of a Hugging
-    Face data set become the names of the classes.
+    Binary columns become text, and the class numbers of a Hugging Face data set become the names of the classes.
+    `to_float64` converts 16- and 32-bit floats.
 
     Args:
         batches: Batches of one table.
@@ -31,9 +32,11 @@ def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[
     first_row = 0
     for batch in batches:
         if batch.num_rows:
-            names = class_names(batch.schema)
+            names_by_column = class_names(batch.schema)
             yield {
-                field.name: _column_values(batch.column(index), field, names.get(field.name), where, first_row)
+                field.name: _column_values(
+                    batch.column(index), field, names_by_column.get(field.name), where, first_row
+                )
                 for index, field in enumerate(batch.schema)
             }
         first_row += batch.num_rows
@@ -59,14 +62,17 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, where: str, first_row: int) -> list[Any]:
+def _column_values(
+    column: pa.Array, field: pa.Field, names_of_classes: list[str] | None, where: str, first_row: int
+) -> list[Any]:
     """Return the values of a column; `first_row` is the number of rows of the table before this batch."""
+    # Extension types are in the field's type if pandas has registered them with Arrow, otherwise in its metadata.
     extension = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(b"ARROW:extension:name", b"")
     if extension in UNSUPPORTED_EXTENSIONS:
         problem = f"column {field.name} contains pandas periods or intervals, which cannot be read"
         raise UserError(f"{where}: {problem}; convert the column to text with .astype(str)")
     try:
-        values = _values(column)
+        values = _to_list(column)
     except CONVERSION_ERRORS:
         values = []
         for row, scalar in enumerate(column, first_row + 1):
@@ -76,31 +82,37 @@ def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, w
             except CONVERSION_ERRORS as error:
                 reason = f"{scalar.type}: {one_line(error)}"
                 raise UserError(f"{where} row {row}: cannot read {field.name} ({reason})") from None
-    return [_class_name(value, names) for value in values] if names else values
+    return [_class_name(value, names_of_classes) for value in values] if names_of_classes else values
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; raise an error of Arrow or Python if a value cannot be converted."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        values = _values(column.dictionary)
-        return [None if index is None else values[index] for index in column.indices.to_pylist()]
-    if pa.types.is_float16(kind):
+def _to_list(column: pa.Array) -> list[Any]:
+    """Return the values of a column; raise one of `CONVERSION_ERRORS` if a value cannot be converted."""
+    arrow_type = column.type
+    if pa.types.is_dictionary(arrow_type):
+        distinct_values = _to_list(column.dictionary)
+        return [None if index is None else distinct_values[index] for index in column.indices.to_pylist()]
+    if pa.types.is_float16(arrow_type):
         return [None if value is None else to_float64(np.float16(value)) for value in column.to_pylist()]
-    if pa.types.is_float32(kind):
+    if pa.types.is_float32(arrow_type):
         # As in `to_float64`, a fraction is converted through its shortest text, which Arrow writes.
         is_integer = pc.equal(pc.floor(column), column)
         column = pc.if_else(is_integer, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))
-    elif str(kind).endswith("binary") or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+    elif _is_binary(arrow_type):
         column = column.cast(pa.large_string())
-    values_list: list[Any] = column.to_pylist()
-    return values_list
+    values: list[Any] = column.to_pylist()
+    return values
 
 
-def _class_name(value: Any, names: list[str]) -> Any:
+def _is_binary(arrow_type: pa.DataType) -> bool:
+    """Return whether the values of a type are bytes."""
+    is_variable_size = str(arrow_type).endswith("binary")
+    return is_variable_size or pa.types.is_binary_view(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
+
+
+def _class_name(value: Any, names_of_classes: list[str]) -> Any:
     """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged."""
     if not isinstance(value, int):
         return value
-    if 0 <= value < len(names):
-        return names[value]
+    if 0 <= value < len(names_of_classes):
+        return names_of_classes[value]
     return None if value == -1 else value

@@ -1,4 +1,4 @@
-"""Entries of the cache: each is a folder with the memory-mapped arrays of one table and a checksum of every file."""
+"""Entries of the cache: each is a folder with the arrays of one table and a checksum of every file."""
 
 import errno
 import hashlib
@@ -20,17 +20,17 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 
-COMPLETE = "complete"  # the last file of an entry that is written; it has the checksums of all other files
-STALE = 24 * 60 * 60  # a partial entry that is older than this number of seconds is removed
+CHECKSUMS_FILE = "complete"  # holds the checksums of all other files of an entry, and is written after them
+MAX_PARTIAL_AGE = 24 * 60 * 60  # in seconds; older partial entries are removed
 
 
 def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config) -> Corpus:
-    """Return the corpus of the entry `folder`, which is created if it does not exist or is damaged.
+    """Load the corpus of a cache entry, and first create the entry if it does not exist or is damaged.
 
     Args:
         folder: The folder of the entry.
         make: A function that receives a folder, writes the tokens of the corpus into it, and returns the corpus.
-        config: The options of the tokenizer.
+        config: A config with the options of the tokenizer.
 
     Raises:
         OSError: The entry cannot be written.
@@ -38,20 +38,20 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
     if (corpus := load(folder, config)) is not None:
         return corpus
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in folder.parent.glob("*.partial"):  # entries of processes that were killed
+    for partial_folder in folder.parent.glob("*.partial"):  # some may be of processes that were killed
         with suppress(FileNotFoundError):
-            if time.time() - abandoned.stat().st_mtime > STALE:
-                shutil.rmtree(abandoned, ignore_errors=True)
-    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
-    partial.mkdir()
+            if time.time() - partial_folder.stat().st_mtime > MAX_PARTIAL_AGE:
+                shutil.rmtree(partial_folder, ignore_errors=True)
+    new_folder = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
+    new_folder.mkdir()
     try:
-        save(make(partial), partial)
+        save(make(new_folder), new_folder)
         if load(folder, config) is None:
             shutil.rmtree(folder, ignore_errors=True)  # `load` returned None, so an existing entry is damaged
             with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
-                partial.rename(folder)
+                new_folder.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
     if (corpus := load(folder, config)) is None:
         raise OSError(errno.EIO, "the new cache entry cannot be read", str(folder))
     return corpus
@@ -68,7 +68,7 @@ def save(corpus: Corpus, folder: Path) -> None:
         (folder / name).write_bytes(content)
     (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
     checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
-    (folder / COMPLETE).write_text(json.dumps(checksums), encoding="utf-8")
+    (folder / CHECKSUMS_FILE).write_text(json.dumps(checksums), encoding="utf-8")
 
 
 def checksum(path: Path) -> str:
@@ -80,16 +80,14 @@ def checksum(path: Path) -> str:
 def load(folder: Path, config: Config) -> Corpus | None:
     """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
     try:
-        checksums = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        checksums = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
         if any(checksum(folder / name) != expected for name, expected in checksums.items()):
             return None
-        arrays = {  # offsets are small and are loaded; the other arrays are memory-mapped
-            name.removesuffix(".npy"): np.load(
-                folder / name, mmap_mode=None if "offsets" in name else "r", allow_pickle=False
-            )
-            for name in checksums
-            if name.endswith(".npy")
-        }
+        arrays = dict[str, NDArray[Any]]()
+        for name in checksums:
+            if name.endswith(".npy"):
+                mmap_mode: Any = None if "offsets" in name else "r"  # offsets are small; other arrays are memory-mapped
+                arrays[name.removesuffix(".npy")] = np.load(folder / name, mmap_mode=mmap_mode, allow_pickle=False)
         schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
         return Corpus(
             tokens=arrays["tokens"],

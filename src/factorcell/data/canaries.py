@@ -2,13 +2,13 @@
 
     |R| = A ** L      number of possible canaries: L tokens, each drawn uniformly from an alphabet of A tokens
 
-The tokens of the alphabet are in the vocabulary.
-Each canary has the context (including the user) of one training text, and is planted 1 to 10 times.
+The alphabet consists of tokens of the vocabulary. Each canary has the context (including the user) of one training
+text, and is planted 1 to 10 times.
 
 References:
     Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.
 
-Shapes: N canaries, L tokens of each.
+Shapes: N canaries of L tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,15 @@ from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
 CANARIES_FILE = "canaries.json"  # the file of a run folder with the planted canaries
-FORMAT = 1  # version of the file's format
+FORMAT = 1  # version of the format of `CANARIES_FILE`
 NOTE = (
     "Random texts that were planted among the training texts to measure what the model memorizes. "
     "None is real; use this run for measurements only."
 )
 MAX_REPETITIONS = 10
 WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # number of tokens of a canary of words and of a canary of characters
-MAX_WORDS, MAX_CHARACTERS = 500, 36  # alphabet size
-MIN_SPACE = 10**6  # minimum of |R|, so that a canary is not guessed by chance
+MAX_WORDS, MAX_CHARACTERS = 500, 36  # maximum sizes of an alphabet of words and of an alphabet of characters
+MIN_SPACE = 10**6  # minimum of |R|, so that a model does not predict a canary by chance
 ALPHANUMERIC = regex.compile(r"[\p{L}\p{N}]+")
 
 
@@ -47,7 +47,7 @@ class CanaryForm:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, max_tokens: int) -> "CanaryForm":
-        """Return the form of canaries for `tokenizer`; its alphabet is the most frequent letters, digits or words.
+        """Return the form of canaries for `tokenizer`; the alphabet has the most frequent letters, digits or words.
 
         Raises:
             UserError: The form allows fewer than `MIN_SPACE` texts.
@@ -69,22 +69,24 @@ class CanaryForm:
 
     def draw(self, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
         """Draw `count` different texts, each a tuple of tokens; `key` is the seed of the random numbers."""
-        random, texts = np.random.default_rng(key), dict[tuple[str, ...], None]()
-        while len(texts) < count:
-            indices = random.integers(len(self.alphabet), size=self.length)
-            texts[tuple(self.alphabet[index] for index in indices)] = None
-        return list(texts)
+        generator = np.random.default_rng(key)
+        distinct_texts = dict[tuple[str, ...], None]()  # a set in the order in which its items were added
+        while len(distinct_texts) < count:
+            indices = generator.integers(len(self.alphabet), size=self.length)
+            distinct_texts[tuple(self.alphabet[index] for index in indices)] = None
+        return list(distinct_texts)
 
 
 def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the first tokens that stay separate: `tokenizer` splits the text of two of them into the same two.
+    """Return the first tokens that stay separate: `tokenizer` splits the joined text of two tokens into the same two.
 
-    For characters all pairs are tested. Words are joined with a space, so each word is tested only with itself.
+    For characters, all pairs are tested. Words are joined with a space, so each word is tested only with itself.
     """
     separable: list[str] = []
     is_character_level = tokenizer.is_character_level
+    max_count = MAX_CHARACTERS if is_character_level else MAX_WORDS
     for token in tokens:
-        if len(separable) == (MAX_CHARACTERS if is_character_level else MAX_WORDS):
+        if len(separable) == max_count:
             break
         others = [token, *separable] if is_character_level else [token]
         pairs = [pair for other in others for pair in ([token, other], [other, token])]
@@ -113,18 +115,17 @@ class Canaries:
     def draw(cls, corpus: Corpus, max_tokens: int, count: int, seed: int) -> "Canaries":
         """Draw `count` canaries, each with the context of a random text of `corpus`.
 
-        The numbers of repetitions are 1, 2, ..., `MAX_REPETITIONS`, and then again from 1 on.
+        The canaries are planted 1, 2, ..., `MAX_REPETITIONS`, 1, 2, ... times.
         """
         form = CanaryForm.of(corpus.tokenizer, max_tokens)
         # 0xCA9A makes these random numbers differ from those of other uses of the same seed.
         texts = form.draw(count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
-        return cls(
-            form, tuple(texts), np.arange(count) % MAX_REPETITIONS + 1, replace_texts(corpus.select(rows), texts)
-        )
+        repetitions = np.arange(count) % MAX_REPETITIONS + 1
+        return cls(form, tuple(texts), repetitions, replace_texts(corpus.select(rows), texts))
 
     def plant(self, corpus: Corpus) -> Corpus:
-        """Return the rows of `corpus`, followed by the rows of each canary, as many as its repetitions."""
+        """Return `corpus` followed by the canaries, each repeated as often as `repetitions` specifies."""
         return corpus.concatenate(self.corpus.select(np.repeat(np.arange(len(self.texts)), self.repetitions)))
 
     def save(self, path: Path) -> None:
@@ -153,15 +154,15 @@ class Canaries:
             texts = tuple(tuple(map(str, text)) for text in content["texts"])
             repetitions = np.array(content["times"], np.int64)
             arrays = {
-                name: np.array(rows, np.int64 if name.startswith(("categories", "bags")) else np.float32)
-                for name, rows in content["contexts"].items()
+                name: np.array(values, np.int64 if name.startswith(("categories", "bags")) else np.float32)
+                for name, values in content["contexts"].items()
             }
             offsets = np.zeros(len(texts) + 1, np.int64)
             contexts = Corpus(offsets[:0], offsets, tokenizer=tokenizer, **context_fields(arrays, schema))
-            counts = np.array([len(variable.values) for variable in schema.categories])
-            if contexts.categories.shape != (len(texts), len(counts)) or len(repetitions) != len(texts):
+            value_counts = np.array([len(variable.values) for variable in schema.categories])
+            if contexts.categories.shape != (len(texts), len(value_counts)) or len(repetitions) != len(texts):
                 raise ValueError("the contexts belong to another schema")
-            if (contexts.categories >= counts).any() or (contexts.categories < MISSING).any():
+            if (contexts.categories >= value_counts).any() or (contexts.categories < MISSING).any():
                 raise ValueError("a category is out of range")
             return cls(form, texts, repetitions, replace_texts(contexts, texts))
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -181,7 +182,7 @@ def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
 def replace_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     """Return `corpus` with its texts replaced by `texts`: for each row, a sequence of in-vocabulary tokens."""
     specials, encode = corpus.tokenizer.specials, corpus.tokenizer.encode
-    ids = [[specials.start, *encode(text), specials.end] for text in texts]
-    offsets = np.cumsum([0, *map(len, ids)]).astype(np.int64)
-    tokens = np.array([token_id for text_ids in ids for token_id in text_ids], dtype=np.int64)
+    ids_of_texts = [[specials.start, *encode(text), specials.end] for text in texts]
+    offsets = np.cumsum([0, *map(len, ids_of_texts)]).astype(np.int64)
+    tokens = np.array([token_id for ids in ids_of_texts for token_id in ids], dtype=np.int64)
     return replace(corpus, tokens=tokens, offsets=offsets, originals=None)

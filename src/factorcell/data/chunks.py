@@ -1,7 +1,7 @@
-"""The `Table` that every file reader returns: a stream of chunks, each a dict from column to a list of values.
+"""Tables, as `open_table` returns them for all kinds of sources, and the chunks of rows in which they are read.
 
-All values of CSV and TSV files are strings, and an empty field is an empty string; the column readers (`readers`)
-interpret the strings.
+A chunk is a dict from column to a list of values. All values of CSV and TSV files are strings, and an empty field is an
+empty string; the column readers (`readers`) interpret the strings.
 """
 
 from collections import Counter
@@ -21,14 +21,15 @@ Chunk = dict[str, list[Any]]
 
 
 class UnknownKindError(UserError):
-    """The error about a path that is neither a table file nor a folder of tables; the string may be a text instead."""
+    """The error about a path that is neither a table file nor a folder of Parquet files."""
 
 
 @dataclass(frozen=True)
 class Table:
     """A source of rows that can be read repeatedly.
 
-    Reading a file that changed since it was opened raises a `UserError`, so all reads of a table see the same content.
+    All reads of a table return the same content: if a file has changed since it was opened, reading it raises a
+    `UserError`.
 
     Attributes:
         name: The name of the source, for messages.
@@ -36,8 +37,8 @@ class Table:
         read: A function that receives column names and yields chunks of these columns.
         digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
-        header_hint: A description of a likely mistake in the header, which is appended to errors about missing columns;
-            empty if the header seems correct.
+        header_hint: A description of a likely mistake in the header, which errors about missing columns append to their
+            message; empty if the header seems correct.
         estimate_rows: A function that returns an estimate of the number of rows, or None if it has no estimate.
     """
 
@@ -52,7 +53,7 @@ class Table:
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError(f"{self.name}: empty, no columns and no rows")
-        name, count = Counter(self.columns).most_common(1)[0]
+        [(name, count)] = Counter(self.columns).most_common(1)
         if count > 1:
             raise UserError(f"{self.name}: the header has {name!r} twice")
 
@@ -62,9 +63,9 @@ class Table:
         Raises:
             UserError: A column is missing, the table has no rows, or it cannot be read.
         """
-        missing = set(columns).difference(self.columns)
+        available = set(self.columns)
         for name in columns:
-            if name in missing:
+            if name not in available:
                 raise self.missing_column_error(name)
         is_empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
@@ -80,8 +81,8 @@ class Table:
 
         Args:
             column: The name of the column.
-            remedies: Options that solve the problem, with their values; omitted if the header itself seems wrong.
-            outcome: What the remedies achieve.
+            remedies: Options that solve the problem, with their values; the error has none if `header_hint` is set.
+            outcome: What the remedies achieve, as an infinitive for the message.
         """
         hint = "" if self.header_hint else nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
@@ -91,6 +92,6 @@ class Table:
 
 
 def format_names(names: Collection[str]) -> str:
-    """Return the first `names` for a message, each cut to 60 characters, and their number if some are omitted."""
+    """Return the first of `names` for a message, each cut to 60 characters; if not all, also the number of `names`."""
     shown = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")

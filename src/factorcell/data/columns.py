@@ -15,19 +15,19 @@ from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSch
 from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, short_repr, to_number
 
-GUESS_ROWS = 100_000  # rows from which the kind of a column is guessed
+GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
-# Columns of all other kinds are read by `NumberReader`.
+# `NumberReader` reads the columns of all other kinds.
 READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": TextReader, "vector": VectorReader}
 
 
 class ContextColumns:
     """The readers of all context columns of a table.
 
-    Without a `schema`, a new schema is created: the config specifies the kind of a column, or its first rows determine
-    the kind, and all values of the column determine the other fields of its variable.
+    Without a `schema`, the method `arrays` creates a new one. The config or the first rows of a column determine the
+    kind of its variable; all values of the column determine the other fields of the variable.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ContextColumns:
             schema: The schema of a trained model, or None in training.
             unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
                 "expected" (read as a missing value).
-            optional: The names of variables whose column may be missing; their policy is "expected".
+            optional: The names of variables for which the policy is "expected"; their columns may be missing.
 
         Raises:
             UserError: A column is missing, or the policy is unknown.
@@ -68,29 +68,31 @@ class ContextColumns:
             if isinstance(reader, CategoryReader):
                 reader.is_private = column == config.user
             self.readers.append(reader)
+        # The columns that the table contains, once for each variable.
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
-    def add(self, chunk: Mapping[str, list[Any]], rows: int, first_row: int) -> None:
-        """Add a chunk of `rows` rows; `first_row` is the number of rows of the table before this chunk."""
+    def add(self, chunk: Mapping[str, list[Any]], row_count: int, first_row: int) -> None:
+        """Add a chunk of `row_count` rows; `first_row` is the number of rows of the table before this chunk."""
         for reader in self.readers:
-            reader.add(chunk.get(reader.column) or [None] * rows, first_row)
+            reader.add(chunk.get(reader.column) or [None] * row_count, first_row)
 
-    def arrays(self, rows: int) -> dict[str, Any]:
+    def arrays(self, row_count: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
-        vectors, bags, users = list[NDArray[np.float32]](), list[Ragged](), np.zeros(0, np.int32)
-        lists: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
+        vectors, bags = list[NDArray[np.float32]](), list[Ragged]()
+        users = np.zeros(0, np.int32)
+        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
-            lists.get(variable.kind, numbers).append(reader.encode(variable))
+            encoded_by_kind.get(variable.kind, numbers).append(reader.encode(variable))
             if isinstance(reader, CategoryReader) and reader.is_private:
                 users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])
         return {
             "schema": schema,
-            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, rows).T),
-            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, rows).T),
+            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),
+            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, row_count).T),
             "vectors": tuple(vectors),
             "bags": tuple(bags),
             "users": users,
@@ -98,7 +100,7 @@ class ContextColumns:
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:
-    """Parse `NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD` and return the name, the kind or None, and the period or 0."""
+    """Parse `NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD`; return the name, the kind or None, and the period or 0."""
     name, colon, kind_and_period = text.rpartition(":")
     if not colon:
         return text, None, 0.0
@@ -118,10 +120,11 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
 def check_columns(source: Any, config: DataConfig) -> None:
     """Raise `UserError` if a table lacks the text column or a context column of training.
 
-    Only the names of the columns are checked, so that a command with several tables fails before its work begins.
+    A command that reads several tables calls this function first, so that it fails before its work begins.
     """
     table = open_table(source)
-    for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
+    context_columns = [name for name, _, _ in map(parse_column, config.columns)]
+    for name in (config.text, *context_columns):
         if name not in table.columns:
             error = table.missing_column_error(name)
             requirement = "the table must have every context column of training"
@@ -131,37 +134,37 @@ def check_columns(source: Any, config: DataConfig) -> None:
 def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
     """Return the variables of a training table, before their values are read.
 
-    A variable has the name of its column. Its kind is appended to the name for the parts of a time, such as `hour`, and
+    A variable has the name of its column. The kind is appended to the name for the parts of a time, such as `hour`, and
     for a column that has several variables.
     """
-    parsed = [parse_column(text) for text in config.columns]
-    columns = [column for column, _, _ in parsed]
+    declarations = [parse_column(text) for text in config.columns]
+    columns = [column for column, _, _ in declarations]
     names = []
-    for column, kind, _ in parsed:
+    for column, kind, _ in declarations:
         if column not in table.columns:
             raise table.missing_column_error(column)
         is_repeated = columns.count(column) > 1
         name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column
         if name in names or (kind is None and is_repeated):
-            is_added = column in (config.user, config.time)
-            remedy = "--user or --time already adds it" if is_added else "set a different kind for each use"
+            is_user_or_time = column in (config.user, config.time)
+            remedy = "--user or --time already adds it" if is_user_or_time else "set a different kind for each use"
             raise UserError(f"context column {name!r} is specified twice; {remedy}")
         names.append(name)
-    guesses = _guess_kinds(table, [column for column, kind, _ in parsed if kind is None])
+    guessed_kinds = _guess_kinds(table, [column for column, kind, _ in declarations if kind is None])
     return [
-        Variable(name, kind or guesses[column], column=column if column != name else "", period=period)
-        for name, (column, kind, period) in zip(names, parsed, strict=True)
+        Variable(name, kind or guessed_kinds[column], column=column if column != name else "", period=period)
+        for name, (column, kind, period) in zip(names, declarations, strict=True)
     ]
 
 
 def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
-    """Guess the kind of each column, number or category, from its first `GUESS_ROWS` rows.
+    """Guess the kind of each column, number or category, from about the first `GUESS_ROWS` rows.
 
-    The kind is number if all values are numbers, except if they are at most `MAX_RATINGS` different whole numbers. If
-    most but not all values are numbers, a `Notice` reports the first value that is not a number.
+    The kind is number if all values are numbers, unless they are at most `MAX_RATINGS` different whole numbers. If most
+    but not all values are numbers, a `Notice` reports the first value that is not a number.
     """
     numbers = {name: list[float]() for name in names}
-    others = {name: list[tuple[int, Any]]() for name in names}  # row and value
+    others = {name: list[tuple[int, Any]]() for name in names}  # row numbers and values that are not numbers
     rows_read = 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
@@ -174,15 +177,16 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
         if rows_read >= GUESS_ROWS:
             break
     kinds = dict.fromkeys(names, "category")
-    for name, invalid in others.items():
-        distinct = set(numbers[name])
-        if len(distinct) <= MAX_RATINGS and all(map(float.is_integer, distinct)):
+    for name, rows_and_values in others.items():
+        distinct_numbers = set(numbers[name])
+        if len(distinct_numbers) <= MAX_RATINGS and all(map(float.is_integer, distinct_numbers)):
             continue
-        if not invalid:
+        other_count = len(rows_and_values)
+        if not other_count:
             kinds[name] = "number"
-        elif len(invalid) <= (1 - MIN_NUMBER_SHARE) * (len(numbers[name]) + len(invalid)):
-            row, value = invalid[0]
-            more = f", like {len(invalid) - 1:,} other values" if len(invalid) > 1 else ""
+        elif other_count <= (1 - MIN_NUMBER_SHARE) * (len(numbers[name]) + other_count):
+            row, value = rows_and_values[0]
+            more = f", like {other_count - 1:,} other values" if other_count > 1 else ""
             problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{more}"
             remedy = f"set {name}:number or {name}:category"
             warnings.warn(

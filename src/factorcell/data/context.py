@@ -1,7 +1,7 @@
 """The context of the texts of a batch, as tensors.
 
-Shapes: B texts, B' selected texts, C categorical and N numeric variables, W words in the bags of B texts, D numbers of
-a vector.
+Shapes: B texts, B' selected texts, C categorical and N numeric variables, W words in the bags of all B texts, D numbers
+of a vector.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Bags:
-    """Bags of words: the values of a text variable for B texts, without words that the schema does not contain.
+    """The values of a text variable for B texts: bags of words, without words that the schema does not contain.
 
     Attributes:
         words: The ids of the words of all bags, one bag after the other (W,).
@@ -34,16 +34,17 @@ class Bags:
         """Return the bags at the indices `rows` (B',)."""
         sizes = self.sizes[rows]
         offsets = F.pad(sizes.cumsum(0), (1, 0))
-        moves = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
-        return Bags(self.words[moves + torch.arange(len(moves), device=rows.device)], offsets)
+        # For each selected word, the shift from its index in the result to its index in `self.words`.
+        shifts = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
+        return Bags(self.words[shifts + torch.arange(len(shifts), device=rows.device)], offsets)
 
     def padded(self) -> Tensor:
         """Return the word ids (B, words of the largest bag), padded with -1."""
         sizes = self.sizes
-        steps = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
-        padded = self.words.new_full((len(sizes), len(steps)), -1)
-        padded[steps < sizes[:, None]] = self.words
-        return padded
+        positions = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
+        padded_words = self.words.new_full((len(sizes), len(positions)), -1)
+        padded_words[positions < sizes[:, None]] = self.words
+        return padded_words
 
     def to(self, device: torch.device) -> "Bags":
         """Return these bags on `device`."""
@@ -52,7 +53,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class Context:
-    """The context of B texts. Numbers are as in the table; the model standardizes them.
+    """The contexts of B texts. The numbers are those of the table; the model standardizes them.
 
     Attributes:
         categories: The ids of category values (B, C), int64; -1 for a missing value.
@@ -83,9 +84,10 @@ class Context:
 
         `key` is the seed of the random numbers.
         """
-        # The id of the unknown value is 0, so a product with False is the unknown value.
-        keep = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
-        return replace(self, categories=self.categories * torch.from_numpy(keep).to(self.categories.device))
+        is_retained = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
+        # The id of the unknown value is 0, the product of any id and False.
+        factors = torch.from_numpy(is_retained).to(self.categories.device)
+        return replace(self, categories=self.categories * factors)
 
     def to(self, device: torch.device) -> "Context":
         """Return these contexts on `device`."""
@@ -100,11 +102,12 @@ class Context:
         """Return the distinct contexts and, for each text, the index of its context among them (B,)."""
         parts = [self.categories, self.numbers, *self.vectors, *(bags.padded() for bags in self.bags)]
         # NaN is not equal to itself, so missing numbers are compared as infinity.
-        joined = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
-        if joined.shape[1] == 0:
-            index = torch.zeros(len(self), dtype=torch.long, device=joined.device)
-            return self.select(index[:1]), index
-        unique, index = torch.unique(joined, dim=0, return_inverse=True)
-        rows = torch.arange(len(self), device=joined.device)
-        first_rows = index.new_full((len(unique),), len(self)).scatter_reduce(0, index, rows, "amin")
-        return self.select(first_rows), index
+        values = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
+        if values.shape[1] == 0:  # without variables, all contexts are equal
+            indices = torch.zeros(len(self), dtype=torch.long, device=values.device)
+            return self.select(indices[:1]), indices
+        distinct_values, indices = torch.unique(values, dim=0, return_inverse=True)
+        rows = torch.arange(len(self), device=values.device)
+        # The first row of each distinct context.
+        first_rows = indices.new_full((len(distinct_values),), len(self)).scatter_reduce(0, indices, rows, "amin")
+        return self.select(first_rows), indices

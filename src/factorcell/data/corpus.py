@@ -1,4 +1,4 @@
-"""Texts as flat arrays of token ids with their contexts as arrays, and batches of texts of similar length.
+"""Corpora: texts as flat arrays of token ids with their contexts as arrays, and batches of texts of similar length.
 
 A target is a token that the model predicts. A text of n tokens has n + 1 targets, because its end is predicted too.
 
@@ -23,16 +23,17 @@ from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
 POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this many batches
+BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts as tensors.
+    """Texts and their contexts as tensors.
 
     Attributes:
-        tokens: Ids (B, T + 1) from the start token to the end token, padded with end tokens.
+        tokens: The token ids of each text (B, T + 1), from the start token on, padded with end tokens.
         lengths: The number of targets of each text (B,).
         context: The contexts of the texts.
         rows: The index of the row of each text in its corpus (B,).
@@ -65,9 +66,9 @@ class Corpus:
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
         vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        bags: For each text variable, the ids of the words of each row that the schema contains (bags of words).
-        users: The id of the user of each text (rows,); empty if the table has no user column. Ids are numbered from 1
-            on in order of appearance, including those of rare users; 0 is a missing user.
+        bags: For each text variable, the bag of words of each row: the ids of those words that the schema contains.
+        users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
+            numbered from 1 on in order of appearance; 0 is a missing user.
         originals: Sizes and digests of the original texts; None if the texts are not from a table.
     """
 
@@ -87,7 +88,7 @@ class Corpus:
 
     @property
     def target_count(self) -> int:
-        """The number of predicted tokens, which are all except the start tokens."""
+        """The number of targets: all tokens except the start tokens."""
         return len(self.tokens) - len(self)
 
     @property
@@ -103,13 +104,14 @@ class Corpus:
 
     def truncate(self, max_tokens: int) -> "Corpus":
         """Return this corpus, whose texts must be uncut, with each text cut after `max_tokens` tokens."""
-        sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)
+        sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)  # `max_tokens` does not count the start token
         offsets = np.append(0, np.cumsum(sizes))
-        indices = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
+        shifts = self.offsets[:-1] - offsets[:-1]  # from the index of a token in the result to its index here
+        indices = np.arange(offsets[-1]) + np.repeat(shifts, sizes)
         return replace(self, tokens=self.tokens[indices], offsets=offsets)
 
     def context_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of all contexts by the names that they have in files; `context_fields` is the inverse."""
+        """Return the arrays of all contexts by their names in files; `context_fields` is the inverse function."""
         arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
         arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
         for index, bags in enumerate(self.bags):
@@ -118,26 +120,26 @@ class Corpus:
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of `rows` as tensors."""
-        selected = [bags.select(rows) for bags in self.bags]
+        selected_bags = [bags.select(rows) for bags in self.bags]
         return Context(
             torch.from_numpy(self.categories[rows].astype(np.int64)),
             torch.from_numpy(self.numbers[rows]),
             tuple(torch.from_numpy(vectors[rows]) for vectors in self.vectors),
             tuple(
-                Bags(torch.from_numpy(words.astype(np.int64)), torch.from_numpy(offsets)) for words, offsets in selected
+                Bags(torch.from_numpy(words.astype(np.int64)), torch.from_numpy(offsets))
+                for words, offsets in selected_bags
             ),
         )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the texts of `rows` as one padded batch."""
-        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        steps = np.arange(lengths.max())
-        # Positions behind the end of a text read its last token, and are then replaced by the end token.
-        index = np.minimum(starts[:, None] + steps, (starts + lengths - 1)[:, None])
-        tokens = np.where(steps < lengths[:, None], self.tokens[index], self.tokenizer.specials.end).astype(np.int64)
-        return Batch(
-            torch.from_numpy(tokens), torch.from_numpy(lengths - 1), self.context(rows), torch.from_numpy(rows)
-        )
+        starts, sizes = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        positions = np.arange(sizes.max())
+        # Positions behind the end of a text read its last token, which the end token then replaces.
+        indices = np.minimum(starts[:, None] + positions, (starts + sizes - 1)[:, None])
+        is_token = positions < sizes[:, None]
+        tokens = np.where(is_token, self.tokens[indices], self.tokenizer.specials.end).astype(np.int64)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(sizes - 1), self.context(rows), torch.from_numpy(rows))
 
     def batches(
         self, batch_tokens: int, seed: int | None = None, epoch: int = 0, max_user_texts: int = 0
@@ -146,11 +148,11 @@ class Corpus:
 
         Args:
             batch_tokens: The largest number of tokens of a batch, padding included; a longer text is its own batch.
-            seed: The seed of the random order. Rows are shuffled, then sorted by length within pools of about
-                `POOL_BATCHES` batches, and the batches are shuffled. Without a seed, all rows are sorted by length.
+            seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
+                `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
             epoch: The number of the epoch; each epoch has its own random order.
-            max_user_texts: The largest number of texts of each user, if there is a seed: the first in the random order
-                are used. 0 for all texts.
+            max_user_texts: The largest number of texts of each user: the first of them in the random order are used. 0
+                uses all texts, and so does any number if `seed` is None.
 
         Returns:
             The rows of each batch.
@@ -158,16 +160,16 @@ class Corpus:
         lengths = self.lengths
         if seed is None:
             return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
-        random = np.random.default_rng((seed, epoch))
-        rows = random.permutation(len(self))
+        generator = np.random.default_rng((seed, epoch))
+        rows = generator.permutation(len(self))
         if max_user_texts:
             rows = rows[_rank_in_group(self.users[rows]) < max_user_texts]
-        size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
+        pool_size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
-        for begin in range(0, len(rows), size):
-            pool = rows[begin : begin + size]
+        for begin in range(0, len(rows), pool_size):
+            pool = rows[begin : begin + pool_size]
             batches += _split_batches(pool[np.argsort(lengths[pool], kind="stable")], lengths, batch_tokens)
-        return [batches[index] for index in random.permutation(len(batches))]
+        return [batches[index] for index in generator.permutation(len(batches))]
 
     def select(self, rows: NDArray[np.int64]) -> "Corpus":
         """Return a corpus of `rows`, in that order."""
@@ -181,7 +183,7 @@ class Corpus:
             vectors=tuple(vectors[rows] for vectors in self.vectors),
             bags=tuple(bags.select(rows) for bags in self.bags),
             users=self.users[rows] if len(self.users) else self.users,
-            originals=self.originals and self.originals.select(rows),
+            originals=None if self.originals is None else self.originals.select(rows),
         )
 
     def concatenate(self, other: "Corpus") -> "Corpus":
@@ -189,7 +191,8 @@ class Corpus:
         originals = None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
-        vectors, bags = zip(self.vectors, other.vectors, strict=True), zip(self.bags, other.bags, strict=True)
+        pairs_of_vectors = zip(self.vectors, other.vectors, strict=True)
+        pairs_of_bags = zip(self.bags, other.bags, strict=True)
         tokens, offsets = Ragged(self.tokens, self.offsets).concatenate(Ragged(other.tokens, other.offsets))
         return replace(
             self,
@@ -197,24 +200,24 @@ class Corpus:
             offsets=offsets,
             categories=np.concatenate([self.categories, other.categories]),
             numbers=np.concatenate([self.numbers, other.numbers]),
-            vectors=tuple(np.concatenate(pair) for pair in vectors),
-            bags=tuple(first.concatenate(second) for first, second in bags),
+            vectors=tuple(np.concatenate(pair) for pair in pairs_of_vectors),
+            bags=tuple(first.concatenate(second) for first, second in pairs_of_bags),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":
         """Return a corpus with the same texts, in which all variables of `schema` are missing."""
-        rows = len(self)
+        row_count = len(self)
         return replace(
             self,
             schema=schema,
-            categories=np.full((rows, len(schema.categories)), MISSING, dtype=np.int32),
-            numbers=np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32),
+            categories=np.full((row_count, len(schema.categories)), MISSING, dtype=np.int32),
+            numbers=np.full((row_count, len(schema.numbers)), np.nan, dtype=np.float32),
             vectors=tuple(
-                np.full((rows, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors
+                np.full((row_count, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors
             ),
-            bags=tuple(Ragged(np.zeros(0, np.int32), np.zeros(rows + 1, np.int64)) for _ in schema.texts),
+            bags=tuple(Ragged(np.zeros(0, np.int32), np.zeros(row_count + 1, np.int64)) for _ in schema.texts),
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
@@ -230,12 +233,13 @@ class Corpus:
         Raises:
             UserError: The corpus has fewer than two rows.
         """
-        # 0xDE7 makes these random numbers differ from those of other uses of the same seed.
-        order = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
-        count = min(max(1, round(share * len(self))), len(self) - 1)
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
-        return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
+        # 0xDE7 makes these random numbers differ from those of other uses of the same seed.
+        random_rows = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
+        held_out_count = min(max(1, round(share * len(self))), len(self) - 1)
+        held_out_rows, training_rows = np.split(random_rows, [held_out_count])
+        return self.select(np.sort(training_rows)), self.select(np.sort(held_out_rows))
 
 
 def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
@@ -254,9 +258,10 @@ def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) ->
 def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return, for each element of `groups`, how many equal elements precede it."""
     order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
+    sorted_groups = groups[order]
     ranks = np.empty(len(groups), dtype=np.int64)
-    ranks[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    # In sorted order, `searchsorted` finds the position of the first element of each group.
+    ranks[order] = np.arange(len(groups)) - np.searchsorted(sorted_groups, sorted_groups)
     return ranks
 
 
@@ -265,18 +270,19 @@ def _split_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield consecutive parts of `rows`, which are sorted by length, as batches of at most `batch_tokens` tokens.
 
-    The padding counts. A text that is longer is a batch of its own.
+    The tokens of a batch include its padding. A text of more tokens is a batch of its own.
     """
-    ordered_lengths, begin = np.maximum(lengths[rows], 1), 0
+    sorted_lengths = np.maximum(lengths[rows], 1)
+    begin = 0
     while begin < len(rows):
-        # Binary search for the last row that fits; the padded size grows with the number of rows.
-        low, high = begin + 1, len(rows)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = (middle - begin) * ordered_lengths[middle - 1] <= batch_tokens
-            low, high = (middle, high) if fits else (low, middle - 1)
-        yield rows[begin:low]
-        begin = low
+        # Binary search for the largest end of a batch that fits; the padded size grows with the number of rows.
+        end, max_end = begin + 1, len(rows)
+        while end < max_end:
+            middle = (end + max_end + 1) // 2
+            padded_size = (middle - begin) * sorted_lengths[middle - 1]
+            end, max_end = (middle, max_end) if padded_size <= batch_tokens else (end, middle - 1)
+        yield rows[begin:end]
+        begin = end
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
@@ -299,8 +305,8 @@ def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
     Counts below `min_count` are replaced by `min_count`, except the count of the start token, which is 0.
     """
     counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
-    for begin in range(0, len(corpus.tokens), 1 << 24):
-        counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
+    for begin in range(0, len(corpus.tokens), BLOCK_TOKENS):
+        counts += np.bincount(corpus.tokens[begin : begin + BLOCK_TOKENS], minlength=len(counts))
     counts = np.maximum(counts, min_count)
     counts[corpus.tokenizer.specials.start] = 0
     return counts
@@ -313,12 +319,12 @@ def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
 
 
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
-    """Return the 64-bit hashes of n-grams after one more token each; the hash of an empty n-gram is 0.
+    """Return the 64-bit hashes of n-grams that are extended by one token each; the hash of an empty n-gram is 0.
 
     Args:
         hashes: The hash of each n-gram.
-        tokens: The token that is appended to each n-gram, with the same shape.
-        shift: By how many bits a product is shifted to mix its upper bits into the lower ones.
+        tokens: The token that is appended to each n-gram; an array of the same shape as `hashes`.
+        shift: The number of bits by which a product is shifted to mix its upper bits into its lower ones.
     """
-    keys = (hashes ^ tokens) * HASH_MULTIPLIER
-    return keys ^ (keys >> np.uint64(shift))
+    products = (hashes ^ tokens) * HASH_MULTIPLIER
+    return products ^ (products >> np.uint64(shift))

@@ -1,7 +1,7 @@
 """Counts of popular texts for completion: the number of occurrences of each text that enough users wrote.
 
-A text that fewer than `min_users` users wrote is private and is omitted; the names of users are not stored.
-Texts are compared in canonical form (`canonical.canonical`).
+A text that fewer than `min_users` users wrote may be private and is omitted; the names of users are not stored. Texts
+are compared in canonical form (`canonical.canonical`).
 """
 
 import re
@@ -21,8 +21,8 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.rows import category_names, to_values
 from factorcell.data.values import short_repr
 
-POPULARITY = "popularity.jsonl"  # the file of a run folder with the text counts of training
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+POPULARITY = "popularity.jsonl"  # the file of a run folder with the counts of popular training texts
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TextCounts:
     Attributes:
         counts: How often each text occurs, by its canonical form; the empty text is omitted.
         total: The number of all texts, popular or not.
-        min_users: At least this many users wrote each text; 0 if users were not distinguished.
+        min_users: The minimum number of users who wrote a text of `counts`; 0 if users were not distinguished.
     """
 
     counts: Mapping[str, int]
@@ -56,31 +56,37 @@ class TextCounts:
             UserError: A text is not a string, a user cannot be a category value, or the number of users differs from
                 the number of texts.
         """
-        values, forms = to_values(texts, "texts"), list[str]()
-        counts, writers = Counter[str](), defaultdict[str, set[str]](set)
-        for row, text in enumerate(values, 1):
+        canonical_texts = list[str]()
+        for number, text in enumerate(to_values(texts, "texts"), 1):
             if not isinstance(text, str):
-                raise UserError(f"text {row}: expected a string, got {short_repr(text)}")
-            forms.append(canonical(text))
-        counts.update(forms)
+                raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
+            canonical_texts.append(canonical(text))
+        counts = Counter(canonical_texts)
+        users_by_text = defaultdict[str, set[str]](set)
         if users is not None:
-            for text, name in zip(forms, category_names(users, "users", len(values)), strict=True):
-                if name is not None:
-                    writers[text].add(name)
+            user_names = category_names(users, "users", len(canonical_texts))
+            for text, user_name in zip(canonical_texts, user_names, strict=True):
+                if user_name is not None:
+                    users_by_text[text].add(user_name)
         min_users = 0 if users is None else min_users
-        popular = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= min_users)
-        return cls({text: counts[text] for text in popular if text}, len(values), min_users)
+        popular = {
+            text: count
+            for text, count in counts.items()
+            if text and count >= min_count and len(users_by_text[text]) >= min_users
+        }
+        return cls(popular, len(canonical_texts), min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
         """Count the texts of a corpus that has a user column and a tokenizer of characters.
 
         Texts that were cut and texts with an out-of-vocabulary token are not counted, because they cannot be restored.
-        Texts with half of a surrogate pair are not counted either, because they cannot be typed.
+        Texts with half of a surrogate pair are not counted either, because nobody can type them.
         """
         specials = corpus.tokenizer.specials
 
-        def text_of(row: int) -> str:
+        def restore_text(row: int) -> str:
+            """Return the canonical form of the text in a row, or an empty string for a text that is not counted."""
             ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
             if ids[-1] != specials.end or specials.unknown in ids:
                 return ""
@@ -88,19 +94,22 @@ class TextCounts:
             return "" if LONE_SURROGATE.search(text) else text
 
         # Hashes need less memory than texts, so only the popular texts are restored again below.
-        digests = np.fromiter(map(hash, map(text_of, range(len(corpus)))), np.int64, len(corpus))
-        _, first, index, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)
-        users = count_users(index, corpus.users, len(first))
-        popular = np.flatnonzero((counts >= min_count) & (users >= min_users))
-        rows = zip(first[popular].tolist(), counts[popular].tolist(), strict=True)
-        popular_counts = {text_of(row): count for row, count in rows}
+        hashes = np.fromiter(map(hash, map(restore_text, range(len(corpus)))), np.int64, len(corpus))
+        _, first_rows, text_indices, counts = np.unique(
+            hashes, return_index=True, return_inverse=True, return_counts=True
+        )
+        user_counts = count_users(text_indices, corpus.users, len(first_rows))
+        is_popular = (counts >= min_count) & (user_counts >= min_users)
+        rows_and_counts = zip(first_rows[is_popular].tolist(), counts[is_popular].tolist(), strict=True)
+        popular_counts = {restore_text(row): count for row, count in rows_and_counts}
         popular_counts.pop("", None)
         return cls(popular_counts, len(corpus), min_users)
 
     def save(self, path: Path) -> None:
-        """Write a JSON line with the total, then one for each text in alphabetical order."""
+        """Write a JSON line with `total` and `min_users`, then one for each text in alphabetical order."""
+        header = {"total": self.total, "min_text_users": self.min_users}
         rows = ({"text": text, "count": count} for text, count in sorted(self.counts.items()))
-        files.write_rows(path, [{"total": self.total, "min_text_users": self.min_users}, *rows])
+        files.write_rows(path, [header, *rows])
 
     @classmethod
     def open(cls, path: Path) -> "TextCounts":
@@ -112,20 +121,21 @@ class TextCounts:
         rows = files.read_rows(path)
         try:
             counts = {str(row["text"]): int(row["count"]) for row in rows[1:]}
-            return cls(counts, int(rows[0]["total"]), int(rows[0]["min_text_users"]))
+            header = rows[0]
+            return cls(counts, int(header["total"]), int(header["min_text_users"]))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a file of text counts ({error!r})") from None
 
 
-def count_users(index: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
-    """Return how many users wrote each text (text_count,).
+def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
+    """Return how many users wrote each of `text_count` distinct texts (text_count,).
 
     Args:
-        index: The text of each row, as an index from 0 to `text_count` - 1.
+        text_indices: The text of each row, as an index from 0 to `text_count` - 1.
         users: The user of each row; 0 is missing and is not counted.
-        text_count: The number of texts.
+        text_count: The number of distinct texts.
     """
     has_user = users > 0
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
-    pairs = np.unique(index[has_user].astype(np.int64) << 32 | users[has_user])
+    pairs = np.unique((text_indices[has_user].astype(np.int64) << 32) | users[has_user])
     return np.bincount(pairs >> 32, minlength=text_count)

@@ -1,7 +1,7 @@
 """Sizes and digests of the original texts of a corpus, before normalization, lower-casing and tokenization.
 
-Models with different tokenizers or vocabularies have different targets but the same original texts, so they can be
-compared in bits per byte of the original texts. A text is restorable if joining its tokens returns the original text.
+Models with different tokenizers or vocabularies have different targets, but bits per byte of the original texts can be
+compared. A text is restorable if joining its tokens returns the original text.
 
 Shapes: N texts.
 """
@@ -17,7 +17,13 @@ from factorcell.data.tokenizer import Tokenizer
 
 
 class OriginalTexts(NamedTuple):
-    """Sizes of the original texts in bytes of UTF-8, their 64-bit digests, and whether each is restorable, all (N,)."""
+    """Sizes and digests of the original texts.
+
+    Attributes:
+        sizes: The size of each text in bytes of UTF-8 (N,).
+        digests: A 64-bit digest of each text (N,).
+        restorable: Whether each text is restorable (N,).
+    """
 
     sizes: NDArray[np.int64]
     digests: NDArray[np.uint64]
@@ -26,21 +32,21 @@ class OriginalTexts(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "OriginalTexts":
         """Return the sizes and digests of `texts`, and whether `tokenizer` can restore them."""
-        contents = [text.encode("utf-8", "surrogatepass") for text in texts]
-        digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+        encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
+        digests = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in encoded_texts)
         return cls(
-            np.array([len(content) for content in contents], np.int64),
-            np.frombuffer(digests, "<u8").astype(np.uint64),
+            np.array([len(encoded) for encoded in encoded_texts], np.int64),
+            np.frombuffer(digests, "<u8").astype(np.uint64),  # little-endian on every machine
             np.array([tokenizer.is_restorable(text) for text in texts], np.bool_),
         )
 
     @classmethod
     def concatenated(cls, parts: Iterable["OriginalTexts"]) -> "OriginalTexts":
-        """Return the entries of one or more `parts`, one part after the other."""
+        """Return the entries of all `parts`, of which there is at least one, one part after the other."""
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def select(self, rows: NDArray[np.int64]) -> "OriginalTexts":
-        """Return the entries of `rows`, in that order."""
+        """Return the entries of the texts with the indices `rows`, in that order."""
         return OriginalTexts(self.sizes[rows], self.digests[rows], self.restorable[rows])
 
     @property

@@ -1,9 +1,9 @@
-"""Readers of context columns: each collects the values of one column in chunks and encodes them as an array.
+"""Readers of context columns: each reader receives one column in chunks and encodes its values as an array.
 
-A text is encoded as a bag of words: the ids of its lower-cased words, without those that are too rare in training. The
-tokenizer of the model has no influence on it. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON
-array in text. A missing category or text is encoded as missing; the model replaces it by the expected value of the
-variable (docs/glossary.md). A missing number or vector raises a `UserError`, except with the policy "expected".
+A text is encoded as a bag of words: the ids of its lower-cased words, without words that are too rare in training. The
+bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
+JSON array in text. A missing category or text is encoded as missing, and the model replaces it by the expected value of
+the variable (docs/glossary.md). A missing number or vector raises a `UserError`, except with the policy "expected".
 """
 
 import difflib
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, may_contain, waves
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, may_contain, wave_parameters
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.values import (
     MAX_FLOAT32,
@@ -49,8 +49,9 @@ class Ragged(NamedTuple):
         """Return the lists of `rows`, in that order."""
         lengths = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(self.values[index], offsets)
+        shifts = self.offsets[rows] - offsets[:-1]  # from the index of an item in the result to its index here
+        indices = np.repeat(shifts, lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[indices], offsets)
 
     def concatenate(self, other: "Ragged") -> "Ragged":
         """Return these lists followed by the lists of `other`."""
@@ -61,7 +62,8 @@ class Ragged(NamedTuple):
 class ColumnReader:
     """Base of the readers of a context column.
 
-    In training, `build_variable` determines the variable from the values; a trained model has it in its schema.
+    In training, `build_variable` determines the variable from the values of the column. The schema of a trained model
+    already contains the variable.
     """
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
@@ -74,9 +76,9 @@ class ColumnReader:
                 "expected" (read as a missing value). With "expected", numbers and vectors may be missing too.
             is_known: Whether `variable` comes from the schema of a trained model.
         """
-        self.declared, self.column, self.table_name = variable, variable.source_column, table_name
+        self.declared_variable, self.column, self.table_name = variable, variable.source_column, table_name
         self.unknown, self.is_known = unknown, is_known
-        self.chunks = list[NDArray[Any]]()
+        self.chunk_arrays = list[NDArray[Any]]()  # the numbers, vectors or provisional ids of each chunk
 
     def add(self, values: list[Any], first_row: int) -> None:
         """Add the values of one chunk; `first_row` is the number of rows of the table before this chunk."""
@@ -87,23 +89,26 @@ class ColumnReader:
         raise NotImplementedError
 
     def encode(self, variable: Variable) -> Any:
-        """Return the values of all rows, encoded with the values and words of `variable`."""
-        return np.concatenate(self.chunks)
+        """Return the values of all rows; categories and words become indices of `variable.values`."""
+        return np.concatenate(self.chunk_arrays)
 
     def error(self, row: int, problem: str) -> UserError:
-        """Return the error about the value in a row, counted from 1."""
+        """Return the error about the value in row number `row`, counted from 1."""
         return UserError(f"{self.table_name} row {row}: {self.column} {problem}")
 
 
 def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the standard deviation of each column of `values` (rows, n), or 1 if all its values are equal."""
-    spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
+    """Return the standard deviations of the columns of `values` (rows, n); 1 for a column of equal values.
+
+    One column may also have the shape (rows,).
+    """
+    result: NDArray[np.float64] = values.std(0, dtype=np.float64)
     # Rounding errors can give equal values a small deviation.
-    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
+    return np.where(result > 1e-12 * np.abs(values).max(0), result, 1.0)
 
 
 class _ValueIds(dict[Any, int]):
-    """Provisional ids of the values of one type: one id per category name, and 0 for missing values."""
+    """Provisional ids of the values of one Python type: one id per category name, and 0 for missing values."""
 
     def __init__(self, ids_by_name: dict[str, int]) -> None:
         super().__init__()
@@ -112,12 +117,16 @@ class _ValueIds(dict[Any, int]):
     def __missing__(self, value: Any) -> int:
         if is_missing(value):
             return 0
-        self[value] = index = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
-        return index
+        self[value] = provisional_id = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
+        return provisional_id
 
 
 class CategoryReader(ColumnReader):
-    """Reads a column of categories; if `is_private` is true, error messages do not list values of the column."""
+    """Reads a column of categories.
+
+    Attributes:
+        is_private: Whether error messages must not list values that training saw.
+    """
 
     is_private = False
 
@@ -130,12 +139,12 @@ class CategoryReader(ColumnReader):
     def add(self, values: list[Any], first_row: int) -> None:
         try:
             ids = (self.ids_by_type[type(value)][value] for value in values)
-            self.chunks.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
+            self.chunk_arrays.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
         except (TypeError, UserError):
             raise self._invalid_value_error(values, first_row) from None
 
     def _invalid_value_error(self, values: list[Any], first_row: int) -> UserError:
-        """Return the error about the first value that is not hashable, or is bytes that are not UTF-8."""
+        """Return the error about the first value that cannot be a category."""
         for row, value in enumerate(values, first_row + 1):
             try:
                 hash(value)
@@ -146,59 +155,70 @@ class CategoryReader(ColumnReader):
                 is_list = isinstance(value, (list, tuple, np.ndarray))
                 hint = f" (for vectors, use {self.column}:vector)" if is_list else ""
                 return self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}")
-        raise AssertionError("every value has a name")
+        raise AssertionError("every value has a category name")
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
         min_count = config.min_user_count if self.column == config.user else config.min_context_count
-        counts = np.bincount(self.provisional_ids(), minlength=len(self.ids_by_name) + 1)[1:].tolist()
-        ordered = sorted(zip(self.ids_by_name, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        frequent = {name: count for name, count in ordered if count >= min_count and name != UNKNOWN_VALUE}
+        counts = np.bincount(self.provisional_ids(), minlength=len(self.ids_by_name) + 1)
+        count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
+        names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
+        frequent = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
+        rare = set(names).difference(frequent)
         return replace(
-            self.declared,
+            self.declared_variable,
             values=(UNKNOWN_VALUE, *frequent),
-            counts=(sum(counts) - sum(frequent.values()), *frequent.values()),
-            rare_count=len(ordered) - len(frequent),
+            counts=(sum(count_by_name[name] for name in rare), *(count_by_name[name] for name in frequent)),
+            rare_count=len(rare),
             min_count=min_count,
-            rare_filter=bloom_filter([name for name in self.ids_by_name if name not in frequent]),
+            rare_filter=bloom_filter(rare),
         )
 
     def provisional_ids(self) -> NDArray[np.int32]:
         """Return the provisional id of each row's value, from 1 on in order of appearance; 0 for a missing value."""
-        return np.concatenate(self.chunks)
+        return np.concatenate(self.chunk_arrays)
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
-        """Return the index of each row's value in `variable`; the policy "error" raises `UserError` for unseen ones."""
-        ids, indices = self.provisional_ids(), {name: index for index, name in enumerate(variable.values)}
+        """Return the index of each row's value in `variable.values`; -1 for a missing value.
+
+        The index of rare and unseen values is 0, or -1 with the policy "expected".
+
+        Raises:
+            UserError: The policy is "error", and training never saw one of the values.
+        """
+        ids = self.provisional_ids()
+        index_by_name = {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error":
             rare_filter, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
-            if unseen := [
-                name for name in self.ids_by_name if name not in frequent and not may_contain(rare_filter, name)
-            ]:
+            others = [name for name in self.ids_by_name if name not in frequent]
+            if unseen := [name for name in others if not may_contain(rare_filter, name)]:
                 raise self._unseen_value_error(unseen, ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
-        # The final index of each provisional id, which is 0 for a missing value.
-        final_indices = [MISSING, *(indices.get(name, other_index) for name in self.ids_by_name)]
+        # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
+        final_indices = [MISSING, *(index_by_name.get(name, other_index) for name in self.ids_by_name)]
         return np.array(final_indices, dtype=np.int32)[ids]
 
     def _unseen_value_error(self, unseen: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
-        """Return the error about values that training never saw, which names the first of them and its row."""
+        """Return the error about values that training never saw; it names the first of these values and its row."""
         unseen_ids = [self.ids_by_name[name] for name in unseen]
-        row, count = int(np.flatnonzero(ids == unseen_ids[0])[0]) + 1, int(np.isin(ids, unseen_ids).sum())
+        first_row = int(np.argmax(ids == unseen_ids[0])) + 1
+        row_count = int(np.isin(ids, unseen_ids).sum())
         affected = f"{len(unseen):,} such values" if len(unseen) > 1 else "this value"
-        extent = f" ({affected} in {count:,} of {len(ids):,} rows)" if count > 1 else ""
-        rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
+        extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
+        or_rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
-        near = [] if self.is_private else difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
-        examples = f" ({', '.join(near)}{', ...' if len(values) > len(near) else ''})" if near else ""
-        problem = f"{unseen[0]!r} was never seen in training{rare}{extent}; training has {len(values):,} values"
-        error = self.error(row, problem + examples)
+        problem = f"{unseen[0]!r} was never seen in training{or_rare}{extent}; training has {len(values):,} values"
+        if values and not self.is_private:
+            examples = difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
+            problem += f" ({', '.join(examples)}{', ...' if len(values) > len(examples) else ''})"
+        error = self.error(first_row, problem)
         return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
 
 
-EMPTY = "empty, {}; fill it in or leave the row out"
+# Ends of error messages. In `EMPTY_VALUE`, {} is replaced by text such as "not a number".
+EMPTY_VALUE = "empty, {}; fill it in or leave the row out"
 NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
-# The parser of each kind, and the end of the message about a value that it cannot read.
+# For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
 NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
     "number": (to_number, "not a number"),
     "longitude": (to_number, "not a number of degrees"),
@@ -213,39 +233,47 @@ class NumberReader(ColumnReader):
     """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
     def add(self, values: list[Any], first_row: int) -> None:
-        parse, problem = NUMBER_PARSERS[self.declared.kind]
+        parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
         numbers = [parse(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), first_row + 1):
             if number is None and is_missing(value) and self.unknown != "expected":
-                raise self.error(row, f"is {EMPTY.format(problem.partition(' (')[0])}")
+                problem_without_example, _, _ = problem.partition(" (")
+                raise self.error(row, f"is {EMPTY_VALUE.format(problem_without_example)}")
             if number is None and not is_missing(value):
-                # The kind of a column can be changed in training only.
-                can_be_category = not self.is_known and self.declared.kind == "number"
+                # The user can change the kind of a column only in training.
+                can_be_category = not self.is_known and self.declared_variable.kind == "number"
                 suggestion = f" (for a category, use {self.column}:category)" if can_be_category else ""
                 raise self.error(row, f"is {short_repr(value)}, {problem}{suggestion}")
         array = np.array([math.nan if number is None else number for number in numbers])
-        self.chunks.append(array % self.declared.period if self.declared.period else array)
+        period = self.declared_variable.period
+        self.chunk_arrays.append(array % period if period else array)
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean, standard deviation and range of its numbers.
 
-        A periodic number has no range; it has also the means and standard deviations of its waves (`schema.waves`). Its
-        mean is the angle of the mean of its points on the unit circle.
+        A periodic number has no range, but the means and standard deviations of its waves (`wave_parameters`). Its
+        values are points on the unit circle, and its mean is the angle of the mean of these points.
         """
-        numbers, period = np.concatenate(self.chunks), self.declared.period
+        numbers, period = np.concatenate(self.chunk_arrays), self.declared_variable.period
         if not period:
-            mean, deviation, low, high = map(float, (numbers.mean(), deviations(numbers), numbers.min(), numbers.max()))
-            return replace(self.declared, mean=mean, deviation=deviation, low=low, high=high)
-        frequencies, phases = map(np.array, waves(period))
+            return replace(
+                self.declared_variable,
+                mean=float(numbers.mean()),
+                deviation=float(deviations(numbers)),
+                low=float(numbers.min()),
+                high=float(numbers.max()),
+            )
+        frequencies, phases = map(np.array, wave_parameters(period))
         wave_values = np.sin(numbers[:, None] * frequencies + phases)
         means = wave_values.mean(0)
-        mean = math.atan2(means[0], means[1]) * period / (2 * math.pi) % period  # of sine and cosine, the first waves
+        sine_mean, cosine_mean = means[:2]  # of the first two waves, whose period is `period`
+        mean = math.atan2(sine_mean, cosine_mean) * period / (2 * math.pi) % period
         # The distance of each number from the mean on the circle, from -period / 2 to period / 2.
-        centered = (numbers - mean + period / 2) % period - period / 2
+        distances = (numbers - mean + period / 2) % period - period / 2
         return replace(
-            self.declared,
+            self.declared_variable,
             mean=mean,
-            deviation=float(deviations(mean + centered)),
+            deviation=float(deviations(mean + distances)),
             means=tuple(means.tolist()),
             deviations=tuple(deviations(wave_values).tolist()),
         )
@@ -257,61 +285,66 @@ class TextReader(ColumnReader):
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
         self.split = WordTokenizer(WordOptions(strip_punctuation=True)).split
-        self.ids: defaultdict[str, int] = defaultdict()  # provisional ids, in order of appearance
+        self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
-        self.sizes: list[int] = []
+        self.sizes: list[int] = []  # the number of words of each row
 
     def add(self, values: list[Any], first_row: int) -> None:
-        flat: list[int] = []
+        word_ids: list[int] = []
         for row, value in enumerate(values, first_row + 1):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
-            flat.extend(map(self.ids.__getitem__, words))
+            word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
-        self.chunks.append(np.array(flat, dtype=np.int32))
+        self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))
 
     def build_variable(self, config: DataConfig) -> Variable:
-        """Return the variable with the frequent words and the weight of each in the mean embedding of all texts."""
+        """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
         min_count = config.min_context_word
-        counts = np.bincount(np.concatenate(self.chunks), minlength=len(self.ids)).tolist()
-        frequent = [(-count, word) for word, count in zip(self.ids, counts, strict=True) if count >= min_count]
+        counts = np.bincount(np.concatenate(self.chunk_arrays), minlength=len(self.ids)).tolist()
+        count_by_word = dict(zip(self.ids, counts, strict=True))
+        frequent = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent:
             problem = f"no word occurs {min_count} times (min_context_word)"
             raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_word")
-        words = tuple(word for _, word in sorted(frequent)[: config.max_context_words])
+        frequent.sort(key=lambda word: (-count_by_word[word], word))
+        words = tuple(frequent[: config.max_context_words])
         bags = self._bags(words)
         sizes = np.diff(bags.offsets)
+        text_count = (sizes > 0).sum()
         # The embedding of a text is the sum of the embeddings of its words, divided by the square root of their number.
-        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / (sizes > 0).sum()
+        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / text_count
         shares = np.bincount(bags.values, weights, minlength=len(words))
-        return replace(self.declared, values=words, shares=tuple(shares.tolist()))
+        return replace(self.declared_variable, values=words, shares=tuple(shares.tolist()))
 
     def encode(self, variable: Variable) -> Ragged:
-        """Return a list per row: the index in `variable` of each of its words that `variable` contains."""
+        """Return the bag of each row: the indices in `variable.values` of the words that `variable.values` contains."""
         return self._bags(variable.values)
 
     def _bags(self, words: Sequence[str]) -> Ragged:
-        """Return a list per row: the index in `words` of each of its words that `words` contains."""
-        indices = {word: index for index, word in enumerate(words)}
-        final = np.array([indices.get(word, -1) for word in self.ids], dtype=np.int32)[np.concatenate(self.chunks)]
-        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[final >= 0]
+        """Return the bag of each row: the indices in `words` of those words of the row that `words` contains."""
+        index_by_word = {word: index for index, word in enumerate(words)}
+        final_indices = np.array([index_by_word.get(word, -1) for word in self.ids], dtype=np.int32)
+        indices = final_indices[np.concatenate(self.chunk_arrays)]
+        is_contained = indices >= 0
+        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[is_contained]
         sizes = np.bincount(rows, minlength=len(self.sizes))
-        return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        return Ragged(indices[is_contained], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
 class VectorReader(ColumnReader):
-    """Reads a column of vectors of equal size: that of training, or that of the first vector of a training table."""
+    """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
     def add(self, values: list[Any], first_row: int) -> None:
-        size = self.chunks[0].shape[1] if self.chunks else len(self.declared.means)
+        size = self.chunk_arrays[0].shape[1] if self.chunk_arrays else len(self.declared_variable.means)
         vectors = []
         for row, value in enumerate(values, first_row + 1):
-            missing = is_missing(value)
-            vector = None if missing else to_vector(value)
-            if vector is None and not (missing and self.unknown == "expected"):
+            has_value = not is_missing(value)
+            vector = to_vector(value) if has_value else None
+            if vector is None and (has_value or self.unknown != "expected"):
                 problem = "not a list of numbers"
-                description = EMPTY.format(problem) if missing else f"{short_repr(value)}, {problem}"
+                description = f"{short_repr(value)}, {problem}" if has_value else EMPTY_VALUE.format(problem)
                 raise self.error(row, f"is {description}")
             if vector is not None:
                 size = size or len(vector)
@@ -319,20 +352,22 @@ class VectorReader(ColumnReader):
                     reference = "as in training" if self.is_known else "as in the first row"
                     raise self.error(row, f"has {len(vector)} numbers; expected {size}, {reference}")
             vectors.append(vector)
-        no_vector = np.full(size, math.nan, dtype=np.float32)
-        self.chunks.append(np.stack([no_vector if vector is None else vector for vector in vectors]))
+        missing_vector = np.full(size, math.nan, dtype=np.float32)
+        self.chunk_arrays.append(np.stack([missing_vector if vector is None else vector for vector in vectors]))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
-        vectors = np.concatenate(self.chunks)
-        means, spread = vectors.mean(0, dtype=np.float64), deviations(vectors)
-        return replace(self.declared, means=tuple(means.tolist()), deviations=tuple(spread.tolist()))
+        vectors = np.concatenate(self.chunk_arrays)
+        means = vectors.mean(0, dtype=np.float64)
+        return replace(
+            self.declared_variable, means=tuple(means.tolist()), deviations=tuple(deviations(vectors).tolist())
+        )
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:
-    """Return a list of numbers, or the JSON array in a text, as 32-bit numbers.
+    """Convert a list of numbers, or the JSON array in a text, to an array of 32-bit floats.
 
-    None is returned for an empty list, a number that is too large for 32 bits, and a value that is not a list.
+    The result is None for an empty list, for a list with a number that is too large for 32 bits, and for other values.
     """
     try:
         array = np.asarray(json.loads(value) if isinstance(value, str) else value)
@@ -340,5 +375,5 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
         return None
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
         return None
-    wide = array.astype(np.float64)
-    return wide.astype(np.float32) if (np.abs(wide) <= MAX_FLOAT32).all() else None
+    numbers = array.astype(np.float64)
+    return numbers.astype(np.float32) if (np.abs(numbers) <= MAX_FLOAT32).all() else None

@@ -1,4 +1,7 @@
-"""Convert arguments of the Python interface, which may have any supported table type, to rows or lists of values."""
+"""Convert arguments of the Python interface to rows or lists of values.
+
+An argument may be of any type that `open_table` supports.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,11 +13,11 @@ from factorcell.data.tables import is_column, open_table, to_value_list
 from factorcell.data.values import category_name_or_none, short_repr
 
 Row = Mapping[str, Any]
-V = TypeVar("V")
+Value = TypeVar("Value")
 
 
 def has_rows(source: Any) -> bool:
-    """Return whether a table has at least one row; a table without rows may also lack columns."""
+    """Return whether a table of any supported type has at least one row; without rows it may also lack columns."""
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)):
         return len(source) > 0
     try:
@@ -25,7 +28,7 @@ def has_rows(source: Any) -> bool:
 
 
 def to_rows(source: Any) -> list[Row]:
-    """Return the rows of any source that `open_table` reads; an item of a list may be a table of one row."""
+    """Return the rows of a table of any supported type; each item of a list may be a row or a table of one row."""
     if isinstance(source, (list, tuple)):
         return [to_row(item) for item in source]
     if isinstance(source, Mapping) and not source:
@@ -33,12 +36,14 @@ def to_rows(source: Any) -> list[Row]:
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
         return []
     table = open_table(source)
-    chunks = table.read(table.columns)
-    return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
+    rows = list[Row]()
+    for chunk in table.read(table.columns):
+        rows += [dict(zip(chunk, row_values, strict=True)) for row_values in zip(*chunk.values(), strict=True)]
+    return rows
 
 
 def to_row(source: Any) -> Row:
-    """Return a row as a mapping from column to value; the source is a mapping or a table of one row."""
+    """Return a row as a mapping from column to value; `source` is such a mapping or a table of one row."""
     if isinstance(source, Mapping):
         return source
     if source is None or isinstance(source, (str, Path, int, float, list, tuple)):
@@ -50,14 +55,14 @@ def to_row(source: Any) -> Row:
 
 
 def distinct_category_names(values: Any, argument: str) -> list[str]:
-    """Return the distinct category names of `values`; messages begin with `argument`, the name of the argument."""
+    """Return the distinct category names of `values`; error messages begin with `argument`, the argument's name."""
     names = category_names(values, argument)
     if None in names:
         raise UserError(f"{argument}: expected values of a category, got a missing value")
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def key_by_category_name(entries: Mapping[Any, V], argument: str) -> dict[str, V]:
+def key_by_category_name(entries: Mapping[Any, Value], argument: str) -> dict[str, Value]:
     """Return `entries` with their keys replaced by category names.
 
     Raises:
@@ -73,7 +78,8 @@ def category_names(values: Any, argument: str, count: int | None = None) -> list
     """Return the category name of each value, or None for a missing value.
 
     Raises:
-        UserError: A value cannot be a category, or there are not `count` values; the message begins with `argument`.
+        UserError: A value cannot be a category, or the number of values is not `count`; the message begins with
+            `argument`.
     """
     names = list[str | None]()
     for number, value in enumerate(to_values(values, argument), 1):
@@ -87,14 +93,15 @@ def category_names(values: Any, argument: str, count: int | None = None) -> list
 
 
 def to_values(values: Any, argument: str) -> list[Any]:
-    """Return the values of a list, an array or a column as Python objects.
+    """Check that an argument is a list, an array or a column, and return its values as Python objects.
 
     Raises:
-        UserError: `values` has another type; the message begins with `argument`. A string, a mapping or a table raises
-            this error too, although Python can iterate over characters, keys or columns.
+        UserError: `values` has another type; the message begins with `argument`. Strings, mappings and tables raise
+            this error too, although Python can iterate over their characters, keys or columns.
     """
     is_table = hasattr(values, "columns") or hasattr(values, "column_names")
-    if isinstance(values, (str, bytes, Mapping)) or is_table or not (isinstance(values, Iterable) or is_column(values)):
+    is_sequence = isinstance(values, Iterable) or is_column(values)
+    if isinstance(values, (str, bytes, Mapping)) or is_table or not is_sequence:
         raise UserError(f"{argument}: expected a list of values, got {short_repr(values)}")
     value_list = to_value_list(values) if is_column(values) else list(values)
     if not isinstance(value_list, list):  # an array without dimensions

@@ -1,10 +1,10 @@
-"""The schema of a model's context: its variables, with properties of their columns in the training table.
+"""The schema of a model's context: the context variables, each with statistics of its column in the training table.
 
-For a category these are its frequent values, for a number its mean and standard deviation. A Bloom filter (Bloom 1970)
-identifies the values that training grouped as rare, without storing their names. A value that training never saw passes
-the filter with the probability
+The schema stores the frequent values of a category, and the mean and standard deviation of a number. Training groups
+the other values of a category as rare. A Bloom filter (Bloom 1970) recognizes the rare values without storing their
+names. A value that training never saw passes the filter with the probability
 
-    (1 - exp(-k n / m))^k < 1 %      n values in the filter, m bits of the filter, k bits per value (probes)
+    (1 - exp(-k n / m))^k < 1 %      n values in a filter of m bits; each value sets k bits
 
 The filter has no false negatives: a rare value is never reported as unseen. The filter does not protect a name that can
 be guessed, because anyone who has the filter can test a name (docs/privacy.md).
@@ -21,40 +21,43 @@ from typing import Any
 from factorcell import files
 from factorcell.config import UserError, choose
 
-UNKNOWN_VALUE = "<unknown>"  # row 0 of every category: all rare values, and unseen values with `unknown="group"`
-MISSING = -1
-TIME_KINDS = ("hour", "weekday", "yearday")  # several of them may be read from one column
+UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: all rare values, and unseen values with `unknown="group"`
+MISSING = -1  # the id of a missing category value
+TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
+# The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
-# Pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven days of a week
-# is linear in the waves.
+# The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
+# days of a week is a weighted sum of the waves plus a constant.
 HARMONICS = 3
-BITS_PER_VALUE = 12  # m / n of a large Bloom filter
+BITS_PER_VALUE = 12  # m / n of every Bloom filter that has more than the minimum size
 PROBES = 7  # k of every Bloom filter; a change would make the filters in run folders invalid
-MIN_BITS = 1024  # minimum m; in a smaller filter the bits of different values coincide too often
+MIN_BITS = 1024  # minimum m; in a smaller filter, different values share their bits too often
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One context variable. A field that a variable of this kind does not use has its default.
+    """One context variable. A field that does not apply to the kind of the variable has its default value.
 
     Attributes:
         name: The name of the variable.
         kind: One of `COLUMN_KINDS`.
-        values: The values of a category, of which the first is `UNKNOWN_VALUE`, or the words of a text.
+        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text, the words.
         counts: The number of training texts with each value of a category.
         rare_count: How many values of a category were grouped as rare.
-        mean: The mean of a number in training.
-        deviation: The standard deviation of a number in training.
-        low: The smallest number in training.
-        high: The largest number in training.
+        mean: The mean of a number, periodic or not, in training.
+        deviation: The standard deviation of a number, periodic or not, in training.
+        low: The smallest number in training; only for numbers that are not periodic.
+        high: The largest number in training; only for numbers that are not periodic.
         column: The column of the table, if its name differs from `name`.
         period: The period of a periodic number; 0 for other kinds.
-        means: The mean of each number of a vector of D numbers (D,), or of each wave (`waves`) of a periodic number.
-        deviations: The standard deviations of the numbers or waves whose means are `means`.
-        shares: The weight of each word of a text in the mean embedding of all training texts.
-        min_count: Values of a category with fewer training texts are rare.
-        rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if unavailable.
+        means: For a vector of D numbers, the mean of each number (D,); for a periodic number, the mean of each of its
+            waves (`wave_parameters`).
+        deviations: The standard deviations of the same numbers or waves.
+        shares: For a text, the weight of each word in the mean embedding of all training texts.
+        min_count: For a category, the minimum number of training texts of a frequent value.
+        rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
+            rare values, or after `ContextSchema.anonymize`.
     """
 
     name: str
@@ -85,12 +88,12 @@ class Variable:
         return dict(zip(self.values, map(float, self.counts), strict=True))
 
     def frequencies(self) -> list[float]:
-        """Return the share of training texts with each value; uniform if all counts are 0."""
+        """Return the share of training texts with each value; all shares are equal if all counts are 0."""
         total = sum(self.counts)
         return [count / total if total else 1 / len(self.counts) for count in self.counts]
 
     def describe(self) -> str:
-        """Return one line that describes how the column is read."""
+        """Return a one-line description of the variable: its name, its kind and its statistics."""
         if self.kind == "number":
             return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
         if self.period:
@@ -101,8 +104,8 @@ class Variable:
             return f"{self.name}: vector of {len(self.means):,} numbers"
         if not self.rare_count:
             return f"{self.name}: category, {len(self.values) - 1:,} values, none rare"
-        rare = f"{self.rare_count:,} rare values (under {self.min_count} texts) grouped"
-        return f"{self.name}: category, {len(self.values) - 1:,} values, and {rare}"
+        rare_values = f"{self.rare_count:,} rare values (each in fewer than {self.min_count} texts) grouped as one"
+        return f"{self.name}: category, {len(self.values) - 1:,} values, and {rare_values}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class ContextSchema:
         return tuple(variable for variable in self.variables if variable.kind == "category")
 
     def columns(self, without: str = "") -> list[str]:
-        """Return each column that contains a variable once, except the column `without`."""
+        """Return the name of each column that contains a variable, once each, except the column `without`."""
         names = dict.fromkeys(variable.source_column for variable in self.variables)
         return [name for name in names if name != without]
 
@@ -150,19 +153,19 @@ class ContextSchema:
         return next(variable for variable in self.variables if variable.name == name)
 
     def anonymize(self, names: Collection[str]) -> "ContextSchema":
-        """Return a schema in which numbers replace the values of the categories `names`; `<1>` is the most frequent.
+        """Return a schema in which the values of the categories `names` are replaced by `<1>`, `<2>` and so on.
 
-        The filters of rare values are removed too, so that no name can be recovered. In a table that is read with this
-        schema, all values of these categories are unknown.
+        `<1>` replaces the most frequent value. The filters of rare values are removed too, so that no value can be
+        recovered. In a table that is read with the new schema, all values of these categories are unknown.
         """
 
-        def without_values(variable: Variable) -> Variable:
-            numbered = tuple(f"<{number}>" for number in range(1, len(variable.values)))
-            return replace(variable, values=(UNKNOWN_VALUE, *numbered), rare_filter="")
+        def with_placeholders(variable: Variable) -> Variable:
+            placeholders = tuple(f"<{number}>" for number in range(1, len(variable.values)))
+            return replace(variable, values=(UNKNOWN_VALUE, *placeholders), rare_filter="")
 
         return ContextSchema(
             tuple(
-                without_values(variable) if variable.name in names and variable.kind == "category" else variable
+                with_placeholders(variable) if variable.name in names and variable.kind == "category" else variable
                 for variable in self.variables
             )
         )
@@ -179,17 +182,17 @@ class ContextSchema:
             UserError: `content` is not a valid schema.
         """
         try:
-            fields: list[dict[str, Any]] = [
-                {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-                for entry in content["variables"]
+            fields_of_variables: list[dict[str, Any]] = [
+                {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+                for fields in content["variables"]
             ]
-            variables = tuple(Variable(**variable_fields) for variable_fields in fields)
+            variables = tuple(Variable(**fields) for fields in fields_of_variables)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
         if len({variable.name for variable in variables}) < len(variables):
             raise UserError("not a context schema (two variables have the same name)")
         for variable in variables:
-            _check(variable)
+            _check_fields(variable)
         return cls(variables)
 
     @classmethod
@@ -205,30 +208,33 @@ class ContextSchema:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
 
-def _check(variable: Variable) -> None:
+def _check_fields(variable: Variable) -> None:
     """Raise `UserError` unless the fields of a variable have valid types, ranges and lengths."""
     for name, hint in typing.get_type_hints(Variable).items():
         if not _has_type(getattr(variable, name), hint):
-            raise UserError(f"not a context schema ({name} of {variable.name!r:.60} has a wrong type)")
+            raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
     choose("kind of context variable", variable.kind, COLUMN_KINDS)
-    not_negative = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
-    parallel = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of equal length
-    first, second = parallel.get(variable.kind, ("means", "deviations"))
-    if min(not_negative) < 0:
+    nonnegative_numbers = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
+    if min(nonnegative_numbers) < 0:
         raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
-    if min(variable.deviation, *variable.deviations, 1) <= 0:
+    if min([variable.deviation, *variable.deviations]) <= 0:
         raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
+    fields_of_equal_length = {"category": ("values", "counts"), "text": ("values", "shares")}
+    first, second = fields_of_equal_length.get(variable.kind, ("means", "deviations"))
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
 
 
 def _has_type(value: Any, hint: Any) -> bool:
+    """Return whether `value` has the type `hint` of a field; a float may be an integer, but must be finite."""
     if typing.get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
-    return type(value) in (int, float) and math.isfinite(value) if hint is float else type(value) is hint
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint
 
 
-def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
+def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
     """Return the frequencies w and the phases p of the waves sin(w x + p) that encode a periodic number x.
 
     Each harmonic has two waves: a sine (p = 0) and a cosine (p = pi / 2).
@@ -238,26 +244,29 @@ def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[
 
 
 def bloom_filter(names: Collection[str]) -> str:
-    """Return the Bloom filter of `names` in hexadecimal digits; empty without names."""
+    """Return the Bloom filter of `names` in hexadecimal digits; an empty string without names."""
     if not names:
         return ""
-    content = bytearray(math.ceil(max(MIN_BITS, BITS_PER_VALUE * len(names)) / 8))
+    bit_count = max(MIN_BITS, BITS_PER_VALUE * len(names))
+    filter_bytes = bytearray(math.ceil(bit_count / 8))
     for name in names:
-        for position in _probe_positions(name, 8 * len(content)):
-            content[position // 8] |= 1 << position % 8
-    return content.hex()
+        for position in _probe_positions(name, 8 * len(filter_bytes)):
+            filter_bytes[position // 8] |= 1 << (position % 8)
+    return filter_bytes.hex()
 
 
-def may_contain(content: bytes, name: str) -> bool:
-    """Return whether `name` passes the Bloom filter with these bytes; names outside the filter pass by coincidence."""
-    if not content:
+def may_contain(filter_bytes: bytes, name: str) -> bool:
+    """Return whether a Bloom filter may contain `name`; False is certain, True may be a coincidence."""
+    if not filter_bytes:
         return False
-    positions = _probe_positions(name, 8 * len(content))
-    return all(content[position // 8] >> position % 8 & 1 for position in positions)
+    positions = _probe_positions(name, 8 * len(filter_bytes))
+    return all((filter_bytes[position // 8] >> (position % 8)) & 1 for position in positions)
 
 
-def _probe_positions(name: str, size: int) -> list[int]:
-    """Return the positions of a name's bits in a filter of `size` bits, from two hashes (Kirsch, Mitzenmacher 2006)."""
+def _probe_positions(name: str, bit_count: int) -> list[int]:
+    """Return the positions of a name's bits in a filter, computed from two hashes (Kirsch and Mitzenmacher 2006)."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    first, step = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1
-    return [(first + probe * step) % size for probe in range(PROBES)]
+    first = int.from_bytes(digest[:8], "little")
+    # `bit_count` is a multiple of 8 and `PROBES` is less than 8, so all positions differ if the step is odd.
+    step = int.from_bytes(digest[8:], "little") | 1
+    return [(first + probe * step) % bit_count for probe in range(PROBES)]

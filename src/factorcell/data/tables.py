@@ -12,21 +12,21 @@ from factorcell.config import UserError
 from factorcell.data.arrow import one_line, to_python_values
 from factorcell.data.chunks import CHUNK_ROWS, Chunk, Table, UnknownKindError
 from factorcell.data.content import COMPRESSIONS, Content
-from factorcell.data.parquet_files import parquet_folder, parquet_table
-from factorcell.data.text_files import csv_table, json_table
+from factorcell.data.parquet_files import open_parquet, open_parquet_folder
+from factorcell.data.text_files import open_csv, open_json_lines
 from factorcell.data.values import is_missing, to_float64
 from factorcell.escapes import escape_hidden
 
 FORMATS: dict[str, Callable[[Content], Table]] = {
-    ".csv": csv_table,
-    ".tsv": csv_table,
-    ".jsonl": json_table,
-    ".parquet": parquet_table,
+    ".csv": open_csv,
+    ".tsv": open_csv,
+    ".jsonl": open_json_lines,
+    ".parquet": open_parquet,
 }
-IN_MEMORY = "in-memory table"  # the name of tables without a file, for messages
-# The tables of Arrow streams that were read, because a stream can be read only once.
+IN_MEMORY = "in-memory table"  # the name of tables in memory, for messages
+# The table that was read from each Arrow stream, because a stream can be read only once.
 READ_STREAMS: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()
-NARROW_FLOATS: dict[str, Any] = {  # by the names of types in NumPy, pandas and Arrow
+NARROW_FLOATS: dict[str, Any] = {  # types of NumPy, by the names of the types in NumPy, pandas and Arrow
     "float16": np.float16,
     "halffloat": np.float16,
     "float32": np.float32,
@@ -56,9 +56,9 @@ def open_table(source: Any) -> Table:
         if source and all(hasattr(values, "with_format") for values in source.values()):
             raise UserError(f"expected a data set, got a dict of splits; pass one split ({', '.join(source)})")
         if source and all(map(is_column, source.values())):
-            lists = {name: to_value_list(values) for name, values in source.items()}
-            if all(isinstance(values, list) for values in lists.values()):
-                return _from_columns(lists)
+            columns = {name: to_value_list(values) for name, values in source.items()}
+            if all(isinstance(values, list) for values in columns.values()):  # false for arrays without dimensions
+                return _from_columns(columns)
         return _from_rows([source])
     if isinstance(source, (list, tuple)):
         return _from_rows(source)
@@ -72,26 +72,27 @@ def open_table(source: Any) -> Table:
 
 
 def _open_file(path: Path) -> Table:
-    """Open a folder of Parquet files, or a file whose format follows from the end of its name."""
+    """Open a folder of Parquet files, or a file, whose format is determined by the ending of its name."""
     if path.is_dir():
-        return parquet_folder(path)
+        return open_parquet_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    kind = suffixes[-1] if suffixes else ""
-    if kind not in FORMATS or (kind == ".parquet" and compression):
-        valid = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
-        raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid}")
-    return FORMATS[kind](Content(path, compression))
+    ending = suffixes[-1] if suffixes else ""
+    if ending not in FORMATS or (ending == ".parquet" and compression):
+        valid_endings = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
+        raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid_endings}")
+    open_format = FORMATS[ending]
+    return open_format(Content(path, compression))
 
 
-def _sliced_table(columns: Sequence[str], rows: int, read_slice: Callable[[str, slice], list[Any]]) -> Table:
-    """Return an in-memory table of `rows` rows; `read_slice` returns the values of one column in a slice of rows."""
+def _sliced_table(columns: Sequence[str], row_count: int, read_slice: Callable[[str, slice], list[Any]]) -> Table:
+    """Return an in-memory table; `read_slice` returns the values of one column in a slice of the rows."""
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, rows, CHUNK_ROWS):
+        for begin in range(0, row_count, CHUNK_ROWS):
             yield {name: read_slice(name, slice(begin, begin + CHUNK_ROWS)) for name in names}
 
-    return Table(IN_MEMORY, tuple(columns), read, row_count=rows)
+    return Table(IN_MEMORY, tuple(columns), read, row_count=row_count)
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -99,16 +100,17 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
         if not isinstance(row, Mapping):
             raise UserError(f"row {number}: expected a dict from column to value, got {type(row).__name__}")
     columns = dict.fromkeys(name for row in rows for name in row)
-    return _sliced_table(tuple(columns), len(rows), lambda name, part: [row.get(name) for row in rows[part]])
+    return _sliced_table(
+        tuple(columns), len(rows), lambda name, rows_slice: [row.get(name) for row in rows[rows_slice]]
+    )
 
 
 def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
-    sizes = {name: len(values) for name, values in columns.items()}
-    rows = max(sizes.values())
-    for name, size in sizes.items():
-        if size != rows:
-            raise UserError(f"{IN_MEMORY}: column {name} has {size} rows, but another column has {rows}")
-    return _sliced_table(tuple(columns), rows, lambda name, part: list(columns[name][part]))
+    row_count = max(map(len, columns.values()))
+    for name, values in columns.items():
+        if len(values) != row_count:
+            raise UserError(f"{IN_MEMORY}: column {name} has {len(values)} rows, but another column has {row_count}")
+    return _sliced_table(tuple(columns), row_count, lambda name, rows_slice: list(columns[name][rows_slice]))
 
 
 def _from_arrow(table: pa.Table) -> Table:
@@ -131,9 +133,13 @@ def _from_arrow_interface(source: Any) -> Table:
 
 
 def _from_pandas(frame: Any) -> Table:
-    indices = {str(name): index for index, name in enumerate(frame.columns)}
     names = tuple(map(str, frame.columns))
-    return _sliced_table(names, len(frame), lambda name, part: to_value_list(frame.iloc[part, indices[name]]))
+    index_by_name = {name: index for index, name in enumerate(names)}
+
+    def read_slice(name: str, rows_slice: slice) -> list[Any]:
+        return to_value_list(frame.iloc[rows_slice, index_by_name[name]])
+
+    return _sliced_table(names, len(frame), read_slice)
 
 
 def is_column(values: Any) -> bool:
@@ -144,28 +150,30 @@ def is_column(values: Any) -> bool:
 def to_value_list(values: Any) -> list[Any]:
     """Return the values of a list, an array or a column as Python objects.
 
-    Intervals and periods of pandas become text, and 16- and 32-bit floats are converted by `to_float64`.
+    Intervals and periods of pandas become text; `to_float64` converts 16- and 32-bit floats. For an array without
+    dimensions, the result is its single value instead of a list.
     """
     if isinstance(values, (list, tuple)):
         return list(values)
     if _has_arrow_interface(values) and not hasattr(values, "iloc"):
         column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])
-        chunks = to_python_values(pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
+        batches = pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS)
+        chunks = to_python_values(batches, IN_MEMORY)
         return [value for chunk in chunks for value in chunk["value"]]
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()
-    kind = str(getattr(values, "dtype", "")).lower()
-    if kind == "category":
+    type_name = str(getattr(values, "dtype", "")).lower()
+    if type_name == "category":
         categorical = getattr(values, "cat", values)
-        names = to_value_list(categorical.categories)
-        return [names[code] if code >= 0 else None for code in categorical.codes.tolist()]
-    float_type = NARROW_FLOATS.get(kind.removesuffix("[pyarrow]"))
+        categories = to_value_list(categorical.categories)
+        return [categories[code] if code >= 0 else None for code in categorical.codes.tolist()]
+    float_type = NARROW_FLOATS.get(type_name.removesuffix("[pyarrow]"))
     if float_type is not None and values.ndim == 1:
         return [None if is_missing(value) else to_float64(float_type(value)) for value in values]
     if isinstance(values, np.ndarray) and values.dtype.kind == "M" and values.ndim == 1:
         return list(values)  # `tolist` would return integers for times in nanoseconds
     value_list: list[Any] = values.tolist()
-    if kind.startswith(("interval", "period")):
+    if type_name.startswith(("interval", "period")):
         return [value if is_missing(value) else str(value) for value in value_list]
     return value_list
 
@@ -175,5 +183,5 @@ def _has_arrow_interface(source: Any) -> bool:
 
 
 def table_name(source: Any) -> str:
-    """Return the name of a table for results: its file name, with invisible characters escaped, or "rows"."""
+    """Return the name of a table for results: its file name with invisible characters escaped, or "rows" in memory."""
     return escape_hidden(Path(source).name) if isinstance(source, (str, Path)) else "rows"

@@ -1,11 +1,11 @@
 """Tokenizers: split texts into tokens, convert tokens to ids and back, and join tokens to texts.
 
-Kinds: `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC) and `grapheme`
-(grapheme clusters: a letter with its accents, a flag, a family emoji).
+The kinds are `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC) and
+`grapheme` (grapheme clusters, such as a letter with its accents, a flag or a family emoji).
 
-The word tokenizer normalizes to NFC. A word consists of letters, marks and digits, with apostrophes and hyphens inside
-(`don't`, `well-kept`) and one of . , : / between digits (`3.50`, `10:30`). A run of one repeated punctuation mark
-(`...`, `!!`) is one token, and so is any other visible character.
+The word tokenizer normalizes texts to NFC. A word consists of letters, marks and digits. It may contain apostrophes and
+hyphens inside (`don't`, `well-kept`), and one of the marks . , : / between digits (`3.50`, `10:30`). A run of one
+repeated punctuation mark (`...`, `!!`) is one token, and so is any other visible character.
 """
 
 import unicodedata
@@ -32,10 +32,11 @@ WORD = regex.compile(
     r"[\p{L}\p{M}\p{N}_]+(?:['’\-][\p{L}\p{M}\p{N}]+|(?<=\p{N})[.,:/]\p{N}+)*|([^\s\p{L}\p{M}\p{N}])\1*|\S"
 )
 GRAPHEME = regex.compile(r"\X")
-CONTENT = regex.compile(r"[\p{L}\p{N}$%]")
-CLOSING = regex.compile(r"[.,;:!?%)\]}»”…]+")
-OPENING = regex.compile(r"[(\[{«“$#@]+")
+CONTENT = regex.compile(r"[\p{L}\p{N}$%]")  # a token without such a character is punctuation
+CLOSING = regex.compile(r"[.,;:!?%)\]}»”…]+")  # marks that follow a word without a space
+OPENING = regex.compile(r"[(\[{«“$#@]+")  # marks that precede a word without a space
 QUOTE = '"'  # opens and closes alternately
+# Each match ends with a letter that `sentence_case` capitalizes.
 LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
 
 
@@ -62,7 +63,7 @@ class Tokenizer:
         self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIAL_TOKENS)
 
     def __len__(self) -> int:
-        """Return the number of tokens, special tokens included."""
+        """Return the number of tokens in the vocabulary, special tokens included."""
         return len(self.tokens)
 
     def split(self, text: str) -> list[str]:
@@ -70,12 +71,12 @@ class Tokenizer:
         raise NotImplementedError
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the text of `tokens`; joining further tokens must not change the text of the first ones."""
+        """Return the text of `tokens`; the text of more tokens must begin with the text of the first ones."""
         raise NotImplementedError
 
     @property
     def tokens(self) -> Sequence[str]:
-        """The name of every id, special tokens included."""
+        """The token of each id, special tokens included."""
         return self._vocabulary.tokens
 
     @property
@@ -89,14 +90,14 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the token of each id."""
-        names = self.tokens
-        return [names[index] for index in ids]
+        tokens = self.tokens
+        return [tokens[token_id] for token_id in ids]
 
     def train(self, counts: Mapping[str, int]) -> Self:
         """Return a tokenizer of this class with a vocabulary built from the training texts.
 
         Args:
-            counts: How often each token of `split` occurs in the training texts.
+            counts: How often each token that `split` returns occurs in the training texts.
         """
         options = self.options
         return type(self)(options, Vocabulary.build(counts, options.min_count, options.max_vocabulary))
@@ -107,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with these options and the files that `contents` returned.
+        """Return the tokenizer with these options and the content of its files, which `Tokenizer.contents` returned.
 
         Raises:
             ValueError: A file is damaged.
@@ -128,12 +129,12 @@ class Tokenizer:
         return self.join(self.split(text)) == text
 
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """Return whether `split` returns exactly `tokens` and `more` for their joined text.
+        """Return whether `split` splits the joined text of `tokens` and `more` into exactly these tokens.
 
         Searches and samplers generate only sequences that pass this test, so that no text can be generated in two ways.
         """
-        combined = [*tokens, *more]
-        return self.split(self.join(combined)) == combined
+        all_tokens = [*tokens, *more]
+        return self.split(self.join(all_tokens)) == all_tokens
 
     def save(self, folder: Path) -> None:
         """Write the files of the tokenizer into `folder`."""
@@ -151,18 +152,21 @@ class WordTokenizer(Tokenizer):
         return self._strip_punctuation([match.group() for match in WORD.finditer(self.normalize(text))])
 
     def _strip_punctuation(self, tokens: list[str]) -> list[str]:
+        """Return `tokens`, without punctuation marks if the options require it."""
         if self.options.strip_punctuation:
             return [token for token in tokens if CONTENT.search(token)]
         return tokens
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with spaces between them, except before closing marks and after opening marks."""
-        text, in_quotes, after_opening = "", False, True
+        text, is_in_quotes = "", False
+        follows_opening = True  # no space precedes the first token
         for token in tokens:
-            is_closing = bool(CLOSING.fullmatch(token)) or (token == QUOTE and in_quotes)
-            text += token if after_opening or is_closing else f" {token}"
-            in_quotes ^= token == QUOTE
-            after_opening = bool(OPENING.fullmatch(token)) or (token == QUOTE and in_quotes)
+            is_closing = bool(CLOSING.fullmatch(token)) or (token == QUOTE and is_in_quotes)
+            text += token if follows_opening or is_closing else f" {token}"
+            if token == QUOTE:
+                is_in_quotes = not is_in_quotes
+            follows_opening = bool(OPENING.fullmatch(token)) or (token == QUOTE and is_in_quotes)
         return text
 
     def is_restorable(self, text: str) -> bool:
@@ -184,7 +188,7 @@ class SpaceTokenizer(WordTokenizer):
         return " ".join(tokens)
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether `text` is normalized and has only single spaces as white space, and punctuation is kept."""
+        """Return whether `text` is normalized with single spaces between words, and the options keep punctuation."""
         is_unchanged = self.normalize(text) == text == " ".join(text.split())
         return is_unchanged and not self.options.strip_punctuation
 
@@ -227,10 +231,10 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
 
 
 def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
-    """Register a tokenizer of another package in this process.
+    """Make a tokenizer of another package available in this process.
 
     Args:
-        name: The kind that selects the tokenizer, as in `--tokenizer NAME`.
+        name: The kind of the tokenizer, which selects it as in `--tokenizer NAME`.
         cls: The class of the tokenizer.
 
     Raises:
@@ -271,5 +275,5 @@ def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
 
 
 def sentence_case(text: str) -> str:
-    """Return lower-case English text with capital letters at the beginning of sentences and in "I"."""
+    """Capitalize the first letter of each sentence and the word "I" in lower-case English text."""
     return str(LOWERCASE_START.sub(lambda match: match[0][:-1] + match[0][-1].upper(), text))

@@ -18,47 +18,49 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.tokenizer import Tokenizer
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
-BLOCK_TOKENS = 1 << 24  # tokens that are mapped to final ids at once
+BLOCK_TOKENS = 1 << 24  # number of tokens whose provisional ids are replaced or counted at once
 
 
 class _ProvisionalIds(dict[str, int]):
     """Ids of tokens in order of appearance, after the ids of the special tokens."""
 
     def __missing__(self, token: str) -> int:
-        self[token] = index = len(self) + END + 1
-        return index
+        self[token] = token_id = len(self) + END + 1
+        return token_id
 
 
 class TokenizedTexts:
-    """Collects the tokenized texts of a table; their provisional ids are in the open file `spool`.
+    """Collects the tokenized texts of a table, and writes their provisional ids into the open file `id_file`.
 
     A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token. With `max_tokens`
     None, texts are not cut.
     """
 
-    def __init__(self, spool: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
-        self.spool, self.tokenizer, self.max_tokens = spool, tokenizer, max_tokens
-        self.ids = _ProvisionalIds()
-        # Tokens after the cut of a text are not stored, but they count for the vocabulary.
+    def __init__(self, id_file: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.id_file, self.tokenizer, self.max_tokens = id_file, tokenizer, max_tokens
+        self.id_by_token = _ProvisionalIds()
+        # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
+        # vocabulary.
         self.cut_counts = Counter[int]()
-        self.sizes, self.originals = array("q"), list[OriginalTexts]()
+        self.sizes = array("q")  # the number of stored tokens of each text
+        self.originals = list[OriginalTexts]()
 
     def add(self, texts: Sequence[str]) -> None:
         """Add the texts of one chunk."""
-        flat, id_of = array("I"), self.ids.__getitem__  # an array takes half the memory of a list
+        ids, id_of = array("I"), self.id_by_token.__getitem__  # an array takes half the memory of a list
         split = self.tokenizer.split
         for text in texts:
             tokens = split(text)
-            begin = len(flat)
-            flat.append(START)
+            begin = len(ids)
+            ids.append(START)
             if self.max_tokens is None or len(tokens) < self.max_tokens:
-                flat.extend(map(id_of, tokens))
-                flat.append(END)
+                ids.extend(map(id_of, tokens))
+                ids.append(END)
             else:
-                flat.extend(map(id_of, tokens[: self.max_tokens]))
+                ids.extend(map(id_of, tokens[: self.max_tokens]))
                 self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
-            self.sizes.append(len(flat) - begin)
-        self.spool.write(np.array(flat, dtype=np.uint32).tobytes())
+            self.sizes.append(len(ids) - begin)
+        self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
         self.originals.append(OriginalTexts.of(texts, self.tokenizer))
 
     def arrays(self, *, train: bool, folder: Path | None) -> dict[str, Any]:
@@ -68,17 +70,18 @@ class TokenizedTexts:
             train: Whether the tokenizer gets its vocabulary from these texts.
             folder: The folder of the memory-mapped file `tokens.npy`; None keeps the tokens in memory.
         """
-        tokenizer = self.tokenizer.train(self._counts()) if train else self.tokenizer
-        final_ids = np.array([*tokenizer.specials, *tokenizer.encode(self.ids)], dtype=np.uint32)
+        tokenizer = self.tokenizer.train(self._count_tokens()) if train else self.tokenizer
+        final_ids = np.array([*tokenizer.specials, *tokenizer.encode(self.id_by_token)], dtype=np.uint32)
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        size, dtype = int(offsets[-1]), np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+        token_count = int(offsets[-1])
+        dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
         tokens: NDArray[Any] = (
-            np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(size,))
+            np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(token_count,))
             if folder
-            else np.empty(size, dtype=dtype)
+            else np.empty(token_count, dtype=dtype)
         )
         begin = 0
-        for block in self._blocks():
+        for block in self._read_blocks():
             tokens[begin : begin + len(block)] = final_ids[block]
             begin += len(block)
         return {
@@ -88,25 +91,26 @@ class TokenizedTexts:
             "originals": OriginalTexts.concatenated(self.originals),
         }
 
-    def _blocks(self) -> Iterator[NDArray[np.uint32]]:
-        self.spool.seek(0)
-        while block := self.spool.read(BLOCK_TOKENS * 4):
+    def _read_blocks(self) -> Iterator[NDArray[np.uint32]]:
+        """Yield the provisional ids of all texts in blocks of at most `BLOCK_TOKENS` ids."""
+        self.id_file.seek(0)
+        while block := self.id_file.read(BLOCK_TOKENS * np.dtype(np.uint32).itemsize):
             yield np.frombuffer(block, dtype=np.uint32)
 
-    def _counts(self) -> dict[str, int]:
+    def _count_tokens(self) -> dict[str, int]:
         """Return how often each token occurs in all texts, including the parts after cuts."""
-        counts = np.zeros(len(self.ids) + END + 1, dtype=np.int64)
-        for block in self._blocks():
+        counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
+        for block in self._read_blocks():
             counts += np.bincount(block, minlength=len(counts))
-        for index, count in self.cut_counts.items():
-            counts[index] += count
-        return dict(zip(self.ids, counts[END + 1 :].tolist(), strict=True))
+        for token_id, count in self.cut_counts.items():
+            counts[token_id] += count
+        return dict(zip(self.id_by_token, counts[END + 1 :].tolist(), strict=True))
 
 
 def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
-    """Return whether `TokenizedTexts` cuts each text, because it has `max_tokens` tokens or more (texts,).
+    """Return, for each text, whether `TokenizedTexts` cuts it because it has `max_tokens` tokens or more (texts,).
 
-    The result is false for values that are not strings; the function that reads the texts raises an error for them.
+    The result is false for a value that is not a string; the function that reads the texts raises an error for it.
     """
     is_cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
     return np.fromiter(is_cut, dtype=bool)

@@ -1,4 +1,4 @@
-"""Interpretation of single values of context columns: names of categories, missing values, numbers and times.
+"""Interpret single values of context columns: as names of categories, as missing, as numbers or as times.
 
 All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`.
 Therefore 5, 5.0 and "5" are the same value everywhere. The hour and the day of a time are those of the time zone in
@@ -40,7 +40,7 @@ def category_name(value: Any) -> str:
     Raises:
         UserError: The value is bytes that are not UTF-8, or a list or another collection.
     """
-    text = value if isinstance(value, str) else _text(value)
+    text = value if isinstance(value, str) else _to_text(value)
     if not text.isascii():
         return unicodedata.normalize("NFC", text)
     if match := INTEGER_WITH_POINT.fullmatch(text):
@@ -48,7 +48,7 @@ def category_name(value: Any) -> str:
     return "0" if text == "-0" else BOOLEANS.get(text, text)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return the text of a value that is not a string."""
     if isinstance(value, bytes):
         try:
@@ -63,8 +63,8 @@ def _text(value: Any) -> str:
         return digits.rstrip("0").rstrip(".") if "." in digits else digits
     if isinstance(value, (list, tuple, dict, set, np.ndarray)):
         raise UserError(f"expected a single value, got {short_repr(value)}")
-    parsed = to_time(value)
-    return str(value) if parsed is None else parsed.isoformat()
+    date_or_time = to_time(value)
+    return str(value) if date_or_time is None else date_or_time.isoformat()
 
 
 def to_float64(value: np.floating[Any]) -> float:
@@ -72,15 +72,15 @@ def to_float64(value: np.floating[Any]) -> float:
 
     Integers, which may be identifiers, are converted exactly.
     """
-    exact = float(value)
-    return exact if exact.is_integer() else float(str(value))
+    number = float(value)
+    return number if number.is_integer() else float(str(value))
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is null, an empty field, not a number (NaN) or not a time (NaT)."""
+    """Return whether a value is None, empty text, empty bytes, not a number (NaN) or not a time (NaT)."""
     if isinstance(value, (str, int)):
         return value == ""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # types of pandas
         return True
     if isinstance(value, (float, np.floating)):
         return math.isnan(value)
@@ -103,10 +103,10 @@ def short_repr(value: Any) -> str:
 
 
 def to_number(value: Any) -> float | None:
-    """Return a value as a number that 32 bits can represent, or None.
+    """Convert a value to a number in the range of 32-bit floats; return None if this is not possible.
 
-    Times are not numbers, because the result would depend on their unit. Text with an underscore, such as 3_12, is not
-    a number, although Python would read it as 312.
+    Times are not converted, because the number would depend on the unit of the time. Text with an underscore, such as
+    3_12, is not converted either, although Python would read it as 312.
     """
     if isinstance(value, np.datetime64) or (isinstance(value, str) and "_" in value):
         return None
@@ -118,18 +118,22 @@ def to_number(value: Any) -> float | None:
 
 
 def to_time(value: Any) -> date | time | None:
-    """Return the date, the time of day, or both (`datetime`) of ISO 8601 text or a Python or NumPy value, or None."""
+    """Return the date, the time of day, or both (`datetime`) that a value contains; None without either.
+
+    Args:
+        value: ISO 8601 text, or a date or time of Python, NumPy or pandas; None is returned for other values.
+    """
     if isinstance(value, np.datetime64):
         # `item` returns an integer for units finer than microseconds, and for dates after the year 9999.
-        is_fine = np.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as")
-        value = (value.astype("datetime64[us]") if is_fine else value).item()
+        unit, _ = np.datetime_data(value.dtype)
+        value = (value.astype("datetime64[us]") if unit in ("ns", "ps", "fs", "as") else value).item()
     if isinstance(value, (date, time)):
         return None if is_missing(value) else value
     if not isinstance(value, str):
         return None
     # `time.fromisoformat` would read 2026 as 20:26.
-    types = (date, datetime, time) if ":" in value else (date, datetime)
-    for time_type in types:
+    time_types = (date, datetime, time) if ":" in value else (date, datetime)
+    for time_type in time_types:
         try:
             return time_type.fromisoformat(value.strip())
         except ValueError:
@@ -138,20 +142,21 @@ def to_time(value: Any) -> date | time | None:
 
 
 def to_hour(value: Any) -> float | None:
-    """Return the hours since midnight, or None for a date without a time of day."""
-    parsed = to_time(value)
-    if not isinstance(parsed, (datetime, time)):
+    """Return the hours since midnight, with their fraction, or None for a value without a time of day."""
+    clock_time = to_time(value)
+    if not isinstance(clock_time, (datetime, time)):
         return None
-    return parsed.hour + parsed.minute / 60 + (parsed.second + parsed.microsecond / 1e6) / 3600
+    seconds = clock_time.second + clock_time.microsecond / 1e6
+    return clock_time.hour + clock_time.minute / 60 + seconds / 3600
 
 
 def to_weekday(value: Any) -> float | None:
     """Return the whole days since Monday, or None for a value without a date."""
-    parsed = to_time(value)
-    return float(parsed.weekday()) if isinstance(parsed, date) else None
+    day = to_time(value)
+    return float(day.weekday()) if isinstance(day, date) else None
 
 
 def to_yearday(value: Any) -> float | None:
     """Return the whole days since January 1, or None for a value without a date."""
-    parsed = to_time(value)
-    return parsed.timetuple().tm_yday - 1.0 if isinstance(parsed, date) else None
+    day = to_time(value)
+    return day.timetuple().tm_yday - 1.0 if isinstance(day, date) else None

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from factorcell.config import ModelConfig, UserError, choose
 from factorcell.data.context import Bags, Context
-from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
+from factorcell.data.schema import MISSING, ContextSchema, Variable, wave_parameters
 from factorcell.model.initial import normal
 
 # Standard deviation of initial embeddings. It is small, because training hardly changes the embeddings of rare values:
@@ -76,7 +76,7 @@ class NumberInputs(nn.Module):
         for column, variable in enumerate(numbers):
             if variable.period:
                 count = len(variable.means)
-                frequencies, phases = waves(variable.period, count // 2)
+                frequencies, phases = wave_parameters(variable.period, count // 2)
                 fields = zip([column] * count, frequencies, phases, variable.means, variable.deviations, strict=True)
                 inputs += itertools.starmap(NumberInput, fields)
                 self.counts += [count] * count
