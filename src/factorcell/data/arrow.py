@@ -1,4 +1,4 @@
-"""Convert Arrow batches to Python values; a value that Python cannot represent raises an error that names its row."""
+"""Convert Arrow batches to Python values. The error about a value that Python cannot represent names its row."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,17 +29,17 @@ def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[
     Raises:
         UserError: A value cannot be read; the message names the table, the row and the column.
     """
-    first_row = 0
+    row_offset = 0
     for batch in batches:
         if batch.num_rows:
             names_by_column = class_names(batch.schema)
             yield {
                 field.name: _column_values(
-                    batch.column(index), field, names_by_column.get(field.name), where, first_row
+                    batch.column(index), field, names_by_column.get(field.name), where, row_offset
                 )
                 for index, field in enumerate(batch.schema)
             }
-        first_row += batch.num_rows
+        row_offset += batch.num_rows
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
@@ -63,9 +63,9 @@ def one_line(error: object) -> str:
 
 
 def _column_values(
-    column: pa.Array, field: pa.Field, names_of_classes: list[str] | None, where: str, first_row: int
+    column: pa.Array, field: pa.Field, names_of_classes: list[str] | None, where: str, row_offset: int
 ) -> list[Any]:
-    """Return the values of a column; `first_row` is the number of rows of the table before this batch."""
+    """Return the values of a column; `row_offset` is the number of rows of the table before this batch."""
     # Extension types are in the field's type if pandas has registered them with Arrow, otherwise in its metadata.
     extension = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(b"ARROW:extension:name", b"")
     if extension in UNSUPPORTED_EXTENSIONS:
@@ -75,7 +75,7 @@ def _column_values(
         values = _to_list(column)
     except CONVERSION_ERRORS:
         values = []
-        for row, scalar in enumerate(column, first_row + 1):
+        for row, scalar in enumerate(column, row_offset + 1):
             try:
                 value = scalar.as_py()
                 values.append(value.decode() if isinstance(value, bytes) else value)

@@ -52,9 +52,10 @@ class CanaryForm:
         Raises:
             UserError: The form allows fewer than `MIN_SPACE` texts.
         """
-        alphanumeric = (token for token in tokenizer.tokens[len(tokenizer.specials) :] if ALPHANUMERIC.fullmatch(token))
+        tokens = tokenizer.tokens[len(tokenizer.specials) :]
+        alphanumeric_tokens = (token for token in tokens if ALPHANUMERIC.fullmatch(token))
         length = CHARACTER_LENGTH if tokenizer.is_character_level else WORD_LENGTH
-        form = cls(_separable_tokens(alphanumeric, tokenizer), min(length, max_tokens - 1))
+        form = cls(_separable_tokens(alphanumeric_tokens, tokenizer), min(length, max_tokens - 1))
         if form.length < 1 or form.space < MIN_SPACE:
             raise UserError(
                 f"canaries: {form.length} tokens from {len(form.alphabet)} known letters, digits or words make too "
@@ -82,17 +83,17 @@ def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str,
 
     For characters, all pairs are tested. Words are joined with a space, so each word is tested only with itself.
     """
-    separable: list[str] = []
+    separable_tokens: list[str] = []
     is_character_level = tokenizer.is_character_level
     max_count = MAX_CHARACTERS if is_character_level else MAX_WORDS
     for token in tokens:
-        if len(separable) == max_count:
+        if len(separable_tokens) == max_count:
             break
-        others = [token, *separable] if is_character_level else [token]
+        others = [token, *separable_tokens] if is_character_level else [token]
         pairs = [pair for other in others for pair in ([token, other], [other, token])]
         if all(tokenizer.split(tokenizer.join(pair)) == pair for pair in pairs):
-            separable.append(token)
-    return tuple(separable)
+            separable_tokens.append(token)
+    return tuple(separable_tokens)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ class Canaries:
 
     def plant(self, corpus: Corpus) -> Corpus:
         """Return `corpus` followed by the canaries, each repeated as often as `repetitions` specifies."""
-        return corpus.concatenate(self.corpus.select(np.repeat(np.arange(len(self.texts)), self.repetitions)))
+        rows = np.repeat(np.arange(len(self.texts)), self.repetitions)
+        return corpus.concatenate(self.corpus.select(rows))
 
     def save(self, path: Path) -> None:
         """Write the form, the canaries and their contexts into a JSON file, with a note that the texts are random."""
@@ -157,8 +159,12 @@ class Canaries:
                 name: np.array(values, np.int64 if name.startswith(("categories", "bags")) else np.float32)
                 for name, values in content["contexts"].items()
             }
-            offsets = np.zeros(len(texts) + 1, np.int64)
-            contexts = Corpus(offsets[:0], offsets, tokenizer=tokenizer, **context_fields(arrays, schema))
+            contexts = Corpus(  # without tokens, which `replace_texts` adds
+                tokens=np.zeros(0, np.int64),
+                offsets=np.zeros(len(texts) + 1, np.int64),
+                tokenizer=tokenizer,
+                **context_fields(arrays, schema),
+            )
             value_counts = np.array([len(variable.values) for variable in schema.categories])
             if contexts.categories.shape != (len(texts), len(value_counts)) or len(repetitions) != len(texts):
                 raise ValueError("the contexts belong to another schema")

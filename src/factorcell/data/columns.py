@@ -71,10 +71,10 @@ class ContextColumns:
         # The columns that the table contains, once for each variable.
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
-    def add(self, chunk: Mapping[str, list[Any]], row_count: int, first_row: int) -> None:
-        """Add a chunk of `row_count` rows; `first_row` is the number of rows of the table before this chunk."""
+    def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> None:
+        """Add a chunk of `row_count` rows; `row_offset` is the number of rows of the table before this chunk."""
         for reader in self.readers:
-            reader.add(chunk.get(reader.column) or [None] * row_count, first_row)
+            reader.add(chunk.get(reader.column) or [None] * row_count, row_offset)
 
     def arrays(self, row_count: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
@@ -127,8 +127,9 @@ def check_columns(source: Any, config: DataConfig) -> None:
     for name in (config.text, *context_columns):
         if name not in table.columns:
             error = table.missing_column_error(name)
-            requirement = "the table must have every context column of training"
-            raise error if name == config.text else UserError(f"{error.message}; {requirement}")
+            if name == config.text:
+                raise error
+            raise UserError(f"{error.message}; the table must have every context column of training")
 
 
 def _new_variables(table: Table, config: DataConfig) -> list[Variable]:

@@ -36,7 +36,7 @@ class Batch:
         tokens: The token ids of each text (B, T + 1), from the start token on, padded with end tokens.
         lengths: The number of targets of each text (B,).
         context: The contexts of the texts.
-        rows: The index of the row of each text in its corpus (B,).
+        rows: The index of each text in its corpus (B,).
     """
 
     tokens: Tensor
@@ -119,7 +119,7 @@ class Corpus:
         return arrays
 
     def context(self, rows: NDArray[np.int64]) -> Context:
-        """Return the contexts of `rows` as tensors."""
+        """Return the contexts of the texts with the indices `rows` as tensors."""
         selected_bags = [bags.select(rows) for bags in self.bags]
         return Context(
             torch.from_numpy(self.categories[rows].astype(np.int64)),
@@ -132,7 +132,7 @@ class Corpus:
         )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """Return the texts of `rows` as one padded batch."""
+        """Return the texts with the indices `rows` as one padded batch."""
         starts, sizes = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         positions = np.arange(sizes.max())
         # Positions behind the end of a text read its last token, which the end token then replaces.
@@ -147,15 +147,16 @@ class Corpus:
         """Divide the rows into batches of texts of similar length.
 
         Args:
-            batch_tokens: The largest number of tokens of a batch, padding included; a longer text is its own batch.
+            batch_tokens: The maximum number of tokens of a batch, padding included. A text of more tokens is a batch of
+                its own.
             seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
                 `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
             epoch: The number of the epoch; each epoch has its own random order.
-            max_user_texts: The largest number of texts of each user: the first of them in the random order are used. 0
+            max_user_texts: The maximum number of texts of each user: the first of them in the random order are used. 0
                 uses all texts, and so does any number if `seed` is None.
 
         Returns:
-            The rows of each batch.
+            The indices of the texts of each batch.
         """
         lengths = self.lengths
         if seed is None:
@@ -172,7 +173,7 @@ class Corpus:
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def select(self, rows: NDArray[np.int64]) -> "Corpus":
-        """Return a corpus of `rows`, in that order."""
+        """Return a corpus of the texts with the indices `rows`, in that order."""
         tokens, offsets = Ragged(self.tokens, self.offsets).select(rows)
         return replace(
             self,

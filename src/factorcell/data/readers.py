@@ -80,8 +80,8 @@ class ColumnReader:
         self.unknown, self.is_known = unknown, is_known
         self.chunk_arrays = list[NDArray[Any]]()  # the numbers, vectors or provisional ids of each chunk
 
-    def add(self, values: list[Any], first_row: int) -> None:
-        """Add the values of one chunk; `first_row` is the number of rows of the table before this chunk."""
+    def add(self, values: list[Any], row_offset: int) -> None:
+        """Add the values of one chunk; `row_offset` is the number of rows of the table before this chunk."""
         raise NotImplementedError
 
     def build_variable(self, config: DataConfig) -> Variable:
@@ -136,16 +136,16 @@ class CategoryReader(ColumnReader):
         # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
         self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
 
-    def add(self, values: list[Any], first_row: int) -> None:
+    def add(self, values: list[Any], row_offset: int) -> None:
         try:
             ids = (self.ids_by_type[type(value)][value] for value in values)
             self.chunk_arrays.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
         except (TypeError, UserError):
-            raise self._invalid_value_error(values, first_row) from None
+            raise self._invalid_value_error(values, row_offset) from None
 
-    def _invalid_value_error(self, values: list[Any], first_row: int) -> UserError:
+    def _invalid_value_error(self, values: list[Any], row_offset: int) -> UserError:
         """Return the error about the first value that cannot be a category."""
-        for row, value in enumerate(values, first_row + 1):
+        for row, value in enumerate(values, row_offset + 1):
             try:
                 hash(value)
                 category_name_or_none(value)
@@ -232,10 +232,10 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 class NumberReader(ColumnReader):
     """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
-    def add(self, values: list[Any], first_row: int) -> None:
+    def add(self, values: list[Any], row_offset: int) -> None:
         parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
         numbers = [parse(value) for value in values]
-        for row, (value, number) in enumerate(zip(values, numbers, strict=True), first_row + 1):
+        for row, (value, number) in enumerate(zip(values, numbers, strict=True), row_offset + 1):
             if number is None and is_missing(value) and self.unknown != "expected":
                 problem_without_example, _, _ = problem.partition(" (")
                 raise self.error(row, f"is {EMPTY_VALUE.format(problem_without_example)}")
@@ -289,9 +289,9 @@ class TextReader(ColumnReader):
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
 
-    def add(self, values: list[Any], first_row: int) -> None:
+    def add(self, values: list[Any], row_offset: int) -> None:
         word_ids: list[int] = []
-        for row, value in enumerate(values, first_row + 1):
+        for row, value in enumerate(values, row_offset + 1):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
@@ -336,10 +336,10 @@ class TextReader(ColumnReader):
 class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
-    def add(self, values: list[Any], first_row: int) -> None:
+    def add(self, values: list[Any], row_offset: int) -> None:
         size = self.chunk_arrays[0].shape[1] if self.chunk_arrays else len(self.declared_variable.means)
         vectors = []
-        for row, value in enumerate(values, first_row + 1):
+        for row, value in enumerate(values, row_offset + 1):
             has_value = not is_missing(value)
             vector = to_vector(value) if has_value else None
             if vector is None and (has_value or self.unknown != "expected"):

@@ -17,7 +17,8 @@ Value = TypeVar("Value")
 
 
 def has_rows(source: Any) -> bool:
-    """Return whether a table of any supported type has at least one row; without rows it may also lack columns."""
+    """Return whether a table of any supported type has at least one row."""
+    # `open_table` raises an error for a table without columns, such as an empty list.
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)):
         return len(source) > 0
     try:
@@ -31,7 +32,7 @@ def to_rows(source: Any) -> list[Row]:
     """Return the rows of a table of any supported type; each item of a list may be a row or a table of one row."""
     if isinstance(source, (list, tuple)):
         return [to_row(item) for item in source]
-    if isinstance(source, Mapping) and not source:
+    if isinstance(source, Mapping) and not source:  # a row without values
         return [source]
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
         return []

@@ -58,21 +58,21 @@ def open_table(source: Any) -> Table:
         if source and all(map(is_column, source.values())):
             columns = {name: to_value_list(values) for name, values in source.items()}
             if all(isinstance(values, list) for values in columns.values()):  # false for arrays without dimensions
-                return _from_columns(columns)
-        return _from_rows([source])
+                return _table_from_columns(columns)
+        return _table_from_rows([source])
     if isinstance(source, (list, tuple)):
-        return _from_rows(source)
+        return _table_from_rows(source)
     if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face data set that is not a stream
-        return _from_arrow(source.with_format("arrow")[:])
+        return _table_from_arrow(source.with_format("arrow")[:])
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
-        return _from_pandas(source)
+        return _table_from_pandas(source)
     if _has_arrow_interface(source):
-        return _from_arrow_interface(source)
+        return _table_from_arrow_interface(source)
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
 
 def _open_file(path: Path) -> Table:
-    """Open a folder of Parquet files, or a file, whose format is determined by the ending of its name."""
+    """Open a folder of Parquet files or a single file; the ending of the file name determines the format."""
     if path.is_dir():
         return open_parquet_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -95,7 +95,7 @@ def _sliced_table(columns: Sequence[str], row_count: int, read_slice: Callable[[
     return Table(IN_MEMORY, tuple(columns), read, row_count=row_count)
 
 
-def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table_from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError(f"row {number}: expected a dict from column to value, got {type(row).__name__}")
@@ -105,7 +105,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
+def _table_from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     row_count = max(map(len, columns.values()))
     for name, values in columns.items():
         if len(values) != row_count:
@@ -113,14 +113,14 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     return _sliced_table(tuple(columns), row_count, lambda name, rows_slice: list(columns[name][rows_slice]))
 
 
-def _from_arrow(table: pa.Table) -> Table:
+def _table_from_arrow(table: pa.Table) -> Table:
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         return to_python_values(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
 
     return Table(IN_MEMORY, tuple(table.column_names), read, row_count=table.num_rows)
 
 
-def _from_arrow_interface(source: Any) -> Table:
+def _table_from_arrow_interface(source: Any) -> Table:
     """Return a table of any object with the Arrow PyCapsule interface, such as a polars data frame."""
     is_stream = isinstance(source, pa.RecordBatchReader)
     try:
@@ -129,10 +129,10 @@ def _from_arrow_interface(source: Any) -> Table:
         raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
     if is_stream:
         READ_STREAMS[source] = table
-    return _from_arrow(table)
+    return _table_from_arrow(table)
 
 
-def _from_pandas(frame: Any) -> Table:
+def _table_from_pandas(frame: Any) -> Table:
     names = tuple(map(str, frame.columns))
     index_by_name = {name: index for index, name in enumerate(names)}
 

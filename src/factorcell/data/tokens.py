@@ -1,8 +1,8 @@
 """Tokenize the texts of a table in one pass into a flat array of ids.
 
-Each token gets a provisional id in order of appearance, and the provisional ids of all texts are written to a temporary
-file. After the last text, the tokens are counted, and the file is read again block by block: each provisional id is
-replaced by the id of the token in the vocabulary.
+`TokenizedTexts` numbers the tokens in order of appearance and writes these provisional ids of all texts to a temporary
+file. After the last text, it counts the tokens to build a vocabulary, reads the file block by block, and replaces each
+provisional id by the id of the token in the vocabulary.
 """
 
 from array import array
@@ -42,7 +42,7 @@ class TokenizedTexts:
         # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
         # vocabulary.
         self.cut_counts = Counter[int]()
-        self.sizes = array("q")  # the number of stored tokens of each text
+        self.sizes = array("q")  # the number of stored tokens of each text, including its start and end tokens
         self.originals = list[OriginalTexts]()
 
     def add(self, texts: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class TokenizedTexts:
         final_ids = np.array([*tokenizer.specials, *tokenizer.encode(self.id_by_token)], dtype=np.uint32)
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
         token_count = int(offsets[-1])
-        dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+        dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         tokens: NDArray[Any] = (
             np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(token_count,))
             if folder

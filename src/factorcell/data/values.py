@@ -22,7 +22,7 @@ BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"} 
 
 
 def category_name(value: Any) -> str:
-    """Return the name by which a value of a category is compared and stored, according to this table.
+    """Return the name of a category value; values are compared and stored by these names.
 
     | value | name |
     |---|---|
@@ -68,9 +68,9 @@ def _to_text(value: Any) -> str:
 
 
 def to_float64(value: np.floating[Any]) -> float:
-    """Convert a 16- or 32-bit float through its shortest text: 4.7 stays 4.7 and does not become 4.699999809265137.
+    """Convert a 16- or 32-bit float to 64 bits through its shortest text, so 4.7 does not become 4.699999809265137.
 
-    Integers, which may be identifiers, are converted exactly.
+    Whole numbers, which may be identifiers, are converted exactly.
     """
     number = float(value)
     return number if number.is_integer() else float(str(value))
