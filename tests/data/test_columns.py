@@ -318,7 +318,7 @@ def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
         columns = ContextColumns(table, config.data, schema)
         assert [type(reader) for reader in columns.readers] == [NumberReader] * 5 + [TextReader, VectorReader]
         columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
-        new_schema = columns.arrays(len(rows))["schema"]
+        new_schema = columns.corpus_fields(len(rows))["schema"]
         assert schema is None or new_schema == schema
         schema = ContextSchema.from_dict(json.loads(json.dumps(new_schema.to_dict())))
     with pytest.raises(UserError, match="no column 'at'; it has text"):

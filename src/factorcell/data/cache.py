@@ -82,8 +82,8 @@ def prepare(
         with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as id_file:
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns, progress)
-            arrays = texts.arrays(train=tokenizer is None, folder=folder)
-        return Corpus(**arrays, **columns.arrays(len(texts.sizes)))
+            text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
+        return Corpus(**text_fields, **columns.corpus_fields(len(texts.sizes)))
 
     if table.digest is None or schema is not None or not truncate:
         corpus = read_corpus(folder=None)

@@ -81,7 +81,7 @@ def load(folder: Path, config: Config) -> Corpus | None:
     """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
     try:
         checksums = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
-        if any(checksum(folder / name) != expected for name, expected in checksums.items()):
+        if any(checksum(folder / name) != expected_checksum for name, expected_checksum in checksums.items()):
             return None
         arrays = dict[str, NDArray[Any]]()
         for name in checksums:

@@ -177,10 +177,10 @@ class Canaries:
 
 def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
     """Return `corpus` with the canaries that `config` requests, if any, and write the canaries into `folder`."""
-    training = config.training
-    if not training.canaries:
+    options = config.training
+    if not options.canaries:
         return corpus
-    canaries = Canaries.draw(corpus, config.data.max_tokens, training.canaries, training.seed)
+    canaries = Canaries.draw(corpus, config.data.max_tokens, options.canaries, options.seed)
     canaries.save(folder / CANARIES_FILE)
     return canaries.plant(corpus)
 

@@ -63,9 +63,9 @@ class Table:
         Raises:
             UserError: A column is missing, the table has no rows, or it cannot be read.
         """
-        available = set(self.columns)
+        available_columns = set(self.columns)
         for name in columns:
-            if name not in available:
+            if name not in available_columns:
                 raise self.missing_column_error(name)
         is_empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
@@ -93,5 +93,5 @@ class Table:
 
 def format_names(names: Collection[str]) -> str:
     """Return the first of `names` for a message, each cut to 60 characters; if not all, also the number of `names`."""
-    shown = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
-    return shown + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")
+    shown_names = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
+    return shown_names + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")

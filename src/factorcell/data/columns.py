@@ -76,7 +76,7 @@ class ContextColumns:
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * row_count, row_offset)
 
-    def arrays(self, row_count: int) -> dict[str, Any]:
+    def corpus_fields(self, row_count: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
@@ -164,31 +164,32 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
     The kind is number if all values are numbers, unless they are at most `MAX_RATINGS` different whole numbers. If most
     but not all values are numbers, a `Notice` reports the first value that is not a number.
     """
-    numbers = {name: list[float]() for name in names}
-    others = {name: list[tuple[int, Any]]() for name in names}  # row numbers and values that are not numbers
+    numbers_by_column = {name: list[float]() for name in names}
+    # For each column, the row number and the value of each value that is not a number.
+    others_by_column = {name: list[tuple[int, Any]]() for name in names}
     rows_read = 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
             for row, value in enumerate(chunk[name], rows_read + 1):
                 if (number := to_number(value)) is not None:
-                    numbers[name].append(number)
+                    numbers_by_column[name].append(number)
                 elif not is_missing(value):
-                    others[name].append((row, value))
+                    others_by_column[name].append((row, value))
         rows_read += len(chunk[names[0]])
         if rows_read >= GUESS_ROWS:
             break
     kinds = dict.fromkeys(names, "category")
-    for name, rows_and_values in others.items():
-        distinct_numbers = set(numbers[name])
+    for name, rows_and_values in others_by_column.items():
+        distinct_numbers = set(numbers_by_column[name])
         if len(distinct_numbers) <= MAX_RATINGS and all(map(float.is_integer, distinct_numbers)):
             continue
         other_count = len(rows_and_values)
         if not other_count:
             kinds[name] = "number"
-        elif other_count <= (1 - MIN_NUMBER_SHARE) * (len(numbers[name]) + other_count):
+        elif other_count <= (1 - MIN_NUMBER_SHARE) * (len(numbers_by_column[name]) + other_count):
             row, value = rows_and_values[0]
-            more = f", like {other_count - 1:,} other values" if other_count > 1 else ""
-            problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{more}"
+            like_others = f", like {other_count - 1:,} other values" if other_count > 1 else ""
+            problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{like_others}"
             remedy = f"set {name}:number or {name}:category"
             warnings.warn(
                 Notice(f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"),

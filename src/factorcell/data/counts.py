@@ -69,12 +69,12 @@ class TextCounts:
                 if user_name is not None:
                     users_by_text[text].add(user_name)
         min_users = 0 if users is None else min_users
-        popular = {
+        popular_counts = {
             text: count
             for text, count in counts.items()
             if text and count >= min_count and len(users_by_text[text]) >= min_users
         }
-        return cls(popular, len(canonical_texts), min_users)
+        return cls(popular_counts, len(canonical_texts), min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":

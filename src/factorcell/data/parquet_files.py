@@ -95,20 +95,22 @@ def open_parquet(content: Content) -> Table:
 def open_parquet_folder(folder: Path) -> Table:
     """Open a folder of Parquet files as one table."""
     files = [ParquetFile.open(Content(path), _partition_values(path, folder)) for path in _find_files(folder)]
-    keys = tuple(files[0].partition_values)
+    partition_keys = tuple(files[0].partition_values)
     for file in files:
         file_keys = tuple(file.partition_values)
-        if file_keys != keys:
-            expected, actual = format_names(keys) or "none", format_names(file_keys) or "none"
+        if file_keys != partition_keys:
+            expected, actual = format_names(partition_keys) or "none", format_names(file_keys) or "none"
             raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {actual}")
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         # All files are checked before the first is read, so that a missing column is reported at once.
         for file in files:
-            available = (*file.columns, *keys)
+            available_columns = (*file.columns, *partition_keys)
             for name in columns:
-                if name not in available:
-                    raise UserError(f"{file.content.path}: no column {name!r}; it has {format_names(available)}")
+                if name not in available_columns:
+                    raise UserError(
+                        f"{file.content.path}: no column {name!r}; it has {format_names(available_columns)}"
+                    )
         for file in files:
             yield from file.read(columns)
 
@@ -116,7 +118,7 @@ def open_parquet_folder(folder: Path) -> Table:
         digests = [(file.content.path.relative_to(folder).as_posix(), file.content.digest().hex()) for file in files]
         return hashlib.sha256(json.dumps(digests).encode()).digest()
 
-    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *keys)))
+    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *partition_keys)))
     return Table(str(folder), columns, read, digest, sum(file.row_count for file in files))
 
 

@@ -163,15 +163,15 @@ class CategoryReader(ColumnReader):
         counts = np.bincount(self.provisional_ids(), minlength=len(self.ids_by_name) + 1)
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
-        frequent = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
-        rare = set(names).difference(frequent)
+        frequent_names = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
+        rare_names = set(names).difference(frequent_names)
         return replace(
             self.declared_variable,
-            values=(UNKNOWN_VALUE, *frequent),
-            counts=(sum(count_by_name[name] for name in rare), *(count_by_name[name] for name in frequent)),
-            rare_count=len(rare),
+            values=(UNKNOWN_VALUE, *frequent_names),
+            counts=(sum(count_by_name[name] for name in rare_names), *(count_by_name[name] for name in frequent_names)),
+            rare_count=len(rare_names),
             min_count=min_count,
-            rare_filter=bloom_filter(rare),
+            rare_filter=bloom_filter(rare_names),
         )
 
     def provisional_ids(self) -> NDArray[np.int32]:
@@ -189,27 +189,29 @@ class CategoryReader(ColumnReader):
         ids = self.provisional_ids()
         index_by_name = {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error":
-            rare_filter, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
-            others = [name for name in self.ids_by_name if name not in frequent]
-            if unseen := [name for name in others if not may_contain(rare_filter, name)]:
-                raise self._unseen_value_error(unseen, ids, variable)
+            rare_filter, frequent_names = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
+            other_names = [name for name in self.ids_by_name if name not in frequent_names]
+            if unseen_names := [name for name in other_names if not may_contain(rare_filter, name)]:
+                raise self._unseen_value_error(unseen_names, ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(index_by_name.get(name, other_index) for name in self.ids_by_name)]
         return np.array(final_indices, dtype=np.int32)[ids]
 
-    def _unseen_value_error(self, unseen: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
+    def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
         """Return the error about values that training never saw; it names the first of these values and its row."""
-        unseen_ids = [self.ids_by_name[name] for name in unseen]
+        unseen_ids = [self.ids_by_name[name] for name in unseen_names]
         first_row = int(np.argmax(ids == unseen_ids[0])) + 1
         row_count = int(np.isin(ids, unseen_ids).sum())
-        affected = f"{len(unseen):,} such values" if len(unseen) > 1 else "this value"
+        affected = f"{len(unseen_names):,} such values" if len(unseen_names) > 1 else "this value"
         extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
         or_rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
-        problem = f"{unseen[0]!r} was never seen in training{or_rare}{extent}; training has {len(values):,} values"
+        problem = (
+            f"{unseen_names[0]!r} was never seen in training{or_rare}{extent}; training has {len(values):,} values"
+        )
         if values and not self.is_private:
-            examples = difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
+            examples = difflib.get_close_matches(unseen_names[0], values, n=3) or values[:5]
             problem += f" ({', '.join(examples)}{', ...' if len(values) > len(examples) else ''})"
         error = self.error(first_row, problem)
         return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
@@ -268,7 +270,7 @@ class NumberReader(ColumnReader):
         means = wave_values.mean(0)
         sine_mean, cosine_mean = means[:2]  # of the first two waves, whose period is `period`
         mean = math.atan2(sine_mean, cosine_mean) * period / (2 * math.pi) % period
-        # The distance of each number from the mean on the circle, from -period / 2 to period / 2.
+        # The signed distance of each number from the mean on the circle, from -period / 2 to period / 2.
         distances = (numbers - mean + period / 2) % period - period / 2
         return replace(
             self.declared_variable,
@@ -304,13 +306,13 @@ class TextReader(ColumnReader):
         min_count = config.min_context_word
         counts = np.bincount(np.concatenate(self.chunk_arrays), minlength=len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
-        frequent = [word for word in self.ids if count_by_word[word] >= min_count]
-        if not frequent:
+        frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
+        if not frequent_words:
             problem = f"no word occurs {min_count} times (min_context_word)"
             raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_word")
-        frequent.sort(key=lambda word: (-count_by_word[word], word))
-        words = tuple(frequent[: config.max_context_words])
-        bags = self._bags(words)
+        frequent_words.sort(key=lambda word: (-count_by_word[word], word))
+        words = tuple(frequent_words[: config.max_context_words])
+        bags = self._encode_bags(words)
         sizes = np.diff(bags.offsets)
         text_count = (sizes > 0).sum()
         # The embedding of a text is the sum of the embeddings of its words, divided by the square root of their number.
@@ -320,9 +322,9 @@ class TextReader(ColumnReader):
 
     def encode(self, variable: Variable) -> Ragged:
         """Return the bag of each row: the indices in `variable.values` of the words that `variable.values` contains."""
-        return self._bags(variable.values)
+        return self._encode_bags(variable.values)
 
-    def _bags(self, words: Sequence[str]) -> Ragged:
+    def _encode_bags(self, words: Sequence[str]) -> Ragged:
         """Return the bag of each row: the indices in `words` of those words of the row that `words` contains."""
         index_by_word = {word: index for index, word in enumerate(words)}
         final_indices = np.array([index_by_word.get(word, -1) for word in self.ids], dtype=np.int32)

@@ -108,7 +108,7 @@ def open_csv(file: Content) -> Table:
         """Yield the length of each row and its values in `columns`."""
         csv_rows = CsvRows(file, delimiter)
         indices = [index_by_name[name] for name in columns]
-        suspicious_lines = list[int]()  # numbers of the first lines of rows that may contain other rows
+        suspicious_line_numbers = list[int]()  # of the first lines of rows that may contain other rows
         has_multiline_texts = False
         for row_number, row in enumerate(csv_rows):
             if row_number == 0:  # the header
@@ -123,15 +123,17 @@ def open_csv(file: Content) -> Table:
                     problem += f"; if its quotes are part of a text, {QUOTING_HELP}"
                 raise csv_rows.error(problem)
             if len(csv_rows.lines) > 1 and not has_multiline_texts:
-                suspicious_lines.append(csv_rows.first_line_number)
+                suspicious_line_numbers.append(csv_rows.first_line_number)
                 has_multiline_texts = not csv_rows.has_lines_like_rows(len(names))
             yield csv_rows.length, [row[index] for index in indices] if row else [""]
         # A table is read several times, but the notice is emitted once.
-        if suspicious_lines and not has_multiline_texts and len(names) > 1 and not emitted_notices:
-            others = f", like {len(suspicious_lines) - 1:,} other fields" if len(suspicious_lines) > 1 else ""
+        if suspicious_line_numbers and not has_multiline_texts and len(names) > 1 and not emitted_notices:
+            others = (
+                f", like {len(suspicious_line_numbers) - 1:,} other fields" if len(suspicious_line_numbers) > 1 else ""
+            )
             notice = f"a quoted field spans lines that look like rows{others}; if its quotes are text, {QUOTING_HELP}"
             emitted_notices.add(notice)
-            warnings.warn(Notice(f"{path} line {suspicious_lines[0]}: {notice}"), stacklevel=2)
+            warnings.warn(Notice(f"{path} line {suspicious_line_numbers[0]}: {notice}"), stacklevel=2)
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         return to_chunks(read_rows(columns), columns)

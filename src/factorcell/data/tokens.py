@@ -63,7 +63,7 @@ class TokenizedTexts:
         self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
         self.originals.append(OriginalTexts.of(texts, self.tokenizer))
 
-    def arrays(self, *, train: bool, folder: Path | None) -> dict[str, Any]:
+    def corpus_fields(self, *, train: bool, folder: Path | None) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from texts.
 
         Args:

@@ -50,9 +50,11 @@ class Vocabulary:
     @classmethod
     def build(cls, counts: Mapping[str, int], min_count: int, max_size: int) -> "Vocabulary":
         """Return a vocabulary of the `max_size` most frequent tokens that occur at least `min_count` times."""
-        frequent = [token for token, count in counts.items() if count >= min_count and token not in SPECIAL_TOKENS]
-        frequent.sort(key=lambda token: (-counts[token], token))
-        return cls([*SPECIAL_TOKENS, *frequent[:max_size]])
+        frequent_tokens = [
+            token for token, count in counts.items() if count >= min_count and token not in SPECIAL_TOKENS
+        ]
+        frequent_tokens.sort(key=lambda token: (-counts[token], token))
+        return cls([*SPECIAL_TOKENS, *frequent_tokens[:max_size]])
 
     def content(self) -> bytes:
         """Return the content of the vocabulary file: one token per line, with white space and backslashes escaped."""
