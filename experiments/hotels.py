@@ -55,7 +55,7 @@ def with_classes(path: Path) -> pa.Table:
 
 
 def measure_embeddings(run: Run, tables: Tables) -> Measurement:
-    if not run.model.adapted:
+    if not run.model.is_adapted:
         return Measurement({})
     hotels, rows, row = Embeddings.from_run(run, "hotel"), region_and_class_rows(tables["train"]), Row()
     for column in ("region", "class"):

@@ -36,7 +36,7 @@ PAPER_CITIES = Cities("printed_cities.csv")
 
 def measure_classification(run: Run, tables: Tables, target: str, samples: int = 0) -> Measurement:
     """Measure the classification of `target`, with `samples` of the vocabulary as in the paper, or all of it (0)."""
-    if not run.model.adapted:
+    if not run.model.is_adapted:
         return Measurement({})
     variable = run.schema.variable(target)
     names = frequent_values(tables["judged"], target, variable.values[1:])
@@ -82,7 +82,7 @@ def measure_detection(
     run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]
 ) -> Measurement:
     """Measure the mean AUC of `values` against each other and `distractors`, by z-scores of perplexities."""
-    known = set(run.schema.variable(target).values[1:]) if run.model.adapted else set()
+    known = set(run.schema.variable(target).values[1:]) if run.model.is_adapted else set()
     names = [value for value in values if value in known]
     if len(names) < 2:  # an unadapted model, or a trial where all values are rare
         return Measurement({})
@@ -99,7 +99,7 @@ def detection_figures(classification: Classification) -> Measurement:
 
 def measure_nearest_city(run: Run, tables: Tables, cities: Cities) -> Measurement:
     """Measure the accuracy of the nearest city for these cities and, with `PAPER_SUFFIX`, for those of the paper."""
-    if not run.model.adapted:
+    if not run.model.is_adapted:
         return Measurement({})
     return _nearest(run, tables, cities) | _nearest(run, tables, PAPER_CITIES, PAPER_SUFFIX)
 

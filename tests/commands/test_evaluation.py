@@ -141,7 +141,7 @@ def test_classify_reports_its_progress(
 ) -> None:
     for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
-    monkeypatch.setattr(classification, "TOKENS", 30)
+    monkeypatch.setattr(classification, "MAX_BATCH_TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
     classify(Run.open(cell), table, "city")
     assert capsys.readouterr().err == ""

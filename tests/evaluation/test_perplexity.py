@@ -63,7 +63,7 @@ def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path:
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
-    monkeypatch.setattr("factorcell.model.run.TOKENS", 1)
+    monkeypatch.setattr("factorcell.model.run.MAX_BATCH_TOKENS", 1)
     assert len(list(run.batches(corpus))) == len(corpus)
     np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])

@@ -160,8 +160,8 @@ def test_codes_have_the_order_of_the_schema() -> None:
 def test_prefix_without_other_adapters_needs_no_context_vector() -> None:
     model = make("coupled", 1, ())
     assert model.encoder is None
-    assert model.adapted
-    assert not make("coupled", 1, (), ContextSchema()).adapted
+    assert model.is_adapted
+    assert not make("coupled", 1, (), ContextSchema()).is_adapted
     assert make("coupled", 1, (), ContextSchema()).prefix is None
 
 

@@ -57,7 +57,7 @@ def test_nats_agree_token_by_token_in_batches_and_one_by_one(run: Run, monkeypat
     corpus = run.prepare(ROWS)
     nats = run.nats(corpus)
     np.testing.assert_allclose(nats, [nat for row in ROWS for nat in nats_of(run, row)], atol=1e-5)
-    monkeypatch.setattr("factorcell.model.run.TOKENS", 7)
+    monkeypatch.setattr("factorcell.model.run.MAX_BATCH_TOKENS", 7)
     np.testing.assert_allclose(run.nats(corpus), nats, atol=1e-5)
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
     np.testing.assert_allclose(single, nats, atol=1e-5)

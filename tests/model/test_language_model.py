@@ -43,7 +43,7 @@ def test_reading_texts_in_parts_does_not_change_nats(
     batch = run.prepare(ROWS).batch(np.arange(5))
     conditioning = run.model.condition(batch.context)
     whole, read = run.model(batch, conditioning).detach(), run.model.backbone.forward
-    monkeypatch.setattr(language_model, "STEPS", steps)
+    monkeypatch.setattr(language_model, "MAX_STEPS", steps)
     sizes = []
 
     def record_size(inputs: torch.Tensor, *more: Any) -> Any:
@@ -118,7 +118,7 @@ def test_factor_of_rank_zero_is_omitted(tmp_path: Path) -> None:
     corpus = rank_zero.prepare(ROWS)
     np.testing.assert_array_equal(rank_zero.nats(corpus), concat.nats(corpus))
     only_factor = make_run(tmp_path / "alone", adapt=["factor"], output_bias=[], rank=0)
-    assert not only_factor.model.adapted
+    assert not only_factor.model.is_adapted
 
 
 @pytest.mark.parametrize("adapt", [("concat",), ("factor",), ("scale",), ADAPTERS])

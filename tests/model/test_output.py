@@ -98,7 +98,7 @@ def sampled_nats(output: SoftmaxHead, samples: Samples, inputs: dict[str, Any]) 
         [table[rows] for table in tables] for rows, tables in zip(sampled_rows.rows, output.row_tables(), strict=True)
     ]
     rows = torch.tensor(
-        [[sampled_rows.used.tolist().index(token) for token in line] for line in inputs["targets"].tolist()]
+        [[sampled_rows.tokens.tolist().index(token) for token in line] for line in inputs["targets"].tolist()]
     )
     return output.sampled_nats(inputs["hidden"], rows, context_bias(output, inputs), samples, sampled_rows, row_values)
 
@@ -147,10 +147,10 @@ def test_inclusion_probabilities_equal_frequencies_in_samples() -> None:
 def test_proposal_by_rank_decreases_with_rank() -> None:
     tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).train({chr(97 + n): 1 for n in range(47)})
     proposal = Proposal.by_rank(tokenizer, 20)
-    assert float(proposal.probability[START]) == 0
-    others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])
+    assert float(proposal.probabilities[START]) == 0
+    others = torch.cat([proposal.probabilities[:START], proposal.probabilities[START + 1 :]])
     assert bool((others[1:] < others[:-1]).all())
-    assert float(proposal.probability.sum()) == pytest.approx(1)
+    assert float(proposal.probabilities.sum()) == pytest.approx(1)
 
 
 def test_sampled_loss_has_the_same_minimum_as_the_exact_loss() -> None:

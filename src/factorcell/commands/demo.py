@@ -145,7 +145,7 @@ def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
     row = {key: value for key, value in summary_row(nats, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
-    if run.model.adapted:
+    if run.model.is_adapted:
         result = _classify(run, places)
         row["accuracy"], figures["accuracy"] = result.metrics()["accuracy"], text_accuracies(result)
     return ComparedModel(run.folder.name, [row], [figures])

@@ -49,9 +49,9 @@ def run_generate(arguments: argparse.Namespace) -> None:
     run = options.open_on_device(Run.open, arguments.run, arguments)
     _generate(run, arguments)
     specified = {*options.parse_context(arguments.context), *arguments.each}
-    if specified and not run.model.adapted:
+    if specified and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
-    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in specified]):
+    elif run.model.is_adapted and (others := [name for name in run.schema.columns() if name not in specified]):
         terminal.notify(f"columns without a specified value, which have their expected value: {', '.join(others)}")
     terminal.notify(*find_warnings([run]))
 

@@ -81,7 +81,7 @@ class CompiledEngine:
             override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
         """
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
-            packed = self.packed.context(self.model, self.model.condition(context, override))
+            packed = self.packed.pack_context(self.model, self.model.condition(context, override))
         start = torch.zeros(self.packed.layout.state_values)
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 

@@ -33,7 +33,7 @@ from factorcell.data.cache import report_truncated
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated_mask
-from factorcell.model.run import FINGERPRINT, Run
+from factorcell.model.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (S, k) -> change at rate 1, state
@@ -41,7 +41,7 @@ Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), sta
 FILE = "online.json"  # file in a run folder that stores the learning rule
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of the bytes of a user
 MARK = b"fcu"  # first bytes of every user
-HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
+HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
 BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
@@ -157,7 +157,7 @@ class User:
         yield not np.isfinite(vector).all(), "the vector has numbers that are not finite"
         yield not (np.isfinite(state) & (state >= 0)).all(), "the state has numbers that are negative or not finite"
         yield not 0 <= count <= MAX_TEXT_COUNT, f"text count {count:,}; it must be from 0 to {MAX_TEXT_COUNT:,}"
-        yield len(self.fingerprint) not in (0, FINGERPRINT), f"a fingerprint of {len(self.fingerprint)} bytes"
+        yield len(self.fingerprint) not in (0, FINGERPRINT_BYTES), f"a fingerprint of {len(self.fingerprint)} bytes"
 
     @classmethod
     def new(cls, run: Run) -> "User":

@@ -35,7 +35,7 @@ from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.language_model import Conditioning
 from factorcell.model.output import Proposal, Samples
-from factorcell.model.run import TOKENS, Run
+from factorcell.model.run import MAX_BATCH_TOKENS, Run
 from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
@@ -77,7 +77,7 @@ def log_likelihoods(
     choose("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
-    if not run.model.adapted:
+    if not run.model.is_adapted:
         hint = "all contexts give a text the same probability; use an adapted run"
         raise UserError(f"{run.folder.name} is not adapted: {hint}")
     sampled = draw_samples(run, samples, seed, proposal) if samples else None
@@ -91,9 +91,9 @@ def log_likelihoods(
         if is_shared:  # texts differ in the candidates' variables only, so each candidate is conditioned on once
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
             shared = run.model.condition(_candidate_contexts(context, columns))
-        for rows in corpus.batches(max(1, TOKENS // min(len(candidates), 64))):
+        for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
             batch = run.batch(corpus, rows)
-            width = max(1, TOKENS // (batch.tokens.shape[1] * len(rows)))  # candidates per batch
+            width = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))  # candidates per batch
             for begin in range(0, len(columns), width):
                 part = columns[begin : begin + width]
                 indices = torch.arange(begin, begin + len(part), device=run.device)

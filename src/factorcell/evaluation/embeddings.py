@@ -156,7 +156,7 @@ def bias_shift(
     of probability 0 is 0.
     """
     head = run.model.head
-    if not run.model.adapted or not run.config.model.output_bias:
+    if not run.model.is_adapted or not run.config.model.output_bias:
         raise UserError(f"{run.folder}: the context does not change the softmax bias; train with --output-bias")
     log_probs = []
     with run.scoring():

@@ -114,7 +114,7 @@ def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequen
         raise UserError("texts: expected at least one, got none")
     if len(contexts) < 2:
         raise UserError(f"contexts: expected at least two, got {len(contexts)}")
-    if not any(run.model.adapted for run in runs):
+    if not any(run.model.is_adapted for run in runs):
         hint = "all contexts give a text the same probability; use an adapted run"
         raise UserError(f"{runs[0].folder} is not adapted: {hint}")
     for first, second in combinations(contexts, 2):

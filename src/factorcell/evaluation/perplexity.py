@@ -181,7 +181,7 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
 
     An adapted baseline reads its own context columns in `source`.
     """
-    if not (isinstance(baseline, Run) and baseline.model.adapted):
+    if not (isinstance(baseline, Run) and baseline.model.is_adapted):
         return without_context(baseline or run, corpus)
     baseline_corpus = baseline.prepare(source, unknown=unknown)
     if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):

@@ -29,7 +29,7 @@ def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
     The row also has `only_unknown_users`, which is true, if the run distinguishes users but no known user wrote any of
     the texts.
     """
-    if not run.model.adapted:
+    if not run.model.is_adapted:
         return None
     rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held_out))[:MAX_TEXTS])
     sample = held_out.select(rows)

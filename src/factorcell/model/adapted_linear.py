@@ -2,6 +2,9 @@
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
+x is the input, W and b the map's own matrix and bias. L(c), R(c), s(c) and V c form the change, which the adapters
+compute (`adapters`).
+
 Shapes: B contexts, T steps, D inputs, O outputs, K context, R rank.
 """
 
@@ -65,9 +68,9 @@ class AdaptedLinear(nn.Module):
             uniform((inputs, outputs), (6 / (inputs + outputs)) ** 0.5) if weight is None else weight
         )
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-        classes = {name: find_adapter(name) for name in adapt}
+        adapter_classes = {name: find_adapter(name) for name in adapt}
         self.adapters = nn.ModuleDict(
-            {name: adapter(sizes) for name, adapter in classes.items() if rank or not adapter.needs_rank}
+            {name: adapter(sizes) for name, adapter in adapter_classes.items() if rank or not adapter.needs_rank}
         )
 
     def condition(self, vector: Tensor) -> Shift:
@@ -86,29 +89,30 @@ class AdaptedLinear(nn.Module):
 
         Args:
             x: Inputs (B, D) or (B, T, D).
-            shift: The result of `condition` or `fold`, for B contexts or for one context that all inputs share; by
-                default no change.
+            shift: The result of `condition` or `fold`, for B contexts or for one context that all inputs share.
+                Default: no change.
 
         Returns:
             Outputs (B, O) or (B, T, O).
         """
-        steps = x[:, None] if x.dim() == 2 else x
-        y = steps @ self.matrix(shift)
+        has_steps = x.dim() == 3
+        inputs = x if has_steps else x[:, None]  # (B, T, D)
+        y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
-            y = y + (steps @ shift.left) @ shift.right
+            y = y + (inputs @ shift.left) @ shift.right
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)
         if bias is not None:
             y = y + (bias[:, None] if bias.dim() == 2 else bias)
-        return y[:, 0] if x.dim() == 2 else y
+        return y if has_steps else y[:, 0]
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
         """Multiply W, L, R and s into one matrix per context, so that applying the map takes no longer than x W + b.
 
         Args:
             shift: The shift of B contexts.
-            shared: Whether `shift` belongs to a single context; its matrix (D, O) then applies to any number of inputs.
+            shared: Whether `shift` belongs to one context. The resulting matrix (D, O) applies to any number of inputs.
 
         Returns:
             A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
@@ -121,18 +125,19 @@ class AdaptedLinear(nn.Module):
         return Shift(bias=shift.bias, matrix=matrix.view(matrix.shape[-2:]) if shared else matrix)
 
     def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
-        """Split W into its first `inputs` rows and the others, and return the shift of each part, with its `matrix`.
+        """Split W into its first `inputs` rows and the others; return the shift of each part, with its `matrix`.
 
         Call it once per forward pass rather than once per step, because the backward pass allocates a gradient of the
         size of W for each slice of W.
         """
-        matrix, parts = self.matrix(shift), []
+        matrix, shifts = self.matrix(shift), []
         for rows in (slice(inputs), slice(inputs, None)):
             left = None if shift.left is None else shift.left[:, rows]
             # Each part has its own view of s: the backward pass adds up the gradients of the part, then adds them to s.
             scale = None if shift.scale is None else shift.scale[:]
-            parts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
-        return parts[0], parts[1]
+            shifts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
+        of_first_rows, of_other_rows = shifts
+        return of_first_rows, of_other_rows
 
     def matrix(self, shift: Shift) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""

@@ -31,8 +31,8 @@ class Shift:
         right: R (B, R, O); `left` times `right` is added to W.
         bias: V c (B, O), added to b.
         scale: s (B, O), a factor on the outputs before the bias.
-        matrix: A matrix (B, D, O), or (D, O) for all contexts, that replaces W; `AdaptedLinear.fold` sets it, adapters
-            do not.
+        matrix: A matrix (B, D, O), or (D, O) for all contexts, that replaces W. `AdaptedLinear` sets it; adapters do
+            not.
     """
 
     left: Tensor | None = None
@@ -44,25 +44,29 @@ class Shift:
     @classmethod
     def sum(cls, shifts: Sequence["Shift"]) -> "Shift":
         """Combine shifts of the same map: concatenate L and R along the rank, add biases, multiply scales."""
-        left = [shift.left for shift in shifts if shift.left is not None]
-        right = [shift.right for shift in shifts if shift.right is not None]
+        left_factors = [shift.left for shift in shifts if shift.left is not None]
+        right_factors = [shift.right for shift in shifts if shift.right is not None]
         biases = [shift.bias for shift in shifts if shift.bias is not None]
         scales = [shift.scale for shift in shifts if shift.scale is not None]
+        scale = None
+        if scales:
+            scale = scales[0] if len(scales) == 1 else torch.stack(scales).prod(0)
         return cls(
-            torch.cat(left, dim=2) if left else None,
-            torch.cat(right, dim=1) if right else None,
-            torch.stack(biases).sum(0) if biases else None,
-            torch.stack(scales).prod(0) if len(scales) > 1 else scales[0] if scales else None,
+            left=torch.cat(left_factors, dim=2) if left_factors else None,
+            right=torch.cat(right_factors, dim=1) if right_factors else None,
+            bias=torch.stack(biases).sum(0) if biases else None,
+            scale=scale,
         )
 
     def select(self, rows: Tensor) -> "Shift":
         """Return the shift of the contexts `rows` (B',), which may repeat."""
+        is_matrix_shared = self.matrix is not None and self.matrix.dim() == 2
         return Shift(
-            None if self.left is None else self.left[rows],
-            None if self.right is None else self.right[rows],
-            None if self.bias is None else self.bias[rows],
-            None if self.scale is None else self.scale[rows],
-            self.matrix if self.matrix is None or self.matrix.dim() == 2 else self.matrix[rows],
+            left=None if self.left is None else self.left[rows],
+            right=None if self.right is None else self.right[rows],
+            bias=None if self.bias is None else self.bias[rows],
+            scale=None if self.scale is None else self.scale[rows],
+            matrix=self.matrix if self.matrix is None or is_matrix_shared else self.matrix[rows],
         )
 
     def values_per_context(self) -> int:
@@ -94,7 +98,7 @@ class Adapter(nn.Module):
     same sizes except B, and the shift of a context must depend only on the vector of this context.
 
     Attributes:
-        needs_rank: Whether the adapter needs a rank; if so, it is omitted at rank 0.
+        needs_rank: Whether the adapter needs a rank. Linear maps of rank 0 omit such an adapter.
 
     Args:
         sizes: Sizes of the linear map.
@@ -123,7 +127,7 @@ class Concat(Adapter):
 
 
 class Scale(Adapter):
-    """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). Because of the 1, training starts nearly unadapted."""
+    """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). C starts small, so the map starts nearly unadapted."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -141,8 +145,8 @@ class Factor(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        # For a context vector of norm 1, each column of L has an expected norm of about 1. R starts small, so that the
-        # map starts nearly unadapted.
+        # For a context vector of norm 1, each column of L has an expected norm of about 1. R starts small, so the map
+        # starts nearly unadapted.
         self.left = nn.Parameter(normal((sizes.context, sizes.inputs, sizes.rank), sizes.inputs**-0.5))
         self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.outputs), 0.1, sizes.rank**-0.5))
 
@@ -166,21 +170,21 @@ def register_adapter(name: str, adapter: type[Adapter]) -> None:
     Raises:
         UserError: The name is taken, or the class does not extend `Adapter`.
     """
-    EXTENSIBLE["adapt"].register(name, adapter, _check)
+    EXTENSIBLE["adapt"].register(name, adapter, _check_adapter_class)
 
 
 def find_adapter(name: str) -> type[Adapter]:
     """Return the class of the adapter called `name`: built in, registered, or from an installed package."""
-    adapter: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check)
+    adapter: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check_adapter_class)
     return adapter
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
-    """Return the adapters of `config` that change weights, without those that need a rank if the rank is 0."""
+    """Return the adapters of `config` that change weights; at rank 0, omit the adapters that need a rank."""
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 
-def _check(name: str, adapter: type[Adapter]) -> None:
+def _check_adapter_class(name: str, adapter: type[Adapter]) -> None:
     """Raise `UserError` unless `adapter` extends `Adapter` and `name` is not an attribute of PyTorch's `ModuleDict`."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
         expected = "expected a class that extends factorcell.model.Adapter"

@@ -29,7 +29,7 @@ class StateBuffer(Protocol):
     """Preallocated space for the states of many texts; each call of `put` stores the states of some of them."""
 
     def put(self, first: int, state: Any) -> None:
-        """Store the `state` of some texts, in the rows of the buffer from `first` on."""
+        """Store the `state` of some texts in consecutive rows of the buffer, starting at row `first`."""
         ...
 
     def select(self, rows: Tensor) -> Any:
@@ -56,8 +56,8 @@ class BackboneSizes:
     Attributes:
         inputs: Size of a token embedding, E.
         context: Size of the context vector, K; 0 if no context changes the backbone.
-        adapt: Names of the adapters of its linear maps (`AdaptedLinear`); empty if `context` is 0.
-        rank: Rank of the adapters that need one.
+        adapt: Names of the adapters of the backbone's linear maps (`AdaptedLinear`); empty if `context` is 0.
+        rank: Rank of the adapters that need a rank.
     """
 
     inputs: int
@@ -144,11 +144,14 @@ class Backbone(nn.Module):
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
 
     def pack(self) -> Any:
-        """Return weights in a form with which reading few texts is faster; None if there is no such form."""
+        """Return weights in a form with which reading few texts is faster; by default None: there is no such form."""
         return None
 
     def adapted_share(self) -> float | None:
-        """Return the number of values that a context changes, divided by the number of parameters; None if unknown."""
+        """Return the number of values that a context changes, divided by the number of parameters.
+
+        By default return None: the share is unknown.
+        """
         return None
 
 

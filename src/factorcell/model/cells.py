@@ -8,8 +8,8 @@
     tanh, relu  h <- tanh or relu(W'[x, h] + b')
 
 x is the input, h the hidden state and m the memory; i, f, o, g, r and z are gates, n the candidate of the GRU. The
-coupled cell is that of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
-normalizes the argument of every sigmoid, tanh and relu over the hidden units; 1 is added to f after that.
+coupled cell is the cell of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
+normalizes the argument of every sigmoid, tanh and relu over the hidden units; the 1 is added to f after normalization.
 
 Shapes: B texts, T steps, E inputs, H hidden, G columns of all gates, R rank.
 """
@@ -50,14 +50,15 @@ class CellState:
         return CellState(self.hidden[rows], self.memory[rows])
 
 
-# Applies layer normalization to values (B, H) of the gate with an index; the index of m follows that of the last gate.
+# Applies layer normalization to the values (B, H) of one gate or of m, given an index: the gates count from 0, and the
+# index of m follows that of the last gate.
 Norm = Callable[[int, Tensor], Tensor]
 # Applies dropout to the candidate (B, H), the new content of m or h.
 Drop = Callable[[Tensor], Tensor]
 
 
 class RecurrentStep(Protocol):
-    """A recurrent step. It is constructed without arguments and has no parameters: W and b belong to the layer.
+    """A recurrent step, a class without arguments or parameters: W and b belong to the layer.
 
     Attributes:
         gates: The number of gates.
@@ -113,10 +114,10 @@ class GRU:
     gates, memory, separate_products = 3, False, True
 
     def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        size = state.hidden.shape[1]
-        both = from_input[:, : 2 * size] + from_hidden[:, : 2 * size]
-        r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(both.chunk(2, dim=-1)))
-        n = torch.tanh(norm(2, from_input[:, 2 * size :] + r * from_hidden[:, 2 * size :]))
+        gate_columns = 2 * state.hidden.shape[1]  # the columns of r and z; those of n follow
+        gates = from_input[:, :gate_columns] + from_hidden[:, :gate_columns]
+        r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(gates.chunk(2, dim=-1)))
+        n = torch.tanh(norm(2, from_input[:, gate_columns:] + r * from_hidden[:, gate_columns:]))
         return CellState(z * state.hidden + (1 - z) * drop(n), state.memory)
 
 
@@ -149,12 +150,12 @@ def register_cell(name: str, cell: type[RecurrentStep]) -> None:
     Raises:
         UserError: The name is taken, or the class lacks an attribute of `RecurrentStep`.
     """
-    EXTENSIBLE["cell"].register(name, cell, _check)
+    EXTENSIBLE["cell"].register(name, cell, _check_step_class)
 
 
 def find_cell(name: str) -> type[RecurrentStep]:
     """Return the class of the recurrent step `name`: built in, registered, or from an installed package."""
-    cell: type[RecurrentStep] = EXTENSIBLE["cell"].find_class(name, CELLS, _check)
+    cell: type[RecurrentStep] = EXTENSIBLE["cell"].find_class(name, CELLS, _check_step_class)
     return cell
 
 
@@ -166,31 +167,32 @@ class Cell(nn.Module):
     2016).
     """
 
-    def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
+    def __init__(self, options: RecurrentOptions, sizes: BackboneSizes) -> None:
         """Create a layer whose inputs, context vectors and adapters have these `sizes`."""
         super().__init__()
-        self.kind = find_cell(config.cell)()
-        self.dropout, self.variational = config.dropout_recurrent, config.variational
-        self.embedding_size, self.hidden_size = sizes.inputs, config.hidden_size
-        inputs, gates = sizes.inputs + config.hidden_size, self.kind.gates * config.hidden_size
-        weight = uniform((inputs, gates), (6 / (inputs + config.hidden_size)) ** 0.5)
-        self.linear = AdaptedLinear(inputs, gates, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
+        self.recurrent_step = find_cell(options.cell)()
+        self.dropout, self.variational = options.dropout_recurrent, options.variational
+        self.input_size, self.hidden_size = sizes.inputs, options.hidden_size
+        rows, columns = sizes.inputs + options.hidden_size, self.recurrent_step.gates * options.hidden_size
+        weight = uniform((rows, columns), (6 / (rows + options.hidden_size)) ** 0.5)
+        self.linear = AdaptedLinear(rows, columns, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
         # The number of normalized values: those of the gates, and of m if there is a memory.
-        norm_size = gates + (config.hidden_size if self.kind.memory else 0)
-        self.gain = nn.Parameter(torch.ones(norm_size)) if config.layer_norm else None
-        self.offset = nn.Parameter(torch.zeros(norm_size)) if config.layer_norm else None
-        self.compiled = type(self.kind) is Coupled  # the compiled code supports only this class, not its subclasses
+        norm_size = columns + (options.hidden_size if self.recurrent_step.memory else 0)
+        self.gain = nn.Parameter(torch.ones(norm_size)) if options.layer_norm else None
+        self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
+        # The compiled code and the GPU kernel support only this class, not its subclasses.
+        self.is_coupled = type(self.recurrent_step) is Coupled
 
-    def packed(self) -> PackedWeight | None:
+    def pack_weight(self) -> PackedWeight | None:
         """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
-        if not (self.compiled and library.usable(self.linear.weight)):
+        if not (self.is_coupled and library.usable(self.linear.weight)):
             return None
-        return PackedWeight.of(self.linear.weight[self.embedding_size :])
+        return PackedWeight.of(self.linear.weight[self.input_size :])
 
     def start(self, batch: int) -> CellState:
         """Return the state of `batch` texts before the first step: zeros."""
         zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
-        return CellState(zeros, zeros if self.kind.memory else zeros[:, :0])
+        return CellState(zeros, zeros if self.recurrent_step.memory else zeros[:, :0])
 
     def forward(
         self,
@@ -205,79 +207,102 @@ class Cell(nn.Module):
         A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
         """
         state = state or self.start(len(inputs))
-        keep, feed = self._masks(inputs)
+        keep, feed = self._draw_masks(inputs)
         # The products of the inputs do not depend on h, so they are computed for all steps at once.
         from_input, reduced, hidden_shift = self._input_products(inputs, shift)
-        bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
-        factors = cast(Tensor, hidden_shift.matrix), hidden_shift.left, hidden_shift.right
-        start = state.hidden, state.memory, lengths
-        arrays = RecurrenceInputs(
-            from_input, bias, reduced, *factors, keep, self._norm(), hidden_shift.scale, feed, *start, packed
+        arguments = RecurrenceInputs(
+            input_gates=from_input,
+            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
+            input_reduced=reduced,
+            weight=cast(Tensor, hidden_shift.matrix),
+            left=hidden_shift.left,
+            right=hidden_shift.right,
+            keep=keep,
+            norm=self._norm_parameters(),
+            scale=hidden_shift.scale,
+            feed=feed,
+            hidden=state.hidden,
+            memory=state.memory,
+            lengths=lengths,
+            packed=packed,
         )
-        if self.compiled:
-            if usable(arrays):
-                outputs, last_hidden, memory = run(arrays)
-                return outputs, CellState(last_hidden, memory)
-            is_plain = arrays.norm is arrays.scale is feed is None
-            if is_plain and gpu_recurrence.usable(from_input, arrays.weight.to(from_input.dtype)):
-                return self._launch(arrays)
-        return self._loop(arrays, hidden_shift, state)
+        if self.is_coupled:
+            if usable(arguments):
+                outputs, last_hidden, last_memory = run(arguments)
+                return outputs, CellState(last_hidden, last_memory)
+            is_plain = arguments.norm is None and arguments.scale is None and feed is None
+            if is_plain and gpu_recurrence.usable(from_input, arguments.weight.to(from_input.dtype)):
+                return self._run_on_gpu(arguments)
+        return self._run_in_python(arguments, hidden_shift, state)
 
     @staticmethod
-    def _launch(arrays: RecurrenceInputs) -> tuple[Tensor, CellState]:
+    def _run_on_gpu(arguments: RecurrenceInputs) -> tuple[Tensor, CellState]:
         """Run the recurrence in the GPU kernel."""
-        half = library.autocasts_to_bfloat16(arrays.input_gates.device)
-        arrays = arrays.to(torch.bfloat16 if half else torch.float32)
-        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.input_gates + arrays.bias[:, None]
-        factors = arrays.weight, arrays.left, arrays.right, arrays.keep
-        outputs, last = gpu_recurrence.run(from_input, arrays.input_reduced, *factors, hidden, arrays.memory, lengths)
+        is_bfloat16 = library.autocasts_to_bfloat16(arguments.input_gates.device)
+        arguments = arguments.to(torch.bfloat16 if is_bfloat16 else torch.float32)
+        lengths = arguments.lengths
+        outputs, last_memory = gpu_recurrence.run(
+            input_gates=arguments.input_gates + arguments.bias[:, None],
+            input_reduced=arguments.input_reduced,
+            weight=arguments.weight,
+            left=arguments.left,
+            right=arguments.right,
+            keep=arguments.keep,
+            hidden=arguments.hidden,
+            memory=arguments.memory,
+            lengths=lengths,
+        )
         if lengths is None:
-            return outputs, CellState(outputs[:, -1], last)
+            return outputs, CellState(outputs[:, -1], last_memory)
         rows = torch.arange(len(outputs), device=outputs.device)
         last_hidden = outputs[rows, (lengths - 1).clamp(min=0)]
-        return outputs, CellState(torch.where((lengths > 0)[:, None], last_hidden, hidden), last)
+        return outputs, CellState(torch.where((lengths > 0)[:, None], last_hidden, arguments.hidden), last_memory)
 
     def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
         """Read one input (B, E) without dropout; return the next state."""
         from_input, reduced, hidden_shift = self._input_products(inputs[:, None], shift)
-        first_reduced = None if reduced is None else reduced[:, 0]
+        step_reduced = None if reduced is None else reduced[:, 0]
         gates = from_input[:, 0] + cast(Tensor, self.linear.shifted_bias(shift))
-        return self._advance(gates, first_reduced, hidden_shift, state, None, None)
+        return self._advance(gates, step_reduced, hidden_shift, state, keep=None, feed=None)
 
     def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
         """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
 
         Returns:
             The contribution of the inputs to the gates (B, T, G), their contribution to [x, h] L (B, T, R), and the
-            shift of the rows of W for h. The R of this shift is already multiplied by s: the caller multiplies only
-            the product with W by s.
+            shift of the rows of W for h. The matrix R of this shift is already multiplied by s: the caller multiplies
+            only the product of h with W by s.
         """
-        input_shift, hidden_shift = self.linear.split(shift, self.embedding_size)
+        input_shift, hidden_shift = self.linear.split(shift, self.input_size)
         from_input, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right
         reduced = None if input_shift.left is None else inputs @ input_shift.left
-        if reduced is not None and right is not None and self.kind.separate_products:
+        if reduced is not None and right is not None and self.recurrent_step.separate_products:
             from_input, reduced = from_input + reduced @ right, None
         if input_shift.scale is None or hidden_shift.scale is None:
             return from_input, reduced, hidden_shift
         scaled_right = None if right is None else right * hidden_shift.scale[:, None]
         return from_input * input_shift.scale[:, None], reduced, replace(hidden_shift, right=scaled_right)
 
-    def _loop(self, arrays: RecurrenceInputs, hidden_shift: Shift, state: CellState) -> tuple[Tensor, CellState]:
+    def _run_in_python(
+        self, arguments: RecurrenceInputs, hidden_shift: Shift, state: CellState
+    ) -> tuple[Tensor, CellState]:
         """Run the recurrence step by step in PyTorch; `hidden_shift` is the shift of the rows of W for h."""
         hidden_states = []
-        for step, from_input in enumerate((arrays.input_gates + arrays.bias[:, None]).unbind(1)):
-            reduced = None if arrays.input_reduced is None else arrays.input_reduced[:, step]
-            keep = None if arrays.keep is None else arrays.keep[step]
-            next_state = self._advance(from_input, reduced, hidden_shift, state, keep, arrays.feed)
-            if arrays.lengths is None:
+        for step, from_input in enumerate((arguments.input_gates + arguments.bias[:, None]).unbind(1)):
+            reduced = None if arguments.input_reduced is None else arguments.input_reduced[:, step]
+            keep = None if arguments.keep is None else arguments.keep[step]
+            next_state = self._advance(from_input, reduced, hidden_shift, state, keep, arguments.feed)
+            if arguments.lengths is None:
                 state = next_state
                 hidden_states.append(state.hidden)
             else:
-                is_inside = (step < arrays.lengths)[:, None]
+                is_inside = (step < arguments.lengths)[:, None]
                 hidden_states.append(torch.where(is_inside, next_state.hidden, 0.0))
                 memory = torch.where(is_inside, next_state.memory, state.memory)
                 state = CellState(torch.where(is_inside, next_state.hidden, state.hidden), memory)
-        return torch.stack(hidden_states, dim=1) if hidden_states else state.hidden[:, None][:, :0], state
+        if not hidden_states:
+            return state.hidden[:, None][:, :0], state  # (B, 0, H): there are no steps
+        return torch.stack(hidden_states, dim=1), state
 
     def _advance(
         self,
@@ -288,7 +313,16 @@ class Cell(nn.Module):
         keep: Tensor | None,
         feed: Tensor | None,
     ) -> CellState:
-        """Compute the next state from what the input contributes to the gates (B, G) and to [x, h] L (B, R)."""
+        """Compute the next state.
+
+        Args:
+            from_input: The contribution of the input to the gates (B, G).
+            reduced: The contribution of the input to [x, h] L (B, R).
+            hidden_shift: The shift of the rows of W for h.
+            state: The state before the step.
+            keep: Dropout factors (B, H) on the candidate.
+            feed: Dropout factors (B, H) on h in the products with W and L.
+        """
         hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
         product = hidden @ cast(Tensor, hidden_shift.matrix)
         product = product if hidden_shift.scale is None else product * hidden_shift.scale[:, None]
@@ -297,10 +331,10 @@ class Cell(nn.Module):
             total_reduced = hidden_reduced if reduced is None else reduced[:, None] + hidden_reduced
             product = product + total_reduced @ hidden_shift.right
         drop = (lambda candidate: candidate) if keep is None else keep.mul
-        return self.kind(from_input, product[:, 0], state, self._normalize, drop)
+        return self.recurrent_step(from_input, product[:, 0], state, self._normalize, drop)
 
-    def _norm(self) -> Tensor | None:
-        """Return the gains and the shifts of layer normalization, a row (H,) each; None without layer normalization."""
+    def _norm_parameters(self) -> Tensor | None:
+        """Return the gains and offsets of layer normalization, one row (H,) per index of `Norm`; None without them."""
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
@@ -309,11 +343,14 @@ class Cell(nn.Module):
         """Apply the layer normalization with this `index` to `values` (B, H), if the layer has layer normalization."""
         if self.gain is None or self.offset is None:
             return values
-        part = slice(index * self.hidden_size, (index + 1) * self.hidden_size)
-        return F.layer_norm(values, (self.hidden_size,), self.gain[part], self.offset[part])
+        units = slice(index * self.hidden_size, (index + 1) * self.hidden_size)
+        return F.layer_norm(values, (self.hidden_size,), self.gain[units], self.offset[units])
 
-    def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Draw the dropout masks of the candidate (T, B, H) and of the h that the next step reads (B, H), or None."""
+    def _draw_masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Draw the dropout masks of the candidate (T, B, H) and of the h that the next step reads (B, H).
+
+        The mask that the options do not request is None; both are None outside training mode.
+        """
         if not self.training or self.dropout == 0:
             return None, None
         batch, steps, _ = inputs.shape
@@ -322,8 +359,8 @@ class Cell(nn.Module):
         return dropout_mask((steps, batch, self.hidden_size), self.dropout, inputs), None
 
 
-def _check(name: str, cell: type[RecurrentStep]) -> None:
-    """Raise `UserError` unless `cell`, with this `name`, has the attributes of a `RecurrentStep`."""
+def _check_step_class(name: str, cell: type[RecurrentStep]) -> None:
+    """Raise `UserError` unless the class `cell`, called `name`, has the attributes of a `RecurrentStep`."""
     if not isinstance(cell, type) or issubclass(cell, nn.Module):
         raise UserError(f"cell {name!r}: expected a class without parameters (no nn.Module), got {cell!r:.60}")
     for attribute, expected in {"gates": int, "memory": bool, "separate_products": bool}.items():

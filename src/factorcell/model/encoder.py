@@ -60,7 +60,8 @@ class NumberInput(NamedTuple):
 class NumberInputs(nn.Module):
     """The map of raw numbers (B, N) to the standardized inputs (B, I) of the network over numbers.
 
-    A number has one input, a periodic number one for each of its waves. The buffers hold the fields of `NumberInput`.
+    A number has one input; a periodic number has one input for each of its waves. Each buffer (I,) holds one field of
+    `NumberInput` for all inputs.
     """
 
     column: Tensor
@@ -72,19 +73,22 @@ class NumberInputs(nn.Module):
     def __init__(self, numbers: tuple[Variable, ...]) -> None:
         super().__init__()
         inputs: list[NumberInput] = []
-        self.counts: list[int] = []  # for each input, how many inputs its number has
+        self.inputs_of_number: list[int] = []  # for each input, how many inputs its number has
         for column, variable in enumerate(numbers):
             if variable.period:
                 count = len(variable.means)
                 frequencies, phases = wave_parameters(variable.period, count // 2)
                 fields = zip([column] * count, frequencies, phases, variable.means, variable.deviations, strict=True)
                 inputs += itertools.starmap(NumberInput, fields)
-                self.counts += [count] * count
+                self.inputs_of_number += [count] * count
             else:
-                inputs.append(NumberInput(column, 0.0, 0.0, variable.mean, variable.deviation))
-                self.counts.append(1)
-        for index, name in enumerate(NumberInput._fields):
-            self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
+                number_itself = NumberInput(
+                    column, frequency=0.0, phase=0.0, mean=variable.mean, deviation=variable.deviation
+                )
+                inputs.append(number_itself)
+                self.inputs_of_number.append(1)
+        for name, values in zip(NumberInput._fields, zip(*inputs, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
@@ -93,8 +97,8 @@ class NumberInputs(nn.Module):
         return ((values - self.mean) / self.deviation).nan_to_num(0.0)
 
     def weight_factors(self) -> Tensor:
-        """Return factors (I,) on initial weights: all waves of a number together then count as much as one input."""
-        return torch.tensor(self.counts) ** -0.5
+        """Return factors (I,) on initial weights, so that all waves of a number together count as much as one input."""
+        return torch.tensor(self.inputs_of_number) ** -0.5
 
 
 class WordBag(nn.Module):
@@ -113,12 +117,14 @@ class WordBag(nn.Module):
 
     def forward(self, bags: Bags) -> Tensor:
         """Return the embeddings (B, k); a text without known words has the mean embedding of all training texts."""
-        sizes = bags.sizes[:, None]
+        word_counts = bags.sizes[:, None]
+        has_words = word_counts > 0
         total = F.embedding_bag(bags.words, self.table, bags.offsets, mode="sum", include_last_offset=True)
-        known = total / sizes.clamp(min=1).to(total.dtype).sqrt()
-        if bool((sizes > 0).all()):
-            return known
-        return torch.where(sizes > 0, known, self.shares @ self.table)
+        embeddings = total / word_counts.clamp(min=1).to(total.dtype).sqrt()
+        if bool(has_words.all()):
+            return embeddings
+        mean_embedding = self.shares @ self.table
+        return torch.where(has_words, embeddings, mean_embedding)
 
 
 class VectorMap(nn.Module):
@@ -136,8 +142,9 @@ class VectorMap(nn.Module):
         self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map vectors (B, D) to embeddings (B, k); the embedding of a missing vector is zero, as of the mean vector."""
-        return F.linear(((vectors - self.mean) / self.deviation).nan_to_num(0.0), self.weight)
+        """Map vectors (B, D) to embeddings (B, k); the embedding of a missing or mean vector is zero."""
+        standardized = ((vectors - self.mean) / self.deviation).nan_to_num(0.0)
+        return F.linear(standardized, self.weight)
 
 
 class VariableEmbeddings(nn.Module):
@@ -164,32 +171,37 @@ class VariableEmbeddings(nn.Module):
         self.vectors = nn.ModuleList(VectorMap(variable, size, initial_std) for variable in self.schema.vectors)
 
     def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """Return the embeddings of categories, texts and vectors; `override` maps variable names to replacements."""
+        """Return the embeddings (B, k) of categories, texts and vectors.
+
+        `override` maps names of variables to embeddings that replace theirs.
+        """
         override, schema = override or {}, self.schema
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
             choose("context variable", name, [variable.name for variable in variables])
-        functions: list[Callable[[], Tensor]] = [
-            *(partial(self.embed_category, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
-            *(partial(bag, words) for bag, words in zip(self.texts, context.bags, strict=True)),
-            *(partial(linear, vector) for linear, vector in zip(self.vectors, context.vectors, strict=True)),
+        # One function per variable, so that embeddings which `override` replaces are not computed.
+        embed_functions: list[Callable[[], Tensor]] = [
+            *(partial(self.embed_category, column, ids) for column, ids in enumerate(context.categories.unbind(1))),
+            *(partial(word_bag, words) for word_bag, words in zip(self.texts, context.bags, strict=True)),
+            *(partial(vector_map, vector) for vector_map, vector in zip(self.vectors, context.vectors, strict=True)),
         ]
         return [
-            override[variable.name] if variable.name in override else function()
-            for variable, function in zip(variables, functions, strict=True)
+            override[variable.name] if variable.name in override else embed()
+            for variable, embed in zip(variables, embed_functions, strict=True)
         ]
 
-    def embed_category(self, column: int, rows: Tensor) -> Tensor:
-        """Return the embeddings (B, k) of values `rows` (B,) of a category.
+    def embed_category(self, column: int, value_ids: Tensor) -> Tensor:
+        """Return the embeddings (B, k) of the values `value_ids` (B,) of a category.
 
         A missing value has the frequency-weighted mean of all embeddings.
         """
         table: Tensor = self.tables[column]
-        known = table[rows.clamp(min=0)]
-        if not bool((rows == MISSING).any()):
-            return known
-        expected = table.new_tensor(self.schema.categories[column].frequencies()) @ table
-        return torch.where(rows[:, None] == MISSING, expected, known)
+        is_missing = value_ids == MISSING
+        embeddings = table[value_ids.clamp(min=0)]
+        if not bool(is_missing.any()):
+            return embeddings
+        mean_embedding = table.new_tensor(self.schema.categories[column].frequencies()) @ table
+        return torch.where(is_missing[:, None], mean_embedding, embeddings)
 
 
 class Prefix(VariableEmbeddings):
@@ -207,8 +219,8 @@ class Prefix(VariableEmbeddings):
     def forward(self, context: Context) -> Tensor:
         """Return the codes (B, P, E).
 
-        A missing category or text has the mean of its codes over the training texts; a missing number or vector is read
-        as its mean.
+        A missing category or text has its mean code over the training texts; a missing number or vector is read as its
+        mean.
         """
         codes = self.embeddings(context)
         if self.inputs is not None and self.linear is not None:
@@ -221,13 +233,18 @@ class ContextEncoder(VariableEmbeddings):
 
     def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
         super().__init__(schema, config.variable_size, INITIAL_STD)
-        # Row 0, the unknown value, starts at zero: training does not change it if no value is rare. Without a context
-        # layer, c is the embedding itself and could stay zero, since the gradient of L(c) R(c) is zero at c = 0.
+        # The embedding of the unknown value, row 0, starts at zero: training does not change it if no value is rare.
+        # Without a context layer, c is the embedding itself and could stay zero, because the gradient of L(c) R(c) is
+        # zero at c = 0.
         if config.context_layer != "none":
             for table in self.tables:
                 table.data[0] = 0.0
-        widths = [] if self.inputs is None else [len(self.inputs.column), *[config.number_size] * config.number_layers]
-        layers = [layer for sizes in itertools.pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
+        widths: list[int] = []  # of the network over numbers: its inputs, then the outputs of each layer
+        if self.inputs is not None:
+            widths = [len(self.inputs.column), *[config.number_size] * config.number_layers]
+        layers: list[nn.Module] = []
+        for input_size, output_size in itertools.pairwise(widths):
+            layers += [nn.Linear(input_size, output_size), nn.Tanh()]
         self.network = nn.Sequential(*layers) if layers else None
         embedded_count = len(schema.categories) + len(schema.texts) + len(schema.vectors)
         self.variable_sizes = [config.variable_size] * embedded_count + widths[-1:]
@@ -239,7 +256,7 @@ class ContextEncoder(VariableEmbeddings):
                 f"numbers, got {', '.join(map(str, self.variable_sizes))}"
             )
         if self.network is not None and self.inputs is not None:
-            # With large initial weights the network distinguishes neighbouring coordinates, as random features do.
+            # Large initial weights let the network distinguish nearby numbers, as random Fourier features do.
             first_layer = self.network[0]
             assert isinstance(first_layer, nn.Linear)
             if not first_layer.weight.is_meta:

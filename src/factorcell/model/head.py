@@ -84,7 +84,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows, grouped by which rows it reads.
+        """Return the tables of which a sampled loss reads only some rows, the same rows of all tables of a group.
 
         By default there are no such tables.
         """

@@ -29,7 +29,7 @@ from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
-STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
+MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
@@ -37,7 +37,7 @@ HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Everything that B contexts determine in a model, computed once per context.
+    """Everything that B contexts determine in a model.
 
     Attributes:
         conditions: The conditions of the backbone.
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         has_encoder = bool(schema.variables and (adapt or model.output_bias))
         self.encoder = ContextEncoder(model, schema) if has_encoder else None
         self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
-        self.adapted = has_encoder or self.prefix is not None
+        self.is_adapted = has_encoder or self.prefix is not None
         self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(model.embedding_size, context_size, adapt, model.rank)
@@ -110,9 +110,9 @@ class LanguageModel(nn.Module):
 
         Args:
             context: The values of the context variables of B texts.
-            override: Embeddings (B, k), by names of the variables whose embeddings they replace.
-            packed: The result of `backbone.pack` for the current weights; it saves time if the same weights read few
-                texts many times.
+            override: Embeddings (B, k) by names of variables, which replace the embeddings of these variables.
+            packed: The result of `backbone.pack` for the current weights. It saves time if the same weights are used in
+                many calls with few texts each.
 
         Raises:
             UserError: `override` names an unknown variable, or the model has control codes.
@@ -140,25 +140,26 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
         """Compute the exact nats of all targets.
 
-        If no gradient is needed, texts are read in parts of `STEPS` tokens, which limits memory.
+        If no gradient is needed, texts are read in parts of `MAX_STEPS` tokens, which limits memory.
 
         Args:
             batch: B texts with their contexts.
-            conditioning: The conditioning of these contexts, if it is computed already.
+            conditioning: The conditioning of these contexts, if the caller has computed it.
 
         Returns:
             Negative log-likelihoods (B, T) in nats, zero on padding.
         """
         conditioning = conditioning or self.condition(batch.context)
         steps = batch.tokens.shape[1] - 1
-        size = steps if torch.is_grad_enabled() else STEPS
-        state, parts = conditioning.start, []
-        for first in range(0, steps, size):
-            tokens, lengths = batch.tokens[:, first : first + size + 1], (batch.lengths - first).clamp(0, size)
+        steps_at_once = steps if torch.is_grad_enabled() else MAX_STEPS
+        state, nats = conditioning.start, []
+        for first in range(0, steps, steps_at_once):
+            tokens = batch.tokens[:, first : first + steps_at_once + 1]
+            lengths = (batch.lengths - first).clamp(0, steps_at_once)
             inputs = F.embedding(tokens[:, :-1], self.embedding)
             vectors, state = self.backbone(inputs, conditioning.conditions, state, lengths)
-            parts.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
-        return torch.cat(parts, 1).masked_fill(~batch.mask(), 0.0)
+            nats.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
+        return torch.cat(nats, 1).masked_fill(~batch.mask(), 0.0)
 
     def sampled_nats(
         self,
@@ -173,23 +174,26 @@ class LanguageModel(nn.Module):
         Args:
             batch: B texts with their contexts.
             samples: The negative samples.
-            sampled_rows: The rows that this step reads of the tables in `head.row_tables`.
+            sampled_rows: The rows that this step reads of the tables in `head.row_tables`, if the caller has computed
+                them.
             row_values: The values of these rows, if the caller has read them; gradients then exist only for these rows.
-            conditioning: The conditioning of these contexts, if it is computed already.
+            conditioning: The conditioning of these contexts, if the caller has computed it.
 
         Returns:
             Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
         """
         conditioning = conditioning or self.condition(batch.context)
         sampled_rows = sampled_rows or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+        # Without values from the caller, read them here: gradients then exist for whole tables.
         row_values = row_values or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
         ]
-        rows = torch.searchsorted(sampled_rows.used, batch.tokens)
-        inputs = F.embedding(rows[:, :-1], row_values[0][0])
+        positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
+        (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+        inputs = F.embedding(positions[:, :-1], embedding_rows)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
-        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioning.head, samples, sampled_rows, row_values)
+        nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(
@@ -205,16 +209,16 @@ class LanguageModel(nn.Module):
         Returns:
             Log probabilities (B, V) of the next token, and the state after `token`.
         """
-        before = conditioning.start if state is None else state
-        vectors, after = self.backbone.step(self.embedding[token], conditioning.conditions, before)
-        return self.head.log_probabilities(vectors, conditioning.head), after
+        state = conditioning.start if state is None else state
+        vectors, next_state = self.backbone.step(self.embedding[token], conditioning.conditions, state)
+        return self.head.log_probabilities(vectors, conditioning.head), next_state
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias."""
-        persistent = self.state_dict()
+        persistent_names = self.state_dict().keys()
         return {
             **dict(self.named_parameters()),
-            **{name: buffer for name, buffer in self.named_buffers() if name in persistent},
+            **{name: buffer for name, buffer in self.named_buffers() if name in persistent_names},
         }
 
     def parameter_count(self) -> int:

@@ -14,7 +14,7 @@ from factorcell.model.saved_results import Measurement
 
 # Characters with a meaning in Markdown.
 MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
-# Beginnings of lists and links; the last character of a match is escaped.
+# Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
 LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 
 
@@ -27,31 +27,31 @@ def render(run: Run) -> str:
     """Return the model card as Markdown."""
     parts = [
         f"# {escape_markdown(run.folder.name)}",
-        _model(run),
+        _describe_model(run),
         "## Trained on",
-        _training(run),
+        _describe_training(run),
         "## Results",
-        _results(run),
+        _results_table(run),
         "## Use",
-        _use(run),
+        _usage_example(run),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _model(run: Run) -> str:
-    model, share = run.config.model, run.model.backbone.adapted_share()
-    adapters, biases = (" + ".join(names) or "none" for names in (model.adapt, model.output_bias))
-    of_parameters = "" if share is None else f", {share:.2%} of its parameters"
+def _describe_model(run: Run) -> str:
+    options, adapted_share = run.config.model, run.model.backbone.adapted_share()
+    adapters, biases = (" + ".join(names) or "none" for names in (options.adapt, options.output_bias))
+    share_text = "" if adapted_share is None else f", {adapted_share:.2%} of its parameters"
     backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
     return (
         f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
-        f"{run.config.tokenizer.kind}, embeddings of {model.embedding_size} and a backbone ({backbone}). "
-        f"Adapters of the backbone: {adapters} (rank {model.rank}{of_parameters}); "
+        f"{run.config.tokenizer.kind}, embeddings of {options.embedding_size} and a backbone ({backbone}). "
+        f"Adapters of the backbone: {adapters} (rank {options.rank}{share_text}); "
         f"adapted softmax biases: {biases}."
     )
 
 
-def _training(run: Run) -> str:
+def _describe_training(run: Run) -> str:
     facts = training_facts(run.folder)
     lines = []
     if facts:
@@ -68,8 +68,8 @@ def _training(run: Run) -> str:
         )
     for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
-        counts = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
-        lines.append(f"- sparse softmax bias: {counts} are not zero ({share:.2%})")
+        nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
+        lines.append(f"- sparse softmax bias: {nonzero} are not zero ({share:.2%})")
     lines.append(
         f"- vocabulary of {len(run.tokenizer):,} tokens (seen at least {run.config.tokenizer.min_count} times)"
     )
@@ -79,37 +79,39 @@ def _training(run: Run) -> str:
         lines.append(f"- with {canaries}: use this run only to measure memorization")
     log = run.log()
     if log:
-        last = log[-1]
+        last_row = log[-1]
+        minutes = last_row["seconds"] / 60
         lines.append(
-            f"- {last['step']:,} steps, {last['tokens']:,} targets seen, {last['seconds'] / 60:.1f} minutes, "
+            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen, {minutes:.1f} minutes, "
             f"seed {run.config.training.seed}"
         )
     return "\n".join(lines)
 
 
-def _results(run: Run) -> str:
+def _results_table(run: Run) -> str:
     best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
     if best:
         lines.append(f"| development | perplexity | {format_number(best['perplexity'], '.2f')} |")
         lines.append(f"| development | perplexity, known targets | {format_number(best['perplexity_known'], '.2f')} |")
         if is_number(bits := best.get("bits_per_byte")):
-            bound = bool(best.get("bits_per_byte_bound"))
-            result = Measurement("development", "bits per byte", bits, is_lower_bound=bound)
-            lines.append(f"| development | {result.measure} | {_value(result)} |")
+            is_lower_bound = bool(best.get("bits_per_byte_bound"))
+            bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
+            lines.append(f"| development | {bits_per_byte.measure} | {_format_value(bits_per_byte)} |")
     for result in saved_results.latest_measurements(saved_results.read(run.folder)):
-        lines.append(f"| {escape_markdown(result.table)} | {escape_markdown(result.measure)} | {_value(result)} |")
+        table, measure = escape_markdown(result.table), escape_markdown(result.measure)
+        lines.append(f"| {table} | {measure} | {_format_value(result)} |")
     return "\n".join(lines)
 
 
-def _value(result: Measurement) -> str:
+def _format_value(result: Measurement) -> str:
     interval = "" if result.low is None or result.high is None else f" ({result.low:.4g} to {result.high:.4g})"
     return f"{'at least ' if result.is_lower_bound else ''}{result.value:.4g}{interval}"
 
 
-def _use(run: Run) -> str:
+def _usage_example(run: Run) -> str:
     data = run.config.data
-    row = {data.text: "..."} | {variable.source_column: _example(variable) for variable in run.schema.variables}
+    row = {data.text: "..."} | {variable.source_column: _example_value(variable) for variable in run.schema.variables}
     source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
     fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"
@@ -126,15 +128,17 @@ def code_span(value: object) -> str:
     """Return `value` as inline code in Markdown."""
     text = escape_hidden(str(value))
     fence = "`" * (1 + _longest_backticks(text))
-    edge = " " if text[:1] in "` " or text[-1:] in "` " else ""
-    return f"{fence}{edge}{text}{edge}{fence}"
+    # Markdown removes one space at each end, and would read a backtick there as a part of the fence.
+    padding = " " if text[:1] in "` " or text[-1:] in "` " else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
 
 
 def _longest_backticks(text: str) -> int:
+    """Return the length of the longest sequence of backticks in `text`."""
     return max(map(len, re.findall("`+", text)), default=0)
 
 
-def _example(variable: Variable) -> Any:
+def _example_value(variable: Variable) -> Any:
     if variable.kind == "vector":
         return [round(mean, 3) for mean in variable.means]
     if variable.kind == "text":

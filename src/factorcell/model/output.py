@@ -47,34 +47,38 @@ class Samples:
 
 
 class Proposal:
-    """The distribution from which a sampled softmax draws tokens: their frequencies, from training counts (V,)."""
+    """The distribution from which a sampled softmax draws tokens.
+
+    The probability of a token is proportional to its entry in `counts` (V,), how often it was a target of training.
+    """
 
     def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
-        probability = counts.double().clamp(min=0) / counts.sum()
-        inclusion = -torch.expm1(draws * torch.log1p(-probability))
-        self.probability, self.draws = probability, draws
+        probabilities = counts.double().clamp(min=0) / counts.sum()
+        # 1 - (1 - q)^draws: the probability that at least one draw gives the token.
+        inclusion = -torch.expm1(draws * torch.log1p(-probabilities))
+        self.probabilities, self.draws = probabilities, draws
         self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
 
     @classmethod
     def by_rank(cls, tokenizer: Tokenizer, draws: int, device: torch.device | None = None) -> "Proposal":
         """Estimate the proposal from the order of the vocabulary: token n has the weight log((n + 2) / (n + 1))."""
-        ranks = torch.arange(len(tokenizer), dtype=torch.double)
-        counts = torch.log1p(1 / (ranks + 1))
-        counts[tokenizer.specials.start] = 0
-        return cls(counts, draws, device)
+        ids = torch.arange(len(tokenizer), dtype=torch.double)
+        weights = torch.log1p(1 / (ids + 1))
+        weights[tokenizer.specials.start] = 0
+        return cls(weights, draws, device)
 
     def draw(self) -> Samples:
         """Draw `draws` tokens with replacement from PyTorch's global CPU generator and remove duplicates.
 
         A token of unigram probability q is among the samples with probability 1 - (1 - q)^draws.
         """
-        tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
+        tokens = torch.unique(torch.multinomial(self.probabilities, self.draws, replacement=True))
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
 
 
 @dataclass(frozen=True)
 class ContextBias:
-    """The input from which the adapted softmax biases of B contexts are computed.
+    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts.
 
     Attributes:
         features: Features (B, F) of the biases in `output_bias.TABLES`.
@@ -87,7 +91,7 @@ class ContextBias:
     bias: Tensor | None = None
 
     def select(self, rows: Tensor) -> "ContextBias":
-        """Return the input for the contexts `rows` (B',), which may repeat."""
+        """Return the inputs of the contexts `rows` (B',), which may repeat."""
         return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
 
 
@@ -96,21 +100,21 @@ class SampledRows:
     """The rows of parameter tables that a training step with a sampled loss reads.
 
     Attributes:
-        used: The tokens (U,), ascending, whose rows the step reads in tables with a row per token.
+        tokens: The tokens (U,), ascending, whose rows the step reads in tables with a row per token.
         pairs: The pairs of a value and one of these tokens that have a hashed bias; None without a hashed bias.
     """
 
-    used: Tensor
+    tokens: Tensor
     pairs: Pairs | None
 
     @property
     def rows(self) -> list[Tensor]:
         """The rows to read in each group of `SoftmaxHead.row_tables`."""
-        return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
+        return [self.tokens] if self.pairs is None else [self.tokens, self.pairs.buckets]
 
 
-# The values of `SampledRows`, in the groups of `SoftmaxHead.row_tables`: (U, width) for each table with a row per
-# token, then (M, 1) for the hash table.
+# The values of the rows in `SampledRows`, in the groups of `SoftmaxHead.row_tables`. The first group has (U, width)
+# values for each table with a row per token; the second has the (M, 1) values of the hash table.
 RowValues = list[list[Tensor]]
 
 
@@ -128,9 +132,9 @@ class SoftmaxHead(Head):
         self.embedding = embedding
         self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
-        names = sizes.model.output_bias if sizes.schema.variables else ()
-        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
-        has_hash = "hash" in names and sizes.schema.categories
+        biases = sizes.model.output_bias if sizes.schema.variables else ()
+        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in biases if name in TABLES})
+        has_hash = "hash" in biases and bool(sizes.schema.categories)
         self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None
         start_mask = torch.zeros(vocabulary_size)
         start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
@@ -141,19 +145,26 @@ class SoftmaxHead(Head):
         self.bias.copy_(log_probs)
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """Compute the input of the adapted biases from context vectors (B, K), embeddings of variables, and values."""
+        """Compute the inputs of the adapted biases of B contexts.
+
+        Args:
+            vector: Context vectors (B, K).
+            parts: The embedding (B, size) of each variable.
+            context: The values of the variables.
+        """
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
         """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
         bias = (self.bias + self.start_mask).expand(len(context_bias.features), -1)
-        for name, part, weight in self._parts(context_bias.features, self.tables()):
+        for name, features, coefficients in self._bias_factors(context_bias.features, self.tables()):
             if name in LOW_RANK_BIASES:
-                bias = torch.addmm(bias, part, weight.T)
-        separate = self._separate_bias(context_bias, self.tables(), self._pairs(context_bias))
-        total = bias if separate is None else bias + separate
-        return ContextBias(context_bias.features, context_bias.categories, total)
+                bias = torch.addmm(bias, features, coefficients.T)
+        separate_bias = self._separate_bias(context_bias, self.tables(), self._all_pairs(context_bias))
+        if separate_bias is not None:
+            bias = bias + separate_bias
+        return ContextBias(context_bias.features, context_bias.categories, bias)
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
@@ -174,11 +185,11 @@ class SoftmaxHead(Head):
 
     def sampled_rows(self, tokens: Tensor, samples: Samples, categories: Tensor) -> SampledRows:
         """Return the rows that a training step on texts `tokens` (B, T + 1) with values `categories` (B, C) reads."""
-        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
-        return SampledRows(used, None if self.hashed is None else self.hashed.pairs(categories, used))
+        read_tokens = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
+        return SampledRows(read_tokens, None if self.hashed is None else self.hashed.pairs(categories, read_tokens))
 
     def pack(self) -> PackedTable | None:
-        """Pack the token embeddings for `drawing.next_tokens`; return None if there is no compiled code."""
+        """Pack the token embeddings for `drawing.next_tokens`; return None if the compiled code cannot read them."""
         return PackedTable.of(self.embedding.detach()) if library.usable(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
@@ -189,17 +200,18 @@ class SoftmaxHead(Head):
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
         """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
         tables = self.tables()
-        values, table = self._product(hidden, context_bias.features, tables)
-        bias = self.bias + self.start_mask
+        vectors, table = self._logit_factors(hidden, context_bias.features, tables)
+        shared_bias = self.bias + self.start_mask
         if self.hashed is None and all(name in LOW_RANK_BIASES for name in self.adapters):
-            return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
-        parts = []
+            return softmax.nats(vectors.flatten(0, 1), table, shared_bias, targets.flatten()).view(targets.shape)
+        nats = []
         texts_at_once = max(1, MAX_BIASES // len(self.embedding))
         for texts in torch.split(torch.arange(len(hidden), device=hidden.device), texts_at_once):
             selected = context_bias.select(texts)
-            text_bias = cast(Tensor, self._separate_bias(selected, tables, self._pairs(selected))).add_(bias)
-            parts.append(softmax.nats(values[texts].flatten(0, 1), table, text_bias, targets[texts].flatten()))
-        return torch.cat(parts).view(targets.shape)
+            separate_bias = self._separate_bias(selected, tables, self._all_pairs(selected))
+            bias = cast(Tensor, separate_bias).add_(shared_bias)
+            nats.append(softmax.nats(vectors[texts].flatten(0, 1), table, bias, targets[texts].flatten()))
+        return torch.cat(nats).view(targets.shape)
 
     def sampled_nats(
         self,
@@ -214,35 +226,47 @@ class SoftmaxHead(Head):
 
         Args:
             hidden: Hidden states (B, T, H).
-            targets: Positions of the targets (B, T) in `sampled_rows.used`.
-            context_bias: The input of the adapted biases.
+            targets: Positions of the targets (B, T) in `sampled_rows.tokens`.
+            context_bias: The inputs of the adapted biases.
             samples: The negative samples.
-            sampled_rows: The rows of the tables that are read.
+            sampled_rows: The rows that the training step reads of the tables in `row_tables`.
             row_values: The values of these rows.
         """
-        values, table = self._product(hidden, context_bias.features, row_values[0])
-        bias = self.bias.index_select(0, sampled_rows.used)
-        separate = self._separate_bias(context_bias, row_values[0], sampled_rows.pairs, row_values[-1][0])
-        columns = torch.searchsorted(sampled_rows.used, samples.tokens)
-        inclusion = samples.log_inclusion[sampled_rows.used]
-        bias = bias if separate is None else bias + separate
-        nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), columns, inclusion)
+        if self.hashed is None:
+            (token_tables,) = row_values
+            bucket_values = None
+        else:
+            token_tables, (bucket_values,) = row_values
+        vectors, table = self._logit_factors(hidden, context_bias.features, token_tables)
+        bias = self.bias.index_select(0, sampled_rows.tokens)
+        separate_bias = self._separate_bias(context_bias, token_tables, sampled_rows.pairs, bucket_values)
+        if separate_bias is not None:
+            bias = bias + separate_bias
+        sample_columns = torch.searchsorted(sampled_rows.tokens, samples.tokens)
+        log_inclusion = samples.log_inclusion[sampled_rows.tokens]
+        nats = softmax.sampled_nats(
+            vectors.flatten(0, 1), table, bias, targets.flatten(), sample_columns, log_inclusion
+        )
         return nats.view(targets.shape)
 
-    def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _bias_factors(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the name, the features (B, F) and the coefficients (U, F) of each adapted bias in `tables`."""
-        parts = torch.split(features, [table.shape[1] for table in tables[1:]], 1)
-        return zip(self.adapters, parts, tables[1:], strict=True)
+        _, *coefficients = tables
+        features_by_bias = torch.split(features, [table.shape[1] for table in coefficients], 1)
+        return zip(self.adapters, features_by_bias, coefficients, strict=True)
 
-    def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product contains the low-rank biases."""
-        low_rank = [(part, rows) for name, part, rows in self._parts(features, tables) if name in LOW_RANK_BIASES]
+    def _logit_factors(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product is the logits with low-rank biases."""
+        projected, embedding = hidden @ self.projection, tables[0]
+        low_rank = [
+            (bias_features[:, None].expand(-1, hidden.shape[1], -1), coefficients)
+            for name, bias_features, coefficients in self._bias_factors(features, tables)
+            if name in LOW_RANK_BIASES
+        ]
         if not low_rank:
-            return hidden @ self.projection, tables[0]
-        repeated = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in low_rank]
-        return torch.cat([hidden @ self.projection, *repeated], dim=2), torch.cat(
-            [tables[0], *(rows for _, rows in low_rank)], 1
-        )
+            return projected, embedding
+        repeated_features, coefficients = zip(*low_rank, strict=True)
+        return torch.cat([projected, *repeated_features], dim=2), torch.cat([embedding, *coefficients], 1)
 
     def _separate_bias(
         self,
@@ -251,18 +275,23 @@ class SoftmaxHead(Head):
         pairs: Pairs | None,
         bucket_values: Tensor | None = None,
     ) -> Tensor | None:
-        """Sum the adapted biases (B, U) that `_product` does not contain; return None if there are no such biases.
+        """Sum the adapted biases (B, U) without a low rank; return None if there are no such biases.
 
         `bucket_values` are the values (M, 1) of the buckets of `pairs`, if the caller has read them.
         """
-        parts = self._parts(context_bias.features, tables)
-        terms = [part @ coefficients.T for name, part, coefficients in parts if name not in LOW_RANK_BIASES]
+        biases = [
+            features @ coefficients.T
+            for name, features, coefficients in self._bias_factors(context_bias.features, tables)
+            if name not in LOW_RANK_BIASES
+        ]
         if pairs is not None and self.hashed is not None:
-            terms.append(
-                pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if bucket_values is None else bucket_values)
-            )
-        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
+            if bucket_values is None:
+                bucket_values = F.embedding(pairs.buckets, self.hashed.weight)
+            biases.append(pairs.biases(bucket_values))
+        if len(biases) > 1:
+            return torch.stack(biases).sum(0)
+        return biases[0] if biases else None
 
-    def _pairs(self, context_bias: ContextBias) -> Pairs | None:
+    def _all_pairs(self, context_bias: ContextBias) -> Pairs | None:
         """Return the pairs with a hashed bias for all tokens, or None without a hashed bias."""
         return None if self.hashed is None else self.hashed.pairs(context_bias.categories)

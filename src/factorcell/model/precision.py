@@ -14,7 +14,7 @@ from factorcell.model.kernels import library
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 MIN_SPEEDUP = 1.15  # smallest speedup for which bfloat16 is chosen; smaller differences may be noise
 REPETITIONS = 3  # timings per precision; the shortest counts, because other processes can only add time
-MIN_SECONDS = 0.004  # shorter work is not timed further and runs in float32
+MIN_SECONDS = 0.004  # work that takes less time in float32 is not timed further and runs in float32
 
 
 def is_supported(device: torch.device) -> bool:
@@ -36,17 +36,17 @@ def measure_speedup(
     """
     if not is_supported(device):
         return 1.0
-    for name in (FLOAT32, BFLOAT16):  # the first call is slower, so it is not timed
-        work(name)
-    best = {FLOAT32: float("inf"), BFLOAT16: float("inf")}
+    for precision in (FLOAT32, BFLOAT16):  # the first call is slower, so it is not timed
+        work(precision)
+    shortest_times = {FLOAT32: float("inf"), BFLOAT16: float("inf")}
     for _ in range(REPETITIONS):
-        for name in best:
+        for precision in shortest_times:
             start = clock()
-            work(name)
-            best[name] = min(best[name], clock() - start)
-        if best[FLOAT32] < MIN_SECONDS:
+            work(precision)
+            shortest_times[precision] = min(shortest_times[precision], clock() - start)
+        if shortest_times[FLOAT32] < MIN_SECONDS:
             return 1.0
-    return best[FLOAT32] / max(best[BFLOAT16], 1e-9)
+    return shortest_times[FLOAT32] / max(shortest_times[BFLOAT16], 1e-9)
 
 
 def choose_precision(speedup: float) -> str:
@@ -58,5 +58,5 @@ def describe_speedup(speedup: float) -> list[str]:
     """Describe the chosen precision in one line; return no line if the speedup was not measured."""
     if speedup == 1.0:
         return []
-    name = choose_precision(speedup)
-    return [f"products of {name} (bfloat16 is {speedup:.1f} times as fast here); use --precision to choose"]
+    precision = choose_precision(speedup)
+    return [f"products of {precision} (bfloat16 is {speedup:.1f} times as fast here); use --precision to choose"]

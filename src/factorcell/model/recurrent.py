@@ -35,17 +35,18 @@ class RecurrentState(tuple[CellState, ...]):
 
 
 class RecurrentStateBuffer(RecurrentState):
-    """Preallocated states of many texts; `put` stores those of a few texts."""
+    """Preallocated states of many texts; `put` stores the states of a few texts."""
 
     def put(self, first: int, state: RecurrentState) -> None:
-        for buffer, new in zip(self, state, strict=True):
-            buffer.hidden[first : first + len(new.hidden)] = new.hidden
-            buffer.memory[first : first + len(new.memory)] = new.memory
+        for layer_buffer, layer_state in zip(self, state, strict=True):
+            rows = slice(first, first + len(layer_state.hidden))
+            layer_buffer.hidden[rows] = layer_state.hidden
+            layer_buffer.memory[rows] = layer_state.memory
 
 
 @dataclass(frozen=True)
 class RecurrentConditions:
-    """The shift of each layer in B contexts, and its packed weights of the hidden state if the caller passed them."""
+    """For each layer, its shift in B contexts, and its packed rows of W for h, or None if the caller passed none."""
 
     shifts: tuple[Shift, ...]
     packed: tuple[PackedWeight | None, ...]
@@ -62,8 +63,8 @@ class RecurrentBackbone(Backbone):
     def __init__(self, options: RecurrentOptions, sizes: BackboneSizes) -> None:
         super().__init__(options, sizes)
         self.options, self.sizes, self.size = options, sizes, options.hidden_size
-        inputs = [sizes.inputs] + [options.hidden_size] * (options.layers - 1)
-        self.cells = nn.ModuleList(Cell(options, replace(sizes, inputs=size)) for size in inputs)
+        input_sizes = [sizes.inputs] + [options.hidden_size] * (options.layers - 1)
+        self.cells = nn.ModuleList(Cell(options, replace(sizes, inputs=size)) for size in input_sizes)
 
     @property
     def layers(self) -> Sequence[Cell]:
@@ -76,8 +77,9 @@ class RecurrentBackbone(Backbone):
 
     def adapted_share(self) -> float:
         vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
-        parameters = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
-        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / parameters
+        # W and b of each layer; b has a value per column of W.
+        parameter_count = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
+        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / parameter_count
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         layers = zip(self.layers, conditions.shifts, strict=True)
@@ -89,38 +91,39 @@ class RecurrentBackbone(Backbone):
     def forward(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        values, after, options = inputs, [], self.options
+        values, next_states, options = inputs, [], self.options
         if self.training:
-            values = apply_dropout(values, options.dropout_token, False, whole_vectors=True)
+            values = apply_dropout(values, options.dropout_token, shared_by_steps=False, whole_vectors=True)
             values = apply_dropout(values, options.dropout_input, options.variational)
-        rate = options.dropout_output if self.training else 0.0
+        output_rate = options.dropout_output if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
-        for cell, shift, before, packed in layers:
-            values, last = cell(values, shift, before, lengths, packed)
-            values = apply_dropout(values, rate, options.variational)
-            after.append(last)
-        return values, RecurrentState(after)
+        for cell, shift, layer_state, packed in layers:
+            values, next_state = cell(values, shift, layer_state, lengths, packed)
+            values = apply_dropout(values, output_rate, options.variational)
+            next_states.append(next_state)
+        return values, RecurrentState(next_states)
 
     def step(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState
     ) -> tuple[Tensor, RecurrentState]:
-        values, after = inputs, []
-        for cell, shift, before in zip(self.layers, conditions.shifts, state, strict=True):
-            after.append(cell.step(values, shift, before))
-            values = after[-1].hidden
-        return values, RecurrentState(after)
+        values, next_states = inputs, []
+        for cell, shift, layer_state in zip(self.layers, conditions.shifts, state, strict=True):
+            next_state = cell.step(values, shift, layer_state)
+            next_states.append(next_state)
+            values = next_state.hidden
+        return values, RecurrentState(next_states)
 
     def footprint(self) -> Footprint:
         """Estimate the stored values from the numbers of gates and the sizes of the factors L and R."""
         options, sizes = self.options, self.sizes
-        gates = self.layers[0].kind.gates * options.hidden_size
-        factors = options.layers * sizes.rank * bool(sizes.adapt)
+        gate_columns = self.layers[0].recurrent_step.gates * options.hidden_size
+        total_rank = options.layers * sizes.rank if sizes.adapt else 0  # of all layers together
         return Footprint(
-            token=4 * options.layers * (gates + options.hidden_size),
-            text=2 * factors * (sizes.inputs + options.hidden_size + gates),
+            token=4 * options.layers * (gate_columns + options.hidden_size),
+            text=2 * total_rank * (sizes.inputs + options.hidden_size + gate_columns),
             state=2 * options.layers * options.hidden_size,
-            conditions=factors * (sizes.inputs + 4 * options.hidden_size),
+            conditions=total_rank * (sizes.inputs + 4 * options.hidden_size),
         )
 
     def pack(self) -> tuple[PackedWeight | None, ...]:
-        return tuple(cell.packed() for cell in self.layers)
+        return tuple(cell.pack_weight() for cell in self.layers)

@@ -2,7 +2,8 @@
 
 It contains config.json, schema.json, vocabulary.txt or other files of the tokenizer, weights.safetensors,
 checkpoint.safetensors, log.jsonl and README.md (docs/formats.md). Opening a run does not need its training data.
-digests.json lists the SHA-256 of the files that determine results; opening a run with an altered file raises an error.
+digests.json lists the SHA-256 digests of the files that determine results: opening a run with an altered file raises an
+error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,12 +30,12 @@ from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 
-TOKENS = 20_000  # largest number of tokens in a batch of scoring
+MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 PROBE_SHAPE = 4, 32  # number of texts, and of tokens per text, with which the faster precision is measured
-FINGERPRINT = 16  # length in bytes of the beginning of the checksum of the weights, which identifies a run
+FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
 
-# Files whose digests are in digests.json, in addition to files of the tokenizer. They determine results and, unlike
-# files of tensors, do not contain a checksum.
+# Files whose digests are in digests.json, in addition to the files of the tokenizer. These files determine results and,
+# unlike files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
@@ -104,7 +105,7 @@ class Run:
             UserError: The folder is not empty, or training the model does not fit into memory.
         """
         folder = Path(folder)
-        sizes.check_memory(config, len(tokenizer), schema, trained=True)
+        sizes.check_memory(config, len(tokenizer), schema, for_training=True)
         files.new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
         files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
@@ -145,11 +146,11 @@ class Run:
         """Return the precision in which this run scores random texts faster, and set `bfloat16_speedup`."""
         random = np.random.default_rng(0)
         ids = random.integers(len(self.tokenizer), size=PROBE_SHAPE)
-        texts = [self.tokenizer.join(self.tokenizer.decode(row)) for row in ids]
+        texts = [self.tokenizer.join(self.tokenizer.decode(text_ids)) for text_ids in ids]
         probe = self.read(texts, [{}] * len(texts))
 
-        def score(name: str) -> None:
-            self.precision = name
+        def score(precision: str) -> None:
+            self.precision = precision
             self.nats(probe)
 
         previous = self.precision
@@ -176,20 +177,21 @@ class Run:
         path = self.folder / "weights.safetensors"
         was_started = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
         if was_started and not (path.exists() or (self.folder / "training.json").exists()):
-            early = "training stopped before its first evaluation"
-            raise UserError(f"{self.folder}: {early}; run the training command again with --resume")
+            problem = "training stopped before its first evaluation"
+            raise UserError(f"{self.folder}: {problem}; run the training command again with --resume")
         tensors, _, checksum = files.load_checked(path)
         parameters = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
-        if wrong := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
-            raise UserError(f"{path}: {wrong[0]} contains NaN or infinity; train the run again")
+        for name, tensor in tensors.items():
+            if not tensor.sum().isfinite():
+                raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
         with torch.no_grad():
             for name, tensor in parameters.items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
-        self.fingerprint = checksum[:FINGERPRINT]
+        self.fingerprint = checksum[:FINGERPRINT_BYTES]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""
@@ -232,7 +234,7 @@ class Run:
         return best
 
     def training_minutes(self) -> float:
-        """Return the minutes of training until the last row of the training log."""
+        """Return the duration of training in minutes, up to the last row of the training log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
     def prepare(
@@ -249,7 +251,8 @@ class Run:
 
         Args:
             source: Rows, a table, or the path of a file.
-            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
+                unknown value, "expected" as the expected value.
             optional: Names of context variables whose columns may be missing.
             progress: Whether to show progress.
             truncate: Whether to cut texts after `max_tokens` tokens.
@@ -284,7 +287,8 @@ class Run:
             texts: The texts.
             contexts: For each text a row that maps columns to values, or a table of such rows. All rows have the same
                 columns. Columns that the rows do not have get their expected values.
-            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
+                unknown value, "expected" as the expected value.
             truncate: Whether to cut texts after `max_tokens` tokens, without a `Notice`; `Corpus.truncated` marks cut
                 texts.
 
@@ -320,7 +324,7 @@ class Run:
 
     def batches(self, corpus: Corpus) -> Iterator[Batch]:
         """Yield all texts of `corpus` in batches, sorted by length."""
-        for rows in corpus.batches(TOKENS):
+        for rows in corpus.batches(MAX_BATCH_TOKENS):
             yield self.batch(corpus, rows)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
@@ -339,7 +343,8 @@ class Run:
         Args:
             source: One row such as `{"text": "lovely stay", "stars": 5}`, rows, a table, or the path of a file.
             tokens: Whether to list each target with its nats.
-            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
+                unknown value, "expected" as the expected value.
 
         Returns:
             A row for each text: the index of the text as `row`, `nats`, `targets`, `perplexity`, and `tokens` if
@@ -362,11 +367,10 @@ class Run:
             row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
             row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
             if tokens:
-                ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
-                names = self.tokenizer.decode(ids)
-                row["tokens"] = [
-                    {"token": name, "nats": float(value)} for name, value in zip(names, text_nats, strict=True)
-                ]
+                # The first token of a text is its start token, which is not a target.
+                target_ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
+                targets = zip(self.tokenizer.decode(target_ids), text_nats, strict=True)
+                row["tokens"] = [{"token": token, "nats": float(value)} for token, value in targets]
             rows.append(row)
         return rows
 
@@ -384,7 +388,7 @@ def read_config(folder: Path) -> Config:
 
 
 def training_facts(folder: Path) -> dict[str, Any]:
-    """Read the facts about the training of the run in `folder`; return an empty dict if training has not ended."""
+    """Read the facts about the training of the run in `folder`; return an empty mapping if training has not ended."""
     path = folder / "training.json"
     facts = files.read_json(path) if path.exists() else {}
     if not isinstance(facts, dict):

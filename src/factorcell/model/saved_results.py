@@ -43,8 +43,7 @@ class GainTable(NamedTuple):
     Attributes:
         table: Name of the table.
         column: The column.
-        baseline: The model that gains compare with: the name of another model, or None for the same model without
-            context.
+        baseline: Name of the model that the gains are relative to; None for the same model without context.
         rows: A row for each value.
     """
 
@@ -66,24 +65,27 @@ def append(folder: Path, row: Mapping[str, Any]) -> None:
 
 def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
     """Return the last value of every measure of every table, in the order in which the measures first occur."""
-    last: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
+    # By table, measure and key of the texts: the number of texts, and the fields of the measurement.
+    latest: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
         scores = row.get("evaluation", row)
         for name in (*PERPLEXITY_MEASURES, *CLASSIFICATION_MEASURES):
             if is_number(scores.get(name)):
-                is_classification = name in CLASSIFICATION_MEASURES
-                key = row.get("accuracy_key", scores.get("texts_key")) if is_classification else scores.get("texts_key")
-                measure = name.replace("_", " ") + (_classification_settings(row) if is_classification else "")
-                last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), _value(scores, name))
-    tables = Counter((table, measure) for table, measure, _ in last)
+                texts_key, measure = scores.get("texts_key"), name.replace("_", " ")
+                if name in CLASSIFICATION_MEASURES:
+                    texts_key = row.get("accuracy_key", texts_key)
+                    measure += _classification_settings(row)
+                measured = scores.get("texts", 0), _measurement_fields(scores, name)
+                latest[scores.get("table", ""), measure, str(texts_key)] = measured
+    same_name_counts = Counter((table, measure) for table, measure, _ in latest)
     return [
-        Measurement(f"{table} ({texts:,} texts)" if tables[table, measure] > 1 else table, measure, **value)
-        for (table, measure, _), (texts, value) in last.items()
+        Measurement(f"{table} ({texts:,} texts)" if same_name_counts[table, measure] > 1 else table, measure, **fields)
+        for (table, measure, _), (texts, fields) in latest.items()
     ]
 
 
-def _value(scores: files.Row, name: str) -> files.Row:
-    """Return the fields of a `Measurement` that hold the value called `name`."""
+def _measurement_fields(scores: files.Row, name: str) -> files.Row:
+    """Return the fields of a `Measurement` for the value of the measure `name` in `scores`."""
     interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
     return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
@@ -99,20 +101,22 @@ def _classification_settings(row: files.Row) -> str:
 def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
     """Return the perplexities of the table evaluated last, with its last gain; an empty row without evaluations."""
     evaluations = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
-    result: files.Row = {}
-    for row in evaluations:
-        if all(row.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key")):
-            result |= row
-    return result
+    latest: files.Row = {}
+    for evaluation in evaluations:
+        # Later fields replace earlier ones; a gain remains, even if later evaluations of the table have none.
+        if all(evaluation.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key")):
+            latest |= evaluation
+    return latest
 
 
 def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
     """Return the last perplexities by value, for each combination of column, table and baseline."""
-    last: dict[tuple[Any, ...], GainTable] = {}
+    latest: dict[tuple[Any, ...], GainTable] = {}
     for row in rows:
         if row.get("kind") == "evaluate":
-            table, over = row["evaluation"].get("table", ""), row["evaluation"].get("over")
-            for column, values in row["by"].items():
-                key = (column, table, row["evaluation"].get("texts_key"), over)
-                last[key] = GainTable(table, column, over, values)
-    return list(last.values())
+            evaluation = row["evaluation"]
+            table, baseline = evaluation.get("table", ""), evaluation.get("over")
+            for column, rows_by_value in row["by"].items():
+                key = (column, table, evaluation.get("texts_key"), baseline)
+                latest[key] = GainTable(table, column, baseline, rows_by_value)
+    return list(latest.values())

@@ -2,7 +2,7 @@
 
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
-P is the number of parameters, and `filter` the bytes of the Bloom filter of a hashed softmax bias. Training stores
+P is the number of parameters, and `filter` is the size of the Bloom filter of a hashed softmax bias. Training stores
 seven values per parameter: the parameter, its gradient, two moments of Adam, and three values while it writes a
 checkpoint. The estimate is at most three times too high.
 """
@@ -25,7 +25,7 @@ FLOAT_BYTES = 4
 TRAINING_VALUES = 7  # values stored per parameter in training
 
 
-def meta_model(config: Config, vocabulary: int, schema: ContextSchema) -> LanguageModel:
+def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> LanguageModel:
     """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
 
     Raises:
@@ -33,45 +33,43 @@ def meta_model(config: Config, vocabulary: int, schema: ContextSchema) -> Langua
     """
     try:
         with torch.device("meta"):
-            return LanguageModel(config, vocabulary, schema)
+            return LanguageModel(config, vocabulary_size, schema)
     except RuntimeError as error:
         if "overflow" in str(error):
             raise UserError("a tensor of this model would have more than 2^63 bytes; reduce its sizes") from None
         raise
 
 
-def tensor_shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Shapes:
+def tensor_shapes(config: Config, vocabulary_size: int, schema: ContextSchema) -> Shapes:
     """Return the shape of each tensor that a run folder stores (`LanguageModel.saved_tensors`), by its name."""
-    return {
-        name: tuple(tensor.shape) for name, tensor in meta_model(config, vocabulary, schema).saved_tensors().items()
-    }
+    tensors = meta_model(config, vocabulary_size, schema).saved_tensors()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def parameter_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of parameter values in stored tensors with these `shapes`, without bits of Bloom filters."""
+    """Return the number of parameter values in stored tensors with these `shapes`, which excludes Bloom filters."""
     return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(".bits"))
 
 
-def check_memory(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
-    """Raise `UserError` if a model does not fit into memory; if `trained`, include the memory of training it."""
-    shapes = tensor_shapes(config, vocabulary, schema)
-    count = parameter_count(shapes)
-    filters = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".bits"))
-    description = f"{'training ' if trained else ''}a model of {count:,} parameters"
-    memory.check(FLOAT_BYTES * count * (TRAINING_VALUES if trained else 1) + filters, description)
+def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *, for_training: bool = False) -> None:
+    """Raise `UserError` if a model does not fit into memory, or if `for_training`, if training it does not fit."""
+    shapes = tensor_shapes(config, vocabulary_size, schema)
+    parameters = parameter_count(shapes)
+    filter_bytes = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".bits"))
+    description = f"{'training ' if for_training else ''}a model of {parameters:,} parameters"
+    memory.check(FLOAT_BYTES * parameters * (TRAINING_VALUES if for_training else 1) + filter_bytes, description)
 
 
-def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
+def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
     """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all."""
-    training, model = config.training, meta_model(config, vocabulary, schema)
+    training, model = config.training, meta_model(config, vocabulary_size, schema)
     batch_tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
-    texts, tokens = -(-texts * batch_tokens // max(1, tokens)), batch_tokens
+    batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
-    per_token = 4 * config.model.embedding_size + backbone.token
-    samples = training.samples if training.loss != "full" else 0
-    return FLOAT_BYTES * (
-        TRAINING_VALUES * model.parameter_count() + tokens * per_token + texts * backbone.text + 6 * samples
-    )
+    token_values = batch_tokens * (4 * config.model.embedding_size + backbone.token)
+    sample_values = 6 * training.samples if training.loss != "full" else 0
+    parameter_values = TRAINING_VALUES * model.parameter_count()
+    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + sample_values)
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
@@ -80,8 +78,9 @@ def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: i
     Each hypothesis has `tokens` tokens, and the search considers `continuations` next tokens for it.
     """
     backbone = model.backbone.footprint()
-    scores = 8 * min(continuations, model.vocabulary_size)
-    return FLOAT_BYTES * contexts * width * (4 * backbone.state + 4 * tokens + scores + backbone.conditions)
+    score_values = 8 * min(continuations, model.vocabulary_size)
+    hypothesis_values = 4 * backbone.state + 4 * tokens + score_values + backbone.conditions
+    return FLOAT_BYTES * contexts * width * hypothesis_values
 
 
 def check_header(path: Path, expected: Shapes) -> None:

@@ -128,7 +128,7 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     """Evaluate a run and save the results in its folder."""
     row, texts = _perplexities(run, table)
     row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes()}
-    if target and run.model.adapted:
+    if target and run.model.is_adapted:
         metrics, accuracies = classify_and_save(run, table, target)
         row |= {key: value for key, value in metrics.items() if key in CLASSIFICATION_SCORES and is_number(value)}
         row |= {"target": target, "accuracy_key": accuracies["accuracy"].key}

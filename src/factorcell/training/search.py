@@ -302,7 +302,7 @@ class Search:
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.training_minutes(), "parameters": run.model.parameter_count()}
-        if self.options.target and run.model.adapted and not is_pruned:
+        if self.options.target and run.model.is_adapted and not is_pruned:
             accuracy = results.classify_and_save(run, self.dev, self.options.target)[0]["accuracy"]
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return is_pruned, result

@@ -231,8 +231,8 @@ def test_a_cell_uses_the_kernel_if_supported(ragged: bool, monkeypatch: pytest.M
         options = RecurrentOptions(hidden_size=6, layer_norm=layer_norm)
         cell, results = Cell(options, BackboneSizes(4, 2, ("concat", "factor"), 2)).to(DEVICE), []
         calls: list[int] = []
-        launch = Cell._launch
-        monkeypatch.setattr(Cell, "_launch", staticmethod(lambda a, c=calls, f=launch: (c.append(1), f(a))[1]))
+        launch = Cell._run_on_gpu
+        monkeypatch.setattr(Cell, "_run_on_gpu", staticmethod(lambda a, c=calls, f=launch: (c.append(1), f(a))[1]))
         for kernel in ("off", "triton"):
             monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
             cell.zero_grad()
@@ -242,7 +242,7 @@ def test_a_cell_uses_the_kernel_if_supported(ragged: bool, monkeypatch: pytest.M
         assert len(calls) == (0 if layer_norm else 1)
         for result, expected in zip(*results, strict=True):
             torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
-        monkeypatch.setattr(Cell, "_launch", launch)
+        monkeypatch.setattr(Cell, "_run_on_gpu", launch)
 
 
 def test_unsupported_inputs_use_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
