@@ -181,7 +181,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.shapes or [name for name in SHAPES if not name.startswith("tiny")]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    is_available = device == "cuda" or (gpu.INTERPRETED and all(name.startswith("tiny") for name in names))
+    is_available = device == "cuda" or (gpu.IS_INTERPRETED and all(name.startswith("tiny") for name in names))
     if gpu.triton is None or not is_available:
         print("nothing to measure: expected a GPU and Triton, or --shapes tiny with TRITON_INTERPRET=1")
         return

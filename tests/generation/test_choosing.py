@@ -143,8 +143,8 @@ def test_compiled_choices_agree_with_plain_ones(variant: str, data: st.DataObjec
     request: TokenRequest = SampleRequest(places, 0.8, top_k, top_p) if data.draw(st.booleans()) else TopRequest(count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_KERNEL", variant)
-        patch.setattr(library, "half", lambda: halved)
-        patch.setattr(library, "threads", lambda jobs: 2)
+        patch.setattr(library, "uses_bfloat16", lambda: halved)
+        patch.setattr(library, "thread_count", lambda jobs: 2)
         tokens_chosen, logs = next_tokens(
             values, PackedTable.of(table), bias, context, constraints.forbidden_tokens(tokens, 1), request
         )

@@ -110,7 +110,7 @@ def test_names_equal_those_of_the_config() -> None:
 @pytest.mark.parametrize("biases", COMBINATIONS)
 @pytest.mark.parametrize("chunk", [1, 4_000_000])
 def test_exact_nats_equal_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("factorcell.model.kernels.softmax.CHUNK", chunk)
+    monkeypatch.setattr("factorcell.model.kernels.softmax.MAX_LOGITS", chunk)
     output, inputs = make_output(biases), make_inputs()
     monkeypatch.setattr("factorcell.model.output.MAX_BIASES", chunk)
     monkeypatch.setattr("factorcell.model.output_bias.BATCH_PAIRS", chunk)

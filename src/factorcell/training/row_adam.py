@@ -110,7 +110,7 @@ class RowAdam:
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """Compute `_catch_up` (if `arrays` contains "columns") or `_step` in compiled code."""
     size, width = checked_shape("table", table, 2)
-    numbers = (len(rows), size, width, library.threads(len(rows)), 0)
+    numbers = (len(rows), size, width, library.thread_count(len(rows)), 0)
     catching_up = "columns" in arrays
     tensors = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
     arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")

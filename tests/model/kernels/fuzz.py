@@ -51,7 +51,7 @@ def recurrences(data: st.DataObject) -> None:
     batch, steps, rank = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.draw(RAGGED)
     hidden, seed = data.draw(st.integers(2, 35)), data.draw(st.integers(0, 99))
     inputs, half = arrays(batch, steps, hidden, rank, seed=seed, **flags), data.draw(st.booleans())
-    with patch.object(library, "half", lambda: half):
+    with patch.object(library, "uses_bfloat16", lambda: half):
         if data.draw(st.booleans()):
             make_one_noncontiguous(data, inputs)
         fast, plain = make_leaves(inputs, double=False), make_leaves(inputs, double=True)
@@ -87,13 +87,13 @@ def softmaxes(data: st.DataObject) -> None:
         "sums": torch.randn(texts * rows_per_text, generator=random),
         "scale": torch.randn(texts * rows_per_text, generator=random),
     }
-    with patch.object(library, "half", lambda: half):
+    with patch.object(library, "uses_bfloat16", lambda: half):
         if data.draw(st.booleans()):
             make_one_noncontiguous(data, inputs)
         backward_inputs["logits"] = torch.empty(texts * rows_per_text, size) if data.draw(st.booleans()) else None
         backward_inputs["sums"] = sums = softmax.log_sums(**inputs, logits=backward_inputs["logits"])  # type: ignore[arg-type]
         needed = [data.draw(st.booleans()) for _ in inputs]
-        gradients = softmax.gradients(**inputs, **backward_inputs, half=half, needed=needed)  # type: ignore[arg-type]
+        gradients = softmax.gradients(**inputs, **backward_inputs, is_bfloat16=half, needed=needed)  # type: ignore[arg-type]
     counts["softmax"] += 1
     values, table, bias = leaves = [x.double().requires_grad_() for x in inputs.values() if x is not None]
     logits = values @ table.T + (bias if bias.dim() == 1 else bias.repeat_interleave(rows_per_text, 0))
@@ -120,7 +120,7 @@ def drawings(data: st.DataObject) -> None:
     }
     forbidden_texts = torch.randint(texts, inputs["forbidden"].shape, generator=random).sort().values  # type: ignore[union-attr]
 
-    with patch.object(library, "half", lambda: half), patch.object(library, "threads", lambda jobs: 2):
+    with patch.object(library, "uses_bfloat16", lambda: half), patch.object(library, "thread_count", lambda jobs: 2):
         top_k, top_p = data.draw(st.integers(0, 9)), data.draw(st.sampled_from([0.5, 1.0]))
         request = SampleRequest(inputs["places"], 0.7, top_k, top_p)  # type: ignore[arg-type]
         forbidden = ForbiddenTokens((0,), forbidden_texts, inputs["forbidden"], size - 1)  # type: ignore[arg-type]

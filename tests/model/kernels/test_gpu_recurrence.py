@@ -72,7 +72,12 @@ def round_to(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"RESIDENT": 0, "STAGE": 0, "TILE_SIZE": 256, "PARTIAL": 256}.items():
+    for name, size in {
+        "MAX_RESIDENT_BYTES": 0,
+        "MAX_STAGE_BYTES": 0,
+        "MAX_TILE_SUMS": 256,
+        "MAX_TILE_VALUES": 256,
+    }.items():
         monkeypatch.setattr(gpu_recurrence, name, size)
 
 

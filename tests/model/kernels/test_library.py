@@ -26,11 +26,11 @@ compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernel
 
 @compiled
 def test_bfloat16_is_used_only_within_autocast() -> None:
-    assert not library.half()
+    assert not library.uses_bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert library.half() == (VARIANTS[-1] in library.BFLOAT16_VARIANTS)
+        assert library.uses_bfloat16() == (VARIANTS[-1] in library.BFLOAT16_VARIANTS)
         os.environ["FACTORCELL_KERNEL"] = "plain"
-        assert not library.half()
+        assert not library.uses_bfloat16()
 
 
 def test_the_loop_runs_without_compiled_code(

@@ -150,7 +150,7 @@ def test_nothing_is_stored_for_the_backward_pass_without_gradients() -> None:
     a = arrays(5, 4, 20, 3, norm=True)
     with torch.no_grad():
         results = run(a)
-        stored = recurrence._forward(a, False, False, 0)[3:]
+        stored = recurrence._forward(a, needs_backward=False, is_bfloat16=False, instruction_set=0)[3:]
     assert [array.numel() for array in stored] == [0, 0, 0, 0]
     for result, expected in zip(results, run(make_leaves(a, double=False)), strict=True):
         torch.testing.assert_close(result, expected)
@@ -240,7 +240,7 @@ def test_results_of_a_text_do_not_depend_on_the_batch(
     variant: str, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    monkeypatch.setattr(library, "half", lambda: half)
+    monkeypatch.setattr(library, "uses_bfloat16", lambda: half)
     a, count = arrays(45, 3, 37, 5, norm=True), 45
 
     def results_of(texts: slice) -> list[Tensor]:
@@ -267,8 +267,8 @@ def test_a_packed_weight_gives_the_same_results(hidden: int, variant: str, monke
             assert weight is not None
             packed, results = PackedWeight.of(weight), []
             leaves = [x for x in a.values() if x is not None and x.requires_grad]
-            wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.instruction_set, packed.half)
-            other = replace(wrong, half=not half)
+            wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.instruction_set, packed.is_bfloat16)
+            other = replace(wrong, is_bfloat16=not half)
             for candidate in (None, packed, other, wrong):
                 outputs, *_ = recurrence.run(RecurrenceInputs(**a, packed=candidate))  # type: ignore[arg-type]
                 gradients = torch.autograd.grad(outputs.square().sum(), leaves)

@@ -105,7 +105,7 @@ def test_errors_name_the_wrong_argument(
 @compiled
 def test_no_more_threads_than_jobs_are_started() -> None:
     torch.set_num_threads(3)
-    assert [library.threads(jobs) for jobs in (0, 1, 2, 3, 99)] == [1, 1, 2, 3, 3]
+    assert [library.thread_count(jobs) for jobs in (0, 1, 2, 3, 99)] == [1, 1, 2, 3, 3]
 
 
 @compiled

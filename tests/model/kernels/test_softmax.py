@@ -31,7 +31,7 @@ def test_log_sums_of_any_shape(variant: str, rows: int, size: int, width: int, h
     expected = (values.double() @ table.double().T + bias.double()).logsumexp(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_KERNEL", variant)
-        patch.setattr(library, "half", lambda: half)
+        patch.setattr(library, "uses_bfloat16", lambda: half)
         sums = softmax.log_sums(values, table, bias)
         assert torch.equal(sums[-1:], softmax.log_sums(values[-1:], table, bias))
     torch.testing.assert_close(sums.double(), expected, atol=2e-5, rtol=1e-5)
@@ -62,7 +62,7 @@ def test_gradients_of_exact_nats(
     start = [torch.randn(rows, width), torch.randn(size, width), bias]
     targets, scale = torch.randint(min(2, size), (rows,)), torch.randn(rows)
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    monkeypatch.setattr(library, "half", lambda: half)
+    monkeypatch.setattr(library, "uses_bfloat16", lambda: half)
     leaves = values, table, bias = [array.clone().requires_grad_() for array in start]
     (softmax.nats(values, table, bias, targets) * scale).sum().backward()  # type: ignore[no-untyped-call]
     doubles = [array.double().requires_grad_() for array in start]
@@ -85,7 +85,7 @@ def test_sampled_nats_in_compiled_code(variant: str, texts: int, half: bool, mon
     results = []
     for kernel in ("off", variant):
         monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
-        monkeypatch.setattr(library, "half", lambda: half)
+        monkeypatch.setattr(library, "uses_bfloat16", lambda: half)
         leaves = values, table, bias = [array.clone().requires_grad_() for array in start]
         nats = softmax.sampled_nats(values, table, bias, targets, samples, torch.linspace(-2, 0, 90))
         (nats * scale).sum().backward()  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ def test_gradients_do_not_depend_on_the_order_of_threads() -> None:
     values, table, bias = torch.randn(500, 40), torch.randn(3000, 40), torch.randn(3000)
     targets, scale = torch.randint(3000, (500,)), torch.randn(500)
     sums = softmax.log_sums(values, table, bias)
-    first, *others = [softmax.gradients(values, table, bias, targets, sums, scale, half=False) for _ in range(5)]
+    first, *others = [softmax.gradients(values, table, bias, targets, sums, scale, is_bfloat16=False) for _ in range(5)]
     for other in others:
         for expected, gradient in zip(first, other, strict=True):
             assert expected is not None
@@ -135,7 +135,7 @@ def test_losses_in_bfloat16_are_close(kind: str) -> None:
 
 @pytest.mark.parametrize("chunk", [7, 35, 1 << 28])
 def test_cross_entropies_in_chunks_equal_exact_nats(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax, "CHUNK", chunk)
+    monkeypatch.setattr(softmax, "MAX_LOGITS", chunk)
     values, table = torch.randn(12, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
     bias, targets = torch.randn(7, dtype=torch.double), torch.randint(2, 7, (12,))
     bias[1] = -torch.inf

@@ -1,6 +1,6 @@
-"""Choice of the next tokens of many texts, sampled or the most probable ones, in one compiled call.
+"""Choice of the next tokens of many texts in one compiled call: sampled tokens, or the most probable tokens.
 
-The call does not store logits. `generation/choosing.py` specifies sampling and constraints, and implements them in
+The call does not return logits. `generation/choosing.py` specifies sampling and constraints, and implements them in
 PyTorch.
 
 Shapes: N texts, V vocabulary, D size of a vector, C contexts, S tokens per text, M forbidden pairs of text and token.
@@ -20,23 +20,21 @@ from factorcell.model.kernels.signatures import DRAWING, SOFTMAX
 
 @dataclass(frozen=True)
 class PackedTable:
-    """A table (V, D) in the memory layout of an `instruction_set`: `size` is V, `width` is D, `half` means bfloat16."""
+    """A table (V, D) in the memory layout of an `instruction_set`; `size` is V, and `width` is D."""
 
     packed: Tensor
     size: int
     width: int
-    half: bool
+    is_bfloat16: bool
     instruction_set: int
 
     @classmethod
     def of(cls, table: Tensor) -> "PackedTable":
         """Pack a copy of `table` for the current instruction set and precision."""
-        (size, width), half, instruction_set = (
-            checked_shape("table", table, 2),
-            library.half(),
-            library.instruction_set(),
-        )
-        numbers = (0, size, width, 1, 1, library.threads(size), int(half), 0)
+        size, width = checked_shape("table", table, 2)
+        is_bfloat16, instruction_set = library.uses_bfloat16(), library.instruction_set()
+        rows, texts, parts, next_job = 0, 1, 1, 0
+        numbers = (rows, size, width, texts, parts, library.thread_count(size), int(is_bfloat16), next_job)
         structure = SOFTMAX.checked_arguments(numbers, {})
         packed = torch.empty(
             library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set)
@@ -45,15 +43,15 @@ class PackedTable:
         library.call(
             "softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, "packing", packed=len(packed)), instruction_set
         )
-        return cls(packed, size, width, half, instruction_set)
+        return cls(packed, size, width, is_bfloat16, instruction_set)
 
 
 @dataclass(frozen=True)
 class ForbiddenTokens:
     """Tokens that a text must not continue with.
 
-    `banned` tokens are forbidden in every text. Token `tokens[i]` (M,) is forbidden in text `texts[i]` (M,); `texts` is
-    sorted. A text in which every token is forbidden gets `end`.
+    The tokens in `banned` are forbidden in every text. Token `tokens[i]` (M,) is forbidden in text `texts[i]` (M,);
+    `texts` is sorted. A text in which every token is forbidden continues with the token `end`.
     """
 
     banned: Sequence[int]
@@ -66,9 +64,9 @@ class ForbiddenTokens:
 class SampleRequest:
     """A request for S sampled tokens per text.
 
-    `places` (N, S) are uniform random numbers in [0, 1). Each selects the token at this share of the cumulative sum of
-    weights; the weight of a token is probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all)
-    can be sampled, and of these only the fewest whose weights make up the share `top_p` of the sum.
+    `places` (N, S) are uniform random numbers in [0, 1). Each number selects the token at this share of the cumulative
+    sum of weights; the weight of a token is probability ** (1 / `temperature`). Only the `top_k` most probable tokens
+    (0: all) can be sampled, and of them only the fewest whose weights make up the share `top_p` of the sum.
     """
 
     places: Tensor
@@ -115,14 +113,15 @@ def next_tokens(
     if isinstance(request, SampleRequest):
         sampling = request
     else:
-        # The array only tells the number of tokens: the compiled code receives no places.
+        # Only the number of columns of `places` matters: the compiled code receives no places.
         sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
-    count = checked_shape("places", sampling.places, 2)[1]
+    _, count = checked_shape("places", sampling.places, 2)
     ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
     sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
-    numbers = (*sizes, sampling.top_k, forbidden.end, library.threads(len(values)), int(table.half), 0)
+    threads, next_job = library.thread_count(len(values)), 0
+    numbers = (*sizes, sampling.top_k, forbidden.end, threads, int(table.is_bfloat16), next_job)
     arrays = library.dense(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
     arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
     arrays["tokens"] = tokens

@@ -1,4 +1,4 @@
-"""Shared parts of the GPU kernels: the import of Triton, the conditions of their use, and the product of two tiles.
+"""Shared parts of the GPU kernels: the import of Triton, the check of their arguments, and the product of two tiles.
 
 Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1, Triton interprets the kernels on the CPU.
 This is slow, but lets tests run the same code without a GPU.
@@ -24,7 +24,7 @@ except ImportError:  # the kernels are then plain functions that nothing calls
     triton = tl = None
 
 DTYPES = (torch.float32, torch.bfloat16)
-INTERPRETED = triton is not None and triton.knobs.runtime.interpret
+IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 # Launch options of every kernel: fused multiply-adds, the default that newer versions of Triton require to be explicit.
 OPTIONS = {"enable_fp_fusion": True}
 
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Decorate a kernel, which Triton compiles at its first launch or interprets; without Triton return `function`."""
+    """Decorate a kernel: Triton compiles it at its first launch, or interprets it; without Triton return `function`."""
     return function if triton is None else triton.jit(function)
 
 
 @cache
-def _is_installed() -> bool:
+def _is_triton_installed() -> bool:
     if triton is None:
         log.warning("Triton is not installed (pip install 'factorcell[gpu]'): the GPU runs plain PyTorch")
     return triton is not None
@@ -50,19 +50,20 @@ def _warn_of_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
 
 
 def usable(*arrays: Tensor) -> bool:
-    """Whether the kernels support `arrays`: not empty, on one GPU, and with the same type of `DTYPES`.
+    """Whether the kernels support `arrays`: not empty, on one GPU, and all float32 or all bfloat16.
 
     Arrays on the CPU are supported only with FACTORCELL_KERNEL=triton and TRITON_INTERPRET=1.
     """
     first, setting = arrays[0], os.environ.get("FACTORCELL_KERNEL")
-    is_supported = first.is_cuda or (INTERPRETED and setting == "triton" and first.device.type == "cpu")
-    if not is_supported or setting == "off" or any(x.device != first.device for x in arrays):
+    is_interpreted = IS_INTERPRETED and setting == "triton" and first.device.type == "cpu"
+    is_enabled = setting != "off" and (first.is_cuda or is_interpreted)
+    if not is_enabled or any(array.device != first.device for array in arrays):
         return False
-    if not _is_installed() or any(x.numel() == 0 for x in arrays):
+    if not _is_triton_installed() or any(array.numel() == 0 for array in arrays):
         return False
-    if first.dtype in DTYPES and all(x.dtype == first.dtype for x in arrays):
+    if first.dtype in DTYPES and all(array.dtype == first.dtype for array in arrays):
         return True
-    _warn_of_dtypes(tuple(x.dtype for x in arrays))
+    _warn_of_dtypes(tuple(array.dtype for array in arrays))
     return False
 
 
@@ -79,10 +80,10 @@ def processor_count(device: torch.device) -> int:
 def precision() -> str:
     """Return how the kernels compute float32 products, according to `torch.get_float32_matmul_precision`.
 
-    With tf32x3, a product is three products on tensor cores and has nearly the precision of float32. The interpreter
-    computes exact products, ieee. Products in bfloat16 always use tensor cores.
+    With tf32x3, a product is computed as three products on tensor cores and has nearly the precision of float32. The
+    interpreter computes ieee products, in float32. Products in bfloat16 always use tensor cores.
     """
-    if INTERPRETED:
+    if IS_INTERPRETED:
         return "ieee"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -95,6 +96,8 @@ def next_power_of_two(size: int) -> int:
 @kernel
 def product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[name-defined, no-untyped-def]  # noqa: N803
     """Return `total` (M, N) plus `a` (M, K) times `b` (K, N), summed in float32."""
-    if PRECISION == "ieee":  # the interpreter would multiply the bit patterns of bfloat16 instead of its values
+    if (
+        PRECISION == "ieee"
+    ):  # the interpreter would multiply the bit patterns of bfloat16 numbers instead of the numbers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision=PRECISION)

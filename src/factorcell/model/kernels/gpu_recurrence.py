@@ -3,23 +3,25 @@
     z[t] = input_reduced[t] + h L        [i, f, o] = input_gates[t] + W h + z[t] R        f = sigmoid(f + 1)
     m = f m + (1 - f) tanh(i) keep[t]    h = tanh(m) sigmoid(o)
 
-W multiplies the hidden state h, and L R is its low-rank change. i, f, o are the gates, and keep dropout factors.
-A program of Triton (a block of GPU threads) computes all hidden units and all steps of a few texts. Therefore programs
-never wait for each other; the barriers between two steps are inside a program. The data is placed as follows:
+W multiplies the hidden state h, and L R is its low-rank change. i, f, o are the gates, m is the memory, and keep are
+dropout factors. A program of Triton (a block of GPU threads) computes all hidden units and all steps of a few texts.
+Therefore programs never wait for each other; the barriers between two steps are inside a program. The data is placed as
+follows:
 
 - W stays in shared memory for the whole launch if it fits (H up to 128 in bfloat16, 64 in float32). A larger W is
   streamed from the L2 cache at every step, in tiles that are fetched before the products need them; all programs read
   the same tiles.
-- L and R differ between texts and do not fit into on-chip memory; each is read once per step. This reading takes most
-  of the time. Therefore a program computes fewer texts if there are L and R, and more programs share the reading.
+- L and R differ between texts and do not fit into on-chip memory; each is read once per step, which takes most of the
+  time. Therefore a program computes fewer texts if there are L and R: more programs then share the reading.
 - h, in the type of W, and m, in float32, pass from step to step through small buffers that stay in the caches.
 
-The backward kernel runs in reverse: the gradient of h[t] is the gradient of the gates of step t + 1 times W^T, plus the
-same gradient times R^T L^T, plus the gradient of output t. After the kernel, products over all steps give the gradients
-of W, L and R.
+The backward kernel runs through the steps in reverse. The gradient of h[t] is the sum of three terms: the gradient of
+the gates of step t + 1 times W^T, the same gradient times R^T L^T, and the gradient of output t. After the kernel,
+products over all steps give the gradients of W, L and R.
 
-Names in the kernels: `of_x` is the gradient of the loss with respect to x. `rows` are the texts of a program, `live`
-says which of them have the current step, and `places` are their rows in an array (B, T, .) viewed as (B T, .).
+Names in the kernels: `of_x` is the gradient of the loss with respect to x. `rows` are the texts of a program. `live`
+marks the texts that have the current step. `places` are the rows of the current step in an array (B, T, .) viewed as
+(B T, .).
 
 Shapes: B texts, T steps, H hidden, R rank. W (H, 3H), L^T (B, R, H), R (B, R, 3H).
 """
@@ -39,12 +41,12 @@ from factorcell.model.kernels.gpu import kernel, product, tl
 
 # Sizes of tiles for a Hopper processor with 228 KiB of shared memory and 64 Ki registers.
 WARPS = 8  # warps of GPU threads per program
-RESIDENT = 96 * 1024  # bytes of W that may stay in shared memory
-STAGE = 64 * 1024  # bytes of W and of the vectors multiplied by W that are fetched at once
+MAX_RESIDENT_BYTES = 96 * 1024  # largest size of W that stays in shared memory
+MAX_STAGE_BYTES = 64 * 1024  # largest size of the tiles of W and h that are fetched at once
 STAGES = 4  # stages of the pipeline: one is computed while the others are fetched
-TILE_SIZE = 4096  # largest number of sums in one tile (texts times hidden units), for each of the three gates
-PREFETCH = 160 * 1024  # bytes of R that are fetched ahead, in at most six stages
-PARTIAL = 8192  # largest number of values in one tile of L or R (texts times ranks times columns)
+MAX_TILE_SUMS = 4096  # largest number of sums in one tile (texts times hidden units), for each of the three gates
+MAX_PREFETCH_BYTES = 160 * 1024  # largest size of the tiles of R that are fetched ahead, in at most six stages
+MAX_TILE_VALUES = 8192  # largest number of values in one tile of L or R (texts times ranks times columns)
 
 
 def usable(input_gates: Tensor, matrix: Tensor) -> bool:
@@ -74,12 +76,12 @@ def run(
         keep: Dropout factors (T, B, H) on the candidate tanh(i).
         hidden: First h (B, H).
         memory: First m (B, H).
-        lengths: Steps of each text (B,); after them m does not change, h is zero, and no gradient flows.
+        lengths: Steps of each text (B,). After them m does not change, h is zero, and gradients are zero.
 
     Returns:
         Hidden states (B, T, H) and the last memory (B, H).
     """
-    left_t = None if left is None else left.transpose(-2, -1)
+    left_t = None if left is None else left.transpose(-2, -1)  # L^T (B, R, H)
     arrays = input_gates, input_reduced, weight, left_t, right, keep, hidden, memory, lengths
     result: tuple[Tensor, Tensor] = _Recurrence.apply(*arrays)  # type: ignore[no-untyped-call]
     return result
@@ -87,7 +89,7 @@ def run(
 
 @kernel
 def _ends(lengths, rows, batch, steps):
-    """Return the number of steps of each text in `rows` (ROWS,); 0 for rows beyond the batch."""
+    """Return the number of steps of each text in `rows` (ROWS,); rows beyond the batch have 0 steps."""
     ends = steps
     if lengths is not None:
         ends = tl.minimum(tl.load(lengths + rows, mask=rows < batch, other=0).to(tl.int32), steps)
@@ -157,8 +159,8 @@ def _forward_kernel(
 ):  # fmt: skip
     """Run all steps of `ROWS` texts.
 
-    Even steps read h from `state`[0] (B, H) and write it to `state`[1], odd steps the other way round. `last` (B, H) is
-    m.
+    Even steps read h from `state`[0] (B, H) and write it to `state`[1]; odd steps read `state`[1] and write `state`[0].
+    `last` (B, H) is m.
     """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
@@ -180,7 +182,7 @@ def _forward_kernel(
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
-            # Fetch values that the products do not need first, so that they arrive during the products.
+            # First fetch the values that the products do not need: they arrive while the products are computed.
             g_i, g_f, g_o = _load_gates(input_gates, places, columns, mask, HIDDEN)
             sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
             m = _load_tile(last, rows, columns, mask, HIDDEN)
@@ -252,7 +254,7 @@ def _backward_kernel(
     DEPTH: tl.constexpr, CHUNK: tl.constexpr, RESIDENT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run back through the steps of `ROWS` texts; at the end, `of_memory` (B, H) is the gradient of the first m."""
+    """Run the steps of `ROWS` texts in reverse; at the end, `of_memory` (B, H) is the gradient of the first m."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     final = tl.max(ends)
@@ -304,32 +306,47 @@ def _tanh(x):
 
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
-    """Choose the sizes of tiles and launch a kernel on `arrays`; `like` has the batch and the steps (B, T, .)."""
+    """Choose the sizes of tiles and launch a kernel on `arrays`; `like` (B, T, .) has the number of texts and steps."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
-    size, whole, ranks = weight.element_size(), max(gpu.next_power_of_two(hidden), 16), gpu.next_power_of_two(rank)
+    value_bytes = weight.element_size()
+    padded_hidden, ranks = max(gpu.next_power_of_two(hidden), 16), gpu.next_power_of_two(rank)
     # Start about as many programs as the GPU has multiprocessors. With adapters a program may have fewer than 16 texts:
     # its products are then not full, but they wait for memory anyway.
-    low, high = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
-    rows = min(max(gpu.next_power_of_two(-(-batch // gpu.processor_count(weight.device))), low), high)
-    resident = 3 * whole * whole * size <= RESIDENT and rows * whole <= TILE_SIZE
-    units = whole if resident else min(whole, max(TILE_SIZE // rows, 16), 256 if whole <= 256 else 128)
-    deepest = gpu.next_power_of_two(STAGE // (3 * (units + rows) * size) + 1) // 2
+    min_rows, max_rows = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
+    texts_per_processor = -(-batch // gpu.processor_count(weight.device))
+    rows = min(max(gpu.next_power_of_two(texts_per_processor), min_rows), max_rows)
+    weight_bytes = 3 * padded_hidden * padded_hidden * value_bytes
+    is_resident = weight_bytes <= MAX_RESIDENT_BYTES and rows * padded_hidden <= MAX_TILE_SUMS
+    if is_resident:
+        units = depth = padded_hidden
+    else:
+        units = min(padded_hidden, max(MAX_TILE_SUMS // rows, 16), 256 if padded_hidden <= 256 else 128)
+        # The largest power of two with which the tiles of a stage fit.
+        max_depth = gpu.next_power_of_two(MAX_STAGE_BYTES // (3 * (units + rows) * value_bytes) + 1) // 2
+        depth = min(padded_hidden, max(max_depth, 16))
     tiles = {
         "ROWS": rows,
         "UNITS": units,
-        "DEPTH": whole if resident else min(whole, max(deepest, 16)),
+        "DEPTH": depth,
         "RANKS": ranks,
-        "CHUNK": max(PARTIAL // (rows * ranks), 4),
-        "AHEAD": min(max(PREFETCH // (3 * rows * units * size), 2), 6),
+        "CHUNK": max(MAX_TILE_VALUES // (rows * ranks), 4),
+        "AHEAD": min(max(MAX_PREFETCH_BYTES // (3 * rows * units * value_bytes), 2), 6),
     }
-    options = {"RESIDENT": resident, "STAGES": STAGES, "PRECISION": gpu.precision(), "num_warps": WARPS, **gpu.OPTIONS}
+    options = {
+        "RESIDENT": is_resident,
+        "STAGES": STAGES,
+        "PRECISION": gpu.precision(),
+        "num_warps": WARPS,
+        **gpu.OPTIONS,
+    }
     dense = [None if array is None else array.contiguous() for array in arrays]
+    program_count = -(-batch // rows)
     with gpu.on(weight):
-        function[(-(-batch // rows),)](*dense, batch, steps, HIDDEN=hidden, RANK=rank, **tiles, **options)
+        function[(program_count,)](*dense, batch, steps, HIDDEN=hidden, RANK=rank, **tiles, **options)
 
 
 def _allocate_steps(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
-    """Allocate an array (B, T, size); fill it with zeros if texts have `lengths`, as kernels skip steps after ends."""
+    """Allocate an array (B, T, size); with `lengths` fill it with zeros, because kernels skip steps after a text."""
     allocate = like.new_empty if lengths is None else like.new_zeros
     return allocate(*like.shape[:2], size, dtype=dtype)
 
@@ -349,8 +366,8 @@ def _allocate(input_gates: Tensor, left_t: Tensor | None, memory: Tensor, length
 class _Recurrence(torch.autograd.Function):
     """The autograd function of the recurrence.
 
-    In the backward pass, the kernel goes back through time. Matrix products over all steps then give the gradients of
-    W, L and R.
+    In the backward pass, the kernel runs through the steps in reverse. Matrix products over all steps then give the
+    gradients of W, L and R.
     """
 
     @staticmethod
@@ -358,30 +375,34 @@ class _Recurrence(torch.autograd.Function):
         ctx: Any, input_gates: Tensor, input_reduced: Tensor | None, weight: Tensor, left_t: Tensor | None,
         right: Tensor | None, keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        outputs, last, memories, gates, reduced = _allocate(input_gates, left_t, memory, lengths)
-        last.copy_(memory)
+        outputs, last_memory, memories, gates, reduced = _allocate(input_gates, left_t, memory, lengths)
+        last_memory.copy_(memory)
         state = torch.stack([hidden, hidden]).to(weight.dtype)
         inputs = (input_gates, input_reduced, weight, left_t, right, keep, lengths, state)
         rank = reduced.shape[2]
-        _launch(_forward_kernel, (*inputs, last, outputs, memories, gates, reduced), weight, input_gates, rank)
+        _launch(_forward_kernel, (*inputs, last_memory, outputs, memories, gates, reduced), weight, input_gates, rank)
         ctx.save_for_backward(weight, left_t, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced)
         ctx.reduced_dtype = None if input_reduced is None else input_reduced.dtype
-        return outputs, last
+        return outputs, last_memory
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_outputs: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_outputs: Tensor, of_last_memory: Tensor) -> tuple[Tensor | None, ...]:
         weight, left_t, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced = ctx.saved_tensors
         _, _, _, of_gates, of_reduced = _allocate(gates, left_t, memory, lengths)
         of_hidden = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
-        of_memory = of_last.to(torch.float32, copy=True).contiguous()
+        of_memory = of_last_memory.to(torch.float32, copy=True).contiguous()
         inputs = (of_outputs, weight, left_t, right, keep, lengths, memory, memories, gates)
-        gradients = (of_gates, of_reduced, of_hidden, of_memory)
-        _launch(_backward_kernel, (*inputs, *gradients), weight, gates, reduced.shape[2])
-        before = torch.cat([hidden[:, None].to(outputs.dtype), outputs[:, :-1]], dim=1)
-        of_weight = before.flatten(0, 1).T @ of_gates.flatten(0, 1)
-        of_left_t = None if left_t is None else (of_reduced.transpose(1, 2).to(before.dtype) @ before).to(left_t.dtype)
-        of_right = None if right is None else (reduced.transpose(1, 2).to(of_gates.dtype) @ of_gates).to(right.dtype)
+        results = (of_gates, of_reduced, of_hidden, of_memory)
+        _launch(_backward_kernel, (*inputs, *results), weight, gates, reduced.shape[2])
+        previous_hidden = torch.cat([hidden[:, None].to(outputs.dtype), outputs[:, :-1]], dim=1)
+        of_weight = previous_hidden.flatten(0, 1).T @ of_gates.flatten(0, 1)
+        of_left_t = of_right = None
+        if left_t is not None:
+            of_left_t = (of_reduced.transpose(1, 2).to(previous_hidden.dtype) @ previous_hidden).to(left_t.dtype)
+        if right is not None:
+            of_right = (reduced.transpose(1, 2).to(of_gates.dtype) @ of_gates).to(right.dtype)
         of_input_reduced = None if ctx.reduced_dtype is None else of_reduced.to(ctx.reduced_dtype)
-        first = of_hidden.to(hidden.dtype), of_memory.to(memory.dtype)
-        return of_gates, of_input_reduced, of_weight, of_left_t, of_right, None, *first, None
+        of_keep = of_lengths = None  # not computed
+        of_first = of_hidden.to(hidden.dtype), of_memory.to(memory.dtype)
+        return of_gates, of_input_reduced, of_weight, of_left_t, of_right, of_keep, *of_first, of_lengths

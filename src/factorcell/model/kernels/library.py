@@ -1,8 +1,8 @@
-"""Access to the compiled kernels of native/: this module loads the library, selects an instruction set and makes calls.
+"""Access to the compiled kernels of native/: loading the library, selecting an instruction set, and making calls.
 
 The installation builds the C++ code if there is a compiler. The code does not depend on PyTorch: it receives addresses
 of arrays, so one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL selects an
-instruction set, or `off` (plain PyTorch), or `triton` (the GPU kernels, interpreted on a CPU).
+instruction set, `off` for plain PyTorch, or `triton` for the GPU kernels, interpreted on a CPU.
 """
 
 import ctypes
@@ -54,12 +54,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def variant() -> str | None:
-    """Return the name of the instruction set that the compiled code uses; None if it is missing or switched off."""
+    """Return the name of the instruction set that the compiled code uses; None if that code is missing or disabled."""
     setting = os.environ.get("FACTORCELL_KERNEL", "")
     compiled = None if setting in ("off", "triton") else library()
     if compiled is None:
         return None
-    supported = VARIANTS[: compiled.factorcell_best() + 1]
+    supported = VARIANTS[: compiled.factorcell_best() + 1]  # in ascending order
     return choose("FACTORCELL_KERNEL", setting, ["off", "triton", *supported]) if setting else supported[-1]
 
 
@@ -67,7 +67,7 @@ def instruction_set() -> int:
     """Return the number of the instruction set that the compiled code uses.
 
     Raises:
-        ValueError: The compiled code is missing or switched off.
+        ValueError: The compiled code is missing or disabled.
     """
     name = variant()
     if name is None:
@@ -77,7 +77,8 @@ def instruction_set() -> int:
 
 def usable(*arrays: Tensor) -> bool:
     """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the CPU."""
-    return all(a.device.type == "cpu" and a.dtype in FLOATS for a in arrays) and variant() is not None
+    are_supported = all(array.device.type == "cpu" and array.dtype in FLOATS for array in arrays)
+    return are_supported and variant() is not None
 
 
 @cache
@@ -85,7 +86,7 @@ def retain_freed_memory() -> None:
     """Let this process keep up to 1 GB of freed memory for its next step.
 
     By default glibc returns the memory of large arrays to the system, which fills it with zeros before each new use.
-    This takes up to a third of the time of a step.
+    Filling takes up to a third of the time of a training step.
     """
     if os.name == "nt":
         return  # Windows has no glibc, and cannot open the process itself as a library
@@ -96,10 +97,10 @@ def retain_freed_memory() -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager in which matrix products on `device` multiply numbers of type `name`.
+    """Return a context manager in which matrix products on `device` multiply numbers of the type `name`.
 
-    `name` is float32, bfloat16, or auto, which means float32 until the faster type has been measured. The products are
-    added up in float32.
+    `name` is float32, bfloat16, or auto. With auto the type is float32 until the faster type has been measured. Sums of
+    products are float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
@@ -109,8 +110,8 @@ def autocasts_to_bfloat16(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
-def half() -> bool:
-    """Whether the compiled code multiplies bfloat16 numbers now: autocast is on and the processor supports it."""
+def uses_bfloat16() -> bool:
+    """Whether the compiled code currently multiplies bfloat16: autocast is on and the processor supports it."""
     return autocasts_to_bfloat16(torch.device("cpu")) and has_bfloat16()
 
 
@@ -119,9 +120,9 @@ def has_bfloat16() -> bool:
     return variant() in BFLOAT16_VARIANTS
 
 
-def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
-    """Return the matrix product of two float arrays in float32; if `half`, convert them to bfloat16 first."""
-    return (a.bfloat16() @ b.bfloat16()).float() if half else a @ b
+def product(left: Tensor, right: Tensor, is_bfloat16: bool) -> Tensor:
+    """Return the matrix product of two float32 arrays in float32; if `is_bfloat16`, convert them to bfloat16 first."""
+    return (left.bfloat16() @ right.bfloat16()).float() if is_bfloat16 else left @ right
 
 
 def converted(array: Tensor, dtype: torch.dtype) -> Tensor:
@@ -134,7 +135,7 @@ def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
     return {name: None if array is None else converted(array, torch.float32) for name, array in arrays.items()}
 
 
-def threads(jobs: int) -> int:
+def thread_count(jobs: int) -> int:
     """Return the number of threads for `jobs` jobs: at most one per job, and at most as many as PyTorch uses."""
     return max(1, min(torch.get_num_threads(), jobs))
 
@@ -146,17 +147,19 @@ def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flag
         function: The name of the function without the prefix `factorcell_`.
         arguments: The result of `Signature.checked_arguments`.
         instruction_set: The number of the instruction set.
-        *flags: Further arguments, such as the direction.
+        *flags: Further arguments, such as whether to run backward.
 
     Raises:
         ValueError: The processor does not support the instruction set, or the compiled code is missing.
         MemoryError: The function cannot allocate its working memory.
     """
     compiled = require_library()
-    newest = compiled.factorcell_best()
-    if not 0 <= instruction_set <= newest:
-        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {newest} on this processor")
-    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, flags), instruction_set):
+    highest = compiled.factorcell_best()
+    if not 0 <= instruction_set <= highest:
+        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {highest} on this processor")
+    compiled_function = getattr(compiled, f"factorcell_{function}")
+    has_failed = compiled_function(ctypes.byref(arguments), *map(int, flags), instruction_set)
+    if has_failed:
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 

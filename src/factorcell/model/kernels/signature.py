@@ -5,7 +5,7 @@ Therefore callers pass all arguments through `Signature.checked_arguments`, or t
 they use the same arrays many times. A wrong argument is a bug of the caller and raises a `ValueError`, which names the
 argument, its value, and the valid values.
 
-Shapes are written in the letters of native/kernels.h: "B T 3H" means an array of B x T x (3 times H) numbers.
+Shapes are strings of the letters of native/kernels.h: "B T 3H" means an array of B x T x (3 times H) numbers.
 """
 
 import ctypes
@@ -20,10 +20,9 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
-Expected = tuple[
-    torch.dtype, tuple[int, ...], int | None
-]  # of an array: element type, shape, largest integer (None: no limit)
-LARGEST = 2**31 - 1  # largest valid size, because compiled code stores ids of tokens and hypotheses in 32 bits
+# What an array must have: its element type, its shape, and the largest integer in it (None: no limit).
+Expected = tuple[torch.dtype, tuple[int, ...], int | None]
+MAX_SIZE = 2**31 - 1  # largest valid size, because compiled code stores ids of tokens and hypotheses in 32 bits
 DTYPES = {
     "float": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -46,7 +45,7 @@ class Number:
 
     letter: str = ""
     low: int = 0
-    high: int = LARGEST
+    high: int = MAX_SIZE
     below: str = ""
 
 
@@ -56,26 +55,32 @@ class Array:
 
     Args:
         shape: The dimensions in letters, such as "B T 3H".
-        kind: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
+        element: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
         upto: The letter of the size that is the largest valid integer in the array.
         below: The letter of the size that all integers in the array must be less than.
     """
 
     shape: str
-    kind: str = "float"
+    element: str = "float"
     upto: str = ""
     below: str = ""
-    parts: tuple[tuple[int, str], ...] = field(init=False)  # factor and letter of each dimension: (3, "H") for 3H
+    dimensions: tuple[tuple[int, str], ...] = field(init=False)  # factor and letter of each: (3, "H") for 3H
 
     def __post_init__(self) -> None:
-        matches = [re.fullmatch(r"(\d*)(\D*)", part) for part in self.shape.split()]
-        object.__setattr__(self, "parts", tuple((int(match[1] or 1), match[2]) for match in matches if match))
+        matches = [re.fullmatch(r"(\d*)(\D*)", dimension) for dimension in self.shape.split()]
+        object.__setattr__(self, "dimensions", tuple((int(match[1] or 1), match[2]) for match in matches if match))
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
         """Return what the array must have if the letters stand for `sizes`."""
-        kind = self.kind if self.kind != "half" else "bfloat16" if sizes["half"] else "float"
-        largest = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
-        return DTYPES[kind], tuple(factor * sizes[letter] for factor, letter in self.parts), largest
+        element = self.element
+        if element == "half":
+            element = "bfloat16" if sizes["half"] else "float"
+        largest = None
+        if self.upto:
+            largest = sizes[self.upto]
+        elif self.below:
+            largest = sizes[self.below] - 1
+        return DTYPES[element], tuple(factor * sizes[letter] for factor, letter in self.dimensions), largest
 
 
 class Signature:
@@ -86,8 +91,8 @@ class Signature:
         numbers: The integer fields, in the order of the structure.
         arrays: The array fields, in the order of the structure.
         required: For each case, such as "forward", the names of the arrays that it requires; all others may be missing.
-        pointers: Fields between numbers and arrays that point to something other than a checked array.
-        doubles: Float fields at the front of the structure.
+        pointers: The pointer fields between numbers and arrays, which are not checked.
+        doubles: The float fields, at the front of the structure.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class Signature:
             for name in self.required[case]:
                 if arrays.get(name) is None:
                     raise ValueError(f"{self.name}: {name} is missing; {case} requires it")
-        pointers: dict[str, int | None] = dict.fromkeys(self.arrays)
+        addresses: dict[str, int | None] = dict.fromkeys(self.arrays)
         for name, array in arrays.items():
             if array is None:
                 continue
@@ -137,12 +142,12 @@ class Signature:
                 or not array.is_contiguous()
                 or array.device != CPU
             ):
-                valid = f"{str(dtype).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
+                valid = f"{_dtype_name(dtype)} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
                 raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {valid}")
             if largest is not None:
                 self._check_range(name, array, largest)
-            pointers[name] = array.data_ptr()
-        return list(pointers.values())
+            addresses[name] = array.data_ptr()
+        return list(addresses.values())
 
     def checked_arguments(
         self,
@@ -152,7 +157,7 @@ class Signature:
         packed: int = 0,
         doubles: tuple[float, ...] = (),
     ) -> Any:
-        """Check all values and return the structure; the caller must keep the arrays alive as long as it.
+        """Check all values and return the structure; the caller must keep the arrays alive while it uses the structure.
 
         Args:
             numbers: The integer fields, in the order of the structure.
@@ -168,7 +173,7 @@ class Signature:
         return self.structure(*doubles, *numbers, *self.checked_addresses(expected, arrays, *cases))
 
     def _sizes(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Check the integer fields and return them by letter, or by name without a letter.
+        """Check the integer fields and return their values by letter, or by name if they have no letter.
 
         Raises:
             ValueError: A number is out of its range.
@@ -181,29 +186,34 @@ class Signature:
             sizes[number.letter or name] = value
         return sizes
 
-    def _expected(self, numbers: tuple[int, ...], others: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
-        """Return what each array must have, if the integer fields are `numbers` and `others` are further letters."""
-        sizes = {**self.sizes(numbers), **dict(others)}
+    def _expected(self, numbers: tuple[int, ...], other_sizes: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
+        """Return what each array must have, given the integer fields and the `other_sizes` of further letters."""
+        sizes = {**self.sizes(numbers), **dict(other_sizes)}
         return {name: array.expected(sizes) for name, array in self.arrays.items()}
 
     def _check_range(self, name: str, array: Tensor, largest: int) -> None:
         """Raise `ValueError` unless all integers in `array` are from 0 to `largest`."""
+        # `torch.aminmax` returns the smallest and the largest integer; of a small array, all integers are listed.
         values = array.tolist() if array.numel() < SMALL_ARRAY else torch.aminmax(array)
         lowest_value, highest_value = (int(min(values)), int(max(values))) if len(values) else (0, 0)
         if lowest_value < 0 or highest_value > largest:
-            wrong = lowest_value if lowest_value < 0 else highest_value
-            raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {largest}")
+            invalid_value = lowest_value if lowest_value < 0 else highest_value
+            raise ValueError(f"{self.name}: {name} contains {invalid_value}; expected 0 to {largest}")
 
 
-def checked_shape(name: str, array: Tensor, count: int) -> torch.Size:
-    """Return the shape of `array`; raise `ValueError`, which calls it `name`, unless it has `count` dimensions."""
-    if not isinstance(array, Tensor) or array.dim() != count:
-        raise ValueError(f"{name} is {_describe(array)}; expected {count} dimensions")
+def checked_shape(name: str, array: Tensor, dimensions: int) -> torch.Size:
+    """Return the shape of `array`; raise `ValueError` with this `name` unless it has this number of `dimensions`."""
+    if not isinstance(array, Tensor) or array.dim() != dimensions:
+        raise ValueError(f"{name} is {_describe(array)}; expected {dimensions} dimensions")
     return array.shape
 
 
 def _describe(array: Any) -> str:
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
-    dense = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
-    return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape)}, {dense}, on {array.device}"
+    density = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
+    return f"{_dtype_name(array.dtype)} {tuple(array.shape)}, {density}, on {array.device}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,9 +1,9 @@
 """Signatures of all compiled functions.
 
-Each lists the fields of a structure of native/kernels.h in their order; shapes use the letters of that file.
+Each signature lists the fields of a structure of native/kernels.h in their order; shapes use the letters of that file.
 """
 
-from factorcell.model.kernels.signature import LARGEST, Array, Number, Signature
+from factorcell.model.kernels.signature import MAX_SIZE, Array, Number, Signature
 
 FLAG, THREADS = Number(high=1), Number(low=1, high=1 << 16)
 NEXT = Number(high=0)  # a counter of the compiled function, which must be zero before the call
@@ -139,10 +139,10 @@ ROWS = Signature(
     {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
 )
 
-# The compiled search uses more letters than native/kernels.h. A panel is a group of P adjacent columns of a matrix.
-# G is the number of columns of all gates, W the size of the vocabulary rounded up to whole panels. pV, pE, pG and pR
-# are the numbers of panels that hold V, E, G and R columns. A matrix in bfloat16 is stored in words of two rows each:
-# wR and sH are the numbers of words that hold R and H rows.
+# Letters of the compiled search that native/kernels.h does not define. A panel is a group of P adjacent columns of a
+# matrix. G is the number of columns of all gates, W the size of the vocabulary rounded up to whole panels. pV, pE, pG
+# and pR are the numbers of panels that hold V, E, G and R columns. A matrix in bfloat16 is stored in words that hold
+# two rows each: wR and sH are the numbers of words that hold R and H rows.
 MODEL = Signature(
     "model",
     {},
@@ -194,15 +194,15 @@ CONTEXT = Signature(
     {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a short rank": "short_left short_right"},
 )
 
-# Letters of a request: S for the 2H + V values of a state (h, m and log probabilities), K for the largest number of
-# completions, L for the tokens of a completion or the number of `input_tokens`.
+# Letters of a request: S is the number of values in a state, 2H + V (h, m and log probabilities). K is the largest
+# number of completions. L is the largest number of tokens of a completion, or the number of `input_tokens`.
 REQUEST = Signature(
     "request",
     {
         "k": Number(low=1),
         "max_tokens": Number("L"),
         "allow_empty": FLAG,
-        "max_rows": Number(high=LARGEST - 1),
+        "max_rows": Number(high=MAX_SIZE - 1),
         "max_waiting": Number(),
         "count": NEXT,
         "expanded": NEXT,
