@@ -328,17 +328,12 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
         "ROWS": rows,
         "UNITS": units,
         "DEPTH": depth,
+        "RESIDENT": is_resident,
         "RANKS": ranks,
         "CHUNK": max(MAX_TILE_VALUES // (rows * ranks), 4),
         "AHEAD": min(max(MAX_PREFETCH_BYTES // (3 * rows * units * value_bytes), 2), 6),
     }
-    options = {
-        "RESIDENT": is_resident,
-        "STAGES": STAGES,
-        "PRECISION": gpu.precision(),
-        "num_warps": WARPS,
-        **gpu.OPTIONS,
-    }
+    options = {"STAGES": STAGES, "PRECISION": gpu.precision(), "num_warps": WARPS, **gpu.OPTIONS}
     dense = [None if array is None else array.contiguous() for array in arrays]
     program_count = -(-batch // rows)
     with gpu.on(weight):
@@ -364,11 +359,7 @@ def _allocate(input_gates: Tensor, left_t: Tensor | None, memory: Tensor, length
 
 
 class _Recurrence(torch.autograd.Function):
-    """The autograd function of the recurrence.
-
-    In the backward pass, the kernel runs through the steps in reverse. Matrix products over all steps then give the
-    gradients of W, L and R.
-    """
+    """The autograd function of the recurrence."""
 
     @staticmethod
     def forward(
