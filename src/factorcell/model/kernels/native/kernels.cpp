@@ -32,7 +32,8 @@ struct FlushTiny {
 
 template <class Arguments> using Work = void (*)(Arguments &, bool);
 
-// The work that several threads share; `failed` if one of them could not allocate memory.
+// The work that several threads share. `other_way` is the second argument of `work`, such as whether to run backward;
+// `failed` is set if a thread cannot allocate memory.
 template <class Arguments> struct Crew {
     Arguments *a;
     bool other_way;
@@ -40,7 +41,7 @@ template <class Arguments> struct Crew {
     bool failed;
 };
 
-// The body of a thread; it ends and sets `failed` if it cannot allocate memory.
+// The body of a thread: process jobs; if memory cannot be allocated, set `failed` and end.
 template <class Arguments> void take_jobs(void *argument) {
     FlushTiny flush;
     auto *crew = static_cast<Crew<Arguments> *>(argument);
@@ -51,13 +52,14 @@ template <class Arguments> void take_jobs(void *argument) {
     }
 }
 
-// The threads that PyTorch computes on, if it uses GNU's OpenMP library: between its products they spin for a while, and
-// additional threads would share cores with them. A forked process has none of them.
+// The function that runs work on the threads of PyTorch, if PyTorch uses GNU's OpenMP library. These threads spin for a
+// while between the products of PyTorch, so additional threads would have to share cores with them. A forked process has
+// none of these threads.
 using Team = void (*)(void (*)(void *), void *, unsigned, unsigned);
 const Team shared_team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 const pid_t home = getpid();
 
-// Run `work` on `a->threads` threads, including this one; return whether one of them could not allocate memory.
+// Run `work` on `a->threads` threads, including this one; return whether a thread could not allocate memory.
 template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments> work) {
     a->next = 0;
     Crew<Arguments> crew{a, other_way, work, false};
@@ -106,7 +108,8 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 extern "C" {
 
-// The best set of this processor; 0: plain, 1: AVX2, 2: AVX-512, 3: with bfloat16 products, 4: with tiles.
+// The best instruction set of this processor; 0: plain, 1: AVX2, 2: AVX-512, 3: AVX-512 with bfloat16 products, 4: the same
+// with tiles (AMX).
 int factorcell_best() {
 #if defined(WIDE)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -117,7 +120,7 @@ int factorcell_best() {
     return 0;
 }
 
-// The size of `packed` in floats: for W in one direction, for the table of a softmax, and for its backward pass.
+// The size of `packed` in floats: for W in one direction, for the table of a softmax, and for a softmax's backward pass.
 int64_t factorcell_packed_weight(const Recurrence *a, int backward, int variant) {
     return SETS[variant]->packed_weight(*a, backward != 0);
 }
@@ -126,10 +129,10 @@ int64_t factorcell_packed_table(const Softmax *a, int variant) { return SETS[var
 
 int64_t factorcell_softmax_room(const Softmax *a, int variant) { return SETS[variant]->gradient_room(*a); }
 
-// All other functions return whether memory could not be allocated; their output is then invalid. `variant`: instruction
-// set, at most factorcell_best().
+// All other functions return 1 if they could not allocate memory, and 0 otherwise; after a 1 their output is invalid.
+// `variant` is the instruction set, at most factorcell_best().
 
-// The recurrence, forward or backward.
+// Run the recurrence forward or backward.
 int factorcell_recurrence(Recurrence *a, int backward, int variant) {
     return run(a, backward != 0, SETS[variant]->recurrence);
 }
@@ -141,7 +144,7 @@ int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) {
     return crew.failed;
 }
 
-// The log sums of a softmax; the table is packed first.
+// Pack the table, then compute the log sums of a softmax.
 int factorcell_softmax(Softmax *a, int variant) {
     return run(a, true, SETS[variant]->softmax) || run(a, false, SETS[variant]->softmax);
 }
@@ -152,15 +155,17 @@ int factorcell_softmax_pack(Softmax *a, int variant) { return run(a, true, SETS[
 // Choose the next tokens of texts.
 int factorcell_drawing(Drawing *a, int variant) { return run(a, false, SETS[variant]->drawing); }
 
-// The gradients of a softmax: by parts of the vocabulary, then the sum of their contributions to the rows.
+// Compute the gradients of a softmax: first by parts of the vocabulary, then the sums of the parts' contributions to the
+// gradient of each row.
 int factorcell_softmax_gradient(Softmax *a, int variant) {
     return run(a, false, SETS[variant]->softmax_gradient) ||
            (a->values_gradient && run(a, true, SETS[variant]->softmax_gradient));
 }
 
-// The requests of `a`, each on one thread: search completions, or (`following`) compute the states after `input_tokens`.
+// Process the requests of `a`, each on one thread: search completions or, if `following`, compute the states after
+// `input_tokens`.
 int factorcell_search(Search *a, int following, int variant) { return run(a, following != 0, SETS[variant]->search); }
 
-// Catch-up of rows, or a step.
+// Apply steps of Adam to rows: if `catching_up`, all steps that a row missed, otherwise one step with a gradient.
 int factorcell_rows(Rows *a, int catching_up, int variant) { return run(a, catching_up != 0, SETS[variant]->rows); }
 }

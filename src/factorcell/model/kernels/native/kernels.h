@@ -1,5 +1,6 @@
 // The arguments of the compiled functions. Arrays are dense, row-major and of floats unless stated otherwise; arrays
-// marked ? may be null. Nothing is checked here: signatures.py describes the same structures and checks every call.
+// marked ? may be null. The compiled code checks nothing: signatures.py describes the same structures and checks every
+// call.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 //   z = input_reduced[t] + g L    [i, f, o] = input_gates[t] + b + s (W g) + z R    g = h feed
 //   c = tanh(i) keep[t]    f = sigmoid(f + 1)    m = f m + (1 - f) c    h = tanh(m) sigmoid(o)
 //
-// W is shared; b, s, L, R and feed belong to each sequence. With layer normalization i, f, o and, inside its tanh, m become
-// gain (x - mean) / deviation + shift, over the H units.
+// All sequences share W; each has its own b, s, L, R and feed. c is the candidate, and m the memory. Layer normalization
+// replaces each x of i, f, o and the m inside the tanh by gain (x - mean) / deviation + shift, over the H units.
 // Shapes: B sequences, T steps, H hidden, R rank.
 struct Recurrence {
     int64_t sequences, steps, hidden, rank;
@@ -25,10 +26,10 @@ struct Recurrence {
     float *packed;               // ?: the weight as `factorcell_recurrence_pack` packs it for this direction
     const void *left;            // (B, H, R)?; bfloat16 if `half`
     const void *right;           // (B, R, 3H)?; bfloat16 if `half`
-    const float *keep;           // (T, B, H)?: factor on the candidate
+    const float *keep;           // (T, B, H)?: dropout factor on the candidate
     const float *norm;           // (8, H)?: gains of i, f, o, m, then their shifts
     const float *scale;          // (B, 3H)?: s, a factor on the product with W
-    const float *feed;           // (B, H)?: factor on h where it enters the products
+    const float *feed;           // (B, H)?: dropout factor on h in the products with W and L
     const float *first_hidden;   // (B, H)
     const float *first_memory;   // (B, H)
     const int64_t *lengths;      // (B,)?: steps of each sequence; after them its state does not change and outputs are zero
@@ -36,7 +37,7 @@ struct Recurrence {
     float *outputs;      // (B, T, H): h
     float *last_hidden;  // (B, H)
     float *last_memory;  // (B, H)
-    float *memories;     // (B, T, H)?: m; this and the next three are for the backward pass
+    float *memories;     // (B, T, H)?: m; this and the next three arrays are for the backward pass
     float *gates;        // (B, T, 3H)?: tanh(i), sigmoid(f + 1), sigmoid(o); with normalization the normalized i, f, o
     float *reduced;      // (B, T, R)?: z
     float *inverse;      // (B, T, 3)?: 1 / deviation of i, f, o
@@ -46,46 +47,47 @@ struct Recurrence {
     const float *last_memory_gradient;  // (B, H)?
     void *input_gates_gradient;         // (B, T, 3H); bfloat16 if `half`
     float *bias_gradient;               // (B, 3H)
-    float *reduced_gradient;            // (B, T, R)?: of z
+    float *reduced_gradient;            // (B, T, R)?: the gradient of z
     float *first_hidden_gradient;       // (B, H)
     float *first_memory_gradient;       // (B, H)
     float *norm_gradient;               // (B, 8, H)?
 };
 
-// The logarithm of the sum of exp(x . e_v + b_v) over a vocabulary; in the backward pass the gradients of this minus the
-// target's x . e_t + b_t.
+// Forward: the logarithm of the sum of exp(x . e_v + b_v) over all tokens v of a vocabulary. Backward: the gradients of
+// this logarithm minus x . e_t + b_t, where t is the target.
 // Shapes: N rows, V vocabulary, D width, C texts with N / C consecutive rows each.
 struct Softmax {
     int64_t rows, size, width, texts;
-    int64_t parts;  // of the vocabulary, which are the jobs of the backward pass
+    int64_t parts;  // number of parts of the vocabulary; each part is a job of the backward pass
     int64_t threads;
     int64_t half;
     int64_t next;
     const float *values;  // (N, D): x
     const float *table;   // (V, D): e
     const float *bias;    // (C, V): may be -inf
-    float *packed;        // working memory: `factorcell_packed_table` floats, backward `factorcell_softmax_room`
+    float *packed;        // working memory: `factorcell_packed_table` floats; backward: `factorcell_softmax_room` floats
     float *result;        // (N,): the logarithms; an input of the backward pass
     float *logits;        // (N, V)?: stored in the forward pass, so that the backward pass does not compute them again
 
-    const int64_t *targets;  // (N,)?: t, or V for no target; this and all that follows is for the backward pass
+    const int64_t *targets;  // (N,)?: t, or V for no target; this and the following arrays are for the backward pass
     const float *scale;      // (N,)?: the gradient of each row's loss
     float *values_gradient;  // (N, D)?
     float *table_gradient;   // (V, D)?
     float *bias_gradient;    // (C, V)?: zero at first
 };
 
-// Next tokens of unfinished texts by the softmax of x . e_v + b_v: those at random `places` in the cumulative sum of the
-// allowed tokens' weights, or the most probable ones. Log probabilities are those of the softmax over all tokens.
+// Next tokens of texts, where token v has the probability softmax(x . e_v + b_v). With `places`, the tokens at these
+// places of the cumulative sum of the allowed tokens' weights; without `places`, the most probable allowed tokens. The log
+// probabilities are those of the softmax over all tokens, allowed or not.
 // Shapes: N texts, V vocabulary, D width, C contexts, S tokens for each text, A tokens that are forbidden everywhere, M
 // that are forbidden in one text.
 struct Drawing {
-    double temperature;        // of the weights
+    double temperature;        // the weight of a token is its probability to the power of 1 / temperature
     double top_p;              // only the fewest tokens that have this share of the sum of all weights can be drawn
     int64_t texts, size, width, contexts;
     int64_t count, banned_count, forbidden_count;
     int64_t top_k;             // only this many of the most probable tokens can be drawn; 0: all
-    int64_t end;               // the token that follows if none is allowed
+    int64_t end;               // the next token if no token is allowed
     int64_t threads;
     int64_t half;
     int64_t next;
@@ -101,7 +103,8 @@ struct Drawing {
     float *log_probs;          // out (N, S)
 };
 
-// Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, V size, D width.
+// Steps of Adam on rows of a table and its moments, in place; training/row_adam.py has the equations.
+// Shapes: U rows, V size, D width.
 struct Rows {
     int64_t rows, size, width;
     int64_t threads;
@@ -110,24 +113,25 @@ struct Rows {
     float *table;            // (V, D)
     float *first;            // (V, D): m
     float *second;           // (V, D): v
-    const float *columns;    // (U, 5)?: for rows that catch up
-    const float *gradient;   // (U, D)?: for a step
-    const float *constants;  // (6,)?: for a step
+    const float *columns;    // (U, 5)?: the factors of `row_catch_up`, if rows catch up on missed steps
+    const float *gradient;   // (U, D)?: the gradient of the rows, for a step
+    const float *constants;  // (6,)?: the constants of `row_step`, for a step
 };
 
-// Completions of typed texts by the adapted coupled-gate LSTM (as above, without `keep`, `scale` and `feed`):
+// Completions of typed texts by the adapted coupled-gate LSTM of `Recurrence`, without `keep`, `scale` and `feed`:
 //
 //   log p(v | x, h) = log softmax(E P h + a)        [i, f, o] = b + [x, h] W + ([x, h] L) R
 //
-// Matrices of N rows are packed in panels of 3 vectors of columns, [panel][word of rows][column], padded with zeros; the
-// columns of gates are in the order [panel of hidden units][gate][unit]. Short matrices have words of two bfloat16. The
+// Matrices are packed in panels of 3 vectors of columns, [panel][word of rows][column], padded with zeros; the columns of
+// gates are in the order [panel of hidden units][gate][unit]. The words of short matrices are two bfloat16 numbers. The
 // state after a token is one row: h, m and the log probabilities of the next token.
 // Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
 struct Request {
-    double seconds;       // for the search, may be infinite, and may be lowered while it runs; out: the remaining seconds
-    double lost_score;    // out: the best score of a hypothesis dropped for lack of time or memory; -infinity: none
+    double seconds;       // time limit, may be infinite, and may be lowered while the search runs; out: remaining seconds
+    double lost_score;    // out: the best score of the hypotheses dropped for lack of time or memory; -infinity if none were;
+                          // infinity if short products had larger errors than `margin`
     int64_t k;            // largest number of completions
-    int64_t max_tokens;   // largest number of tokens of a completion; or the number of `input_tokens`
+    int64_t max_tokens;   // largest number of tokens of a completion, or the number of `input_tokens`
     int64_t allow_empty;  // whether the typed text counts as a completion of itself
     int64_t max_rows;     // largest number of expanded hypotheses
     int64_t max_waiting;  // largest number of waiting hypotheses
@@ -150,12 +154,13 @@ struct Request {
 };
 
 struct Search {
-    double margin;  // nats by which short products may be wrong: hypotheses this far below the best are still expanded
+    double margin;  // largest expected error of short products in nats; hypotheses less than this below the k-th best
+                    // completion are still expanded
     int64_t requests, size, width, hidden, rank;
     int64_t end;  // the token that ends a text; tokens with smaller ids are never proposed
     int64_t threads;
-    int64_t batch;   // hypotheses expanded at once, at first
-    int64_t growth;  // a batch grows by one for every this many expanded hypotheses
+    int64_t batch;   // hypotheses that are expanded at once at the start of the search
+    int64_t growth;  // after each `growth` expanded hypotheses, a batch has one hypothesis more
     int64_t products;  // number type of the products that find hypotheses: 0 floats, 1 bfloat16
     int64_t next;
     Request *request;          // (requests,)

@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-// The functions of one instruction set. The second argument selects the variant that kernels.cpp describes.
+// The functions of one instruction set. The second argument selects one of two computations, which kernels.cpp describes.
 struct Kernels {
     void (*recurrence)(Recurrence &, bool);
     void (*recurrence_pack)(Recurrence &, bool);
