@@ -16,7 +16,7 @@ import torch
 
 from factorcell.completion.online import User, learn_one
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.model.kernels.library import usable
+from factorcell.model.kernels.library import supports
 from factorcell.model.run import Run
 from tests import processes
 from tests.service import runs
@@ -31,7 +31,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name = str(request.param)
     if name == "off":
         monkeypatch.setenv("FACTORCELL_KERNEL", name)
-    elif not usable(torch.zeros(1)):
+    elif not supports(torch.zeros(1)):
         pytest.skip("no compiled kernels")
     return name
 

@@ -29,7 +29,7 @@ from factorcell.model.backbone import BackboneSizes
 from factorcell.model.dropout import dropout_mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
-from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs, run, usable
+from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
 from factorcell.option_fields import RecurrentOptions
 
 
@@ -185,7 +185,7 @@ class Cell(nn.Module):
 
     def pack_weight(self) -> PackedWeight | None:
         """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
-        if not (self.is_coupled and library.usable(self.linear.weight)):
+        if not (self.is_coupled and library.supports(self.linear.weight)):
             return None
         return PackedWeight.of(self.linear.weight[self.input_size :])
 
@@ -227,11 +227,11 @@ class Cell(nn.Module):
             packed=packed,
         )
         if self.is_coupled:
-            if usable(arguments):
+            if supports(arguments):
                 outputs, last_hidden, last_memory = run(arguments)
                 return outputs, CellState(last_hidden, last_memory)
             is_plain = arguments.norm is None and arguments.scale is None and feed is None
-            if is_plain and gpu_recurrence.usable(from_input, arguments.weight.to(from_input.dtype)):
+            if is_plain and gpu_recurrence.supports(from_input, arguments.weight.to(from_input.dtype)):
                 return self._run_on_gpu(arguments)
         return self._run_in_python(arguments, hidden_shift, state)
 

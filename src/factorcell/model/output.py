@@ -132,9 +132,9 @@ class SoftmaxHead(Head):
         self.embedding = embedding
         self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
-        biases = sizes.model.output_bias if sizes.schema.variables else ()
-        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in biases if name in TABLES})
-        has_hash = "hash" in biases and bool(sizes.schema.categories)
+        names = sizes.model.output_bias if sizes.schema.variables else ()  # of the adapted biases
+        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
+        has_hash = "hash" in names and bool(sizes.schema.categories)
         self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None
         start_mask = torch.zeros(vocabulary_size)
         start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
@@ -178,7 +178,8 @@ class SoftmaxHead(Head):
     def row_tables(self) -> list[list[nn.Parameter]]:
         """Return the tables of which a sampled loss reads only some rows.
 
-        The first group has tables with a row per token, the second, if there is a hashed bias, its hash table.
+        The first group has the tables with a row per token. If there is a hashed bias, the second group has its hash
+        table.
         """
         by_token = cast(list[nn.Parameter], self.tables())
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
@@ -190,7 +191,7 @@ class SoftmaxHead(Head):
 
     def pack(self) -> PackedTable | None:
         """Pack the token embeddings for `drawing.next_tokens`; return None if the compiled code cannot read them."""
-        return PackedTable.of(self.embedding.detach()) if library.usable(self.embedding) else None
+        return PackedTable.of(self.embedding.detach()) if library.supports(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
         """Return log probabilities (B, V) of the next token after `hidden` (B, H) in B contexts."""
@@ -251,13 +252,13 @@ class SoftmaxHead(Head):
 
     def _bias_factors(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the name, the features (B, F) and the coefficients (U, F) of each adapted bias in `tables`."""
-        _, *coefficients = tables
-        features_by_bias = torch.split(features, [table.shape[1] for table in coefficients], 1)
-        return zip(self.adapters, features_by_bias, coefficients, strict=True)
+        _, *coefficient_tables = tables
+        features_by_bias = torch.split(features, [table.shape[1] for table in coefficient_tables], 1)
+        return zip(self.adapters, features_by_bias, coefficient_tables, strict=True)
 
     def _logit_factors(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product is the logits with low-rank biases."""
-        projected, embedding = hidden @ self.projection, tables[0]
+        projected, (embedding, *_) = hidden @ self.projection, tables
         low_rank = [
             (bias_features[:, None].expand(-1, hidden.shape[1], -1), coefficients)
             for name, bias_features, coefficients in self._bias_factors(features, tables)
@@ -265,8 +266,8 @@ class SoftmaxHead(Head):
         ]
         if not low_rank:
             return projected, embedding
-        repeated_features, coefficients = zip(*low_rank, strict=True)
-        return torch.cat([projected, *repeated_features], dim=2), torch.cat([embedding, *coefficients], 1)
+        repeated_features, coefficient_tables = zip(*low_rank, strict=True)
+        return torch.cat([projected, *repeated_features], dim=2), torch.cat([embedding, *coefficient_tables], dim=1)
 
     def _separate_bias(
         self,
@@ -275,7 +276,7 @@ class SoftmaxHead(Head):
         pairs: Pairs | None,
         bucket_values: Tensor | None = None,
     ) -> Tensor | None:
-        """Sum the adapted biases (B, U) without a low rank; return None if there are no such biases.
+        """Sum the adapted biases (B, U) except those of low rank; return None if there are no such biases.
 
         `bucket_values` are the values (M, 1) of the buckets of `pairs`, if the caller has read them.
         """

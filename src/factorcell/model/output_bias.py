@@ -82,14 +82,16 @@ class OneHotBias(nn.Module):
     def count_nonzero(self) -> list[dict[str, Any]]:
         """Return a row for each categorical `variable`: how many `coefficients` it has, and how many are `nonzero`."""
         nonzero_by_column = (self.weight.detach() != 0).sum(0)
-        columns = torch.split(nonzero_by_column, [len(variable.values) for variable in self.schema.categories])
+        counts_by_variable = torch.split(
+            nonzero_by_column, [len(variable.values) for variable in self.schema.categories]
+        )
         return [
             {
                 "variable": variable.name,
                 "coefficients": len(self.weight) * len(variable.values),
                 "nonzero": int(nonzero_counts.sum()),
             }
-            for variable, nonzero_counts in zip(self.schema.categories, columns, strict=True)
+            for variable, nonzero_counts in zip(self.schema.categories, counts_by_variable, strict=True)
         ]
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:

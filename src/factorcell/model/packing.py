@@ -174,7 +174,7 @@ def _sample_shift(model: LanguageModel) -> Shift | None:
         and [cell.is_coupled for cell in model.backbone.layers] == [True]
         and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
-        and library.usable(model.embedding)
+        and library.supports(model.embedding)
     )
     if not is_supported:
         return None

@@ -153,9 +153,9 @@ class Run:
             self.precision = precision
             self.nats(probe)
 
-        previous = self.precision
+        previous_precision = self.precision
         self.bfloat16_speedup = measure_speedup(score, self.device)
-        self.precision = previous
+        self.precision = previous_precision
         return choose_precision(self.bfloat16_speedup)
 
     @property

@@ -82,7 +82,7 @@ class RowAdam:
         columns = torch.stack([rate, decay, epsilon, BETA1**gap, BETA2**gap], dim=1).float()
         for table, state in self.state.items():
             first, second = state.values()
-            if library.usable(table):
+            if library.supports(table):
                 _call(table, first, second, rows, columns=columns)
             else:
                 _catch_up(table, first, second, rows, columns)
@@ -100,7 +100,7 @@ class RowAdam:
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
         for (table, state), gradient in zip(self.state.items(), gradients, strict=True):
             first, second = state.values()
-            if library.usable(table):
+            if library.supports(table):
                 _call(table, first, second, rows, gradient=gradient, constants=constants)
             else:
                 _step(table, first, second, rows, gradient, factors)
@@ -112,7 +112,7 @@ def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: 
     size, width = checked_shape("table", table, 2)
     numbers = (len(rows), size, width, library.thread_count(len(rows)), 0)
     catching_up = "columns" in arrays
-    tensors = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
+    tensors = {"table": table, "first": first, "second": second, **library.dense_arrays(index=rows, **arrays)}
     arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")
     library.call("rows", arguments, library.instruction_set(), catching_up)
 

@@ -222,15 +222,15 @@ def test_a_cell_gives_the_same_results_on_every_path(
 def test_unsupported_inputs_are_not_usable() -> None:
     a = arrays(2, 3, 6, 1)
 
-    def usable(**changed: Tensor) -> bool:
-        return recurrence.usable(RecurrenceInputs(**{**a, **changed}))  # type: ignore[arg-type]
+    def supports(**changed: Tensor) -> bool:
+        return recurrence.supports(RecurrenceInputs(**{**a, **changed}))  # type: ignore[arg-type]
 
     assert a["input_gates"] is not None
     assert a["weight"] is not None
-    assert usable() == (LIBRARY is not None)
-    assert not usable(input_gates=a["input_gates"].double())
-    assert not usable(weight=a["weight"].expand(2, -1, -1))
-    assert not usable(input_gates=a["input_gates"][:0])
+    assert supports() == (LIBRARY is not None)
+    assert not supports(input_gates=a["input_gates"].double())
+    assert not supports(weight=a["weight"].expand(2, -1, -1))
+    assert not supports(input_gates=a["input_gates"][:0])
 
 
 @compiled

@@ -125,7 +125,7 @@ def test_losses_in_bfloat16_are_close(kind: str) -> None:
         nats.sum().backward()  # type: ignore[no-untyped-call]
         results.append([nats.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
     # PyTorch emulates bfloat16 if the processor lacks it; the compiled code then uses float32.
-    is_rounded = library.has_bfloat16() or not library.usable(*start)
+    is_rounded = library.has_bfloat16() or not library.supports(*start)
     for expected, rounded in zip(*results, strict=True):
         assert rounded.dtype == torch.float32
         error = float((expected - rounded).norm() / expected.norm())

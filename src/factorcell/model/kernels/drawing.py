@@ -39,7 +39,7 @@ class PackedTable:
         packed = torch.empty(
             library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set)
         )
-        arrays = {**library.dense(table=table), "packed": packed}
+        arrays = {**library.dense_arrays(table=table), "packed": packed}
         library.call(
             "softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, "packing", packed=len(packed)), instruction_set
         )
@@ -122,7 +122,7 @@ def next_tokens(
     sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
     threads, next_job = library.thread_count(len(values)), 0
     numbers = (*sizes, sampling.top_k, forbidden.end, threads, int(table.is_bfloat16), next_job)
-    arrays = library.dense(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
+    arrays = library.dense_arrays(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
     arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
     arrays["tokens"] = tokens
     arrays["places"] = request.places if isinstance(request, SampleRequest) else None

@@ -49,7 +49,7 @@ def _warn_of_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
     log.warning("the GPU kernels expect only float32 or only bfloat16, got %s: using plain PyTorch", names)
 
 
-def usable(*arrays: Tensor) -> bool:
+def supports(*arrays: Tensor) -> bool:
     """Whether the kernels support `arrays`: not empty, on one GPU, and all float32 or all bfloat16.
 
     Arrays on the CPU are supported only with FACTORCELL_KERNEL=triton and TRITON_INTERPRET=1.

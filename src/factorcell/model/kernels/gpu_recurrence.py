@@ -49,9 +49,9 @@ MAX_PREFETCH_BYTES = 160 * 1024  # largest size of the tiles of R that are fetch
 MAX_TILE_VALUES = 8192  # largest number of values in one tile of L or R (texts times ranks times columns)
 
 
-def usable(input_gates: Tensor, matrix: Tensor) -> bool:
+def supports(input_gates: Tensor, matrix: Tensor) -> bool:
     """Whether `run` supports these arrays: float32 or bfloat16 on a GPU, not empty, and one W for all texts."""
-    return matrix.dim() == 2 and gpu.usable(input_gates, matrix)
+    return matrix.dim() == 2 and gpu.supports(input_gates, matrix)
 
 
 def run(

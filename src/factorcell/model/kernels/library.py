@@ -71,11 +71,11 @@ def instruction_set() -> int:
     """
     name = variant()
     if name is None:
-        raise ValueError("the compiled kernels are missing or switched off; call `usable` first")
+        raise ValueError("the compiled kernels are missing or switched off; call `supports` first")
     return VARIANTS.index(name)
 
 
-def usable(*arrays: Tensor) -> bool:
+def supports(*arrays: Tensor) -> bool:
     """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the CPU."""
     are_supported = all(array.device.type == "cpu" and array.dtype in FLOATS for array in arrays)
     return are_supported and variant() is not None
@@ -125,14 +125,14 @@ def product(left: Tensor, right: Tensor, is_bfloat16: bool) -> Tensor:
     return (left.bfloat16() @ right.bfloat16()).float() if is_bfloat16 else left @ right
 
 
-def converted(array: Tensor, dtype: torch.dtype) -> Tensor:
+def convert_array(array: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `array` as a contiguous array for the compiled code, with floats converted to `dtype`."""
     return (array.to(dtype) if array.dtype in FLOATS else array).contiguous()
 
 
-def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
+def dense_arrays(**arrays: Tensor | None) -> dict[str, Tensor | None]:
     """Return `arrays` by name as contiguous arrays for the compiled code, with floats converted to float32."""
-    return {name: None if array is None else converted(array, torch.float32) for name, array in arrays.items()}
+    return {name: None if array is None else convert_array(array, torch.float32) for name, array in arrays.items()}
 
 
 def thread_count(jobs: int) -> int:
@@ -167,5 +167,5 @@ def require_library() -> ctypes.CDLL:
     """Return the compiled code; raise `ValueError` if it is missing."""
     compiled = library()
     if compiled is None:
-        raise ValueError("the compiled kernels are missing; call `usable` first")
+        raise ValueError("the compiled kernels are missing; call `supports` first")
     return compiled

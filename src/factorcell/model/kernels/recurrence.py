@@ -113,10 +113,10 @@ WEIGHT_INDEX = ARRAY_FIELDS.index("weight")
 LEADING_ARGUMENTS = 4  # arguments of `_Recurrence.forward` after `ctx` and before the arrays; they have no gradients
 
 
-def usable(inputs: RecurrenceInputs) -> bool:
+def supports(inputs: RecurrenceInputs) -> bool:
     """Whether `run` supports `inputs`: float arrays on the CPU that are not empty, with one W for all texts."""
     is_weight_shared = inputs.weight.dim() == 2
-    return is_weight_shared and inputs.input_gates.numel() > 0 and library.usable(inputs.input_gates, inputs.weight)
+    return is_weight_shared and inputs.input_gates.numel() > 0 and library.supports(inputs.input_gates, inputs.weight)
 
 
 def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,16 +168,19 @@ def _packed_size(numbers: tuple[int, ...], backward: bool, instruction_set: int)
 
 def _rank(left: Tensor | None) -> int:
     """Return the rank of L (B, H, R), or 0 without L."""
-    return 0 if left is None else checked_shape("left", left, 3)[2]
+    if left is None:
+        return 0
+    _, _, rank = checked_shape("left", left, 3)
+    return rank
 
 
-def _converted(is_bfloat16: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+def _arrays_for_compiled_code(is_bfloat16: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
     """Return `arrays` with the names and the element types that the compiled code expects."""
     compiled_names = {"hidden": "first_hidden", "memory": "first_memory"}
     bfloat16_names = ("input_gates", "left", "right") if is_bfloat16 else ()
     dtypes = {name: torch.bfloat16 if name in bfloat16_names else torch.float32 for name in arrays}
     return {
-        compiled_names.get(name, name): None if array is None else library.converted(array, dtypes[name])
+        compiled_names.get(name, name): None if array is None else library.convert_array(array, dtypes[name])
         for name, array in arrays.items()
     }
 
@@ -204,7 +207,7 @@ def _forward(
     widths = {"memories": hidden, "gates": 3 * hidden, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
     results |= {name: weight.new_empty(batch, saved_steps, width) for name, width in widths.items()}
     nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
-    arrays = {**_converted(is_bfloat16, inputs), "packed": packed, **nonempty_results}
+    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
     _call(arrays, rank, backward=False, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
     return tuple(results.values())
 
@@ -232,7 +235,7 @@ def _backward(
         "norm_gradient": gates.new_empty(batch, 0 if inputs["norm"] is None else 8, hidden),
     }
     nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
-    arrays = {**_converted(is_bfloat16, inputs), "packed": packed, **nonempty_results}
+    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
     _call(arrays, rank, backward=True, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
     return tuple(results.values())
 

@@ -31,7 +31,7 @@ MIN_JOB_TOKENS = 48  # fewest tokens that a thread computes in one job: the colu
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Return the exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
-    if len(values) and library.usable(values, table, bias):
+    if len(values) and library.supports(values, table, bias):
         compiled: Tensor = _Compiled.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
         return compiled
     return cross_entropies(values, table, bias, targets)
@@ -74,7 +74,7 @@ def sampled_nats(
     (V,), the log probability that the token is among the samples.
     """
     corrected_bias = bias - log_inclusion
-    if len(values) and len(samples) and library.usable(values, table, bias):
+    if len(values) and len(samples) and library.supports(values, table, bias):
         compiled: Tensor = _CompiledSampled.apply(values, table, corrected_bias, targets, samples)  # type: ignore[no-untyped-call]
         return compiled
     text_count = len(bias) if bias.dim() == 2 else 1
@@ -100,7 +100,7 @@ def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None 
     structure = SOFTMAX.checked_arguments(numbers, {})
     packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set))
     result = torch.empty(len(values))
-    arrays = {**library.dense(values=values, table=table, bias=bias), "packed": packed, "result": result}
+    arrays = {**library.dense_arrays(values=values, table=table, bias=bias), "packed": packed, "result": result}
     arrays["logits"] = logits
     library.call("softmax", SOFTMAX.checked_arguments(numbers, arrays, "sums", packed=len(packed)), instruction_set)
     return result
@@ -144,7 +144,7 @@ def gradients(
     values_gradient = torch.empty(values.shape) if needs_values else None
     table_gradient = torch.empty(table.shape) if needs_table else None
     bias_gradient = torch.zeros(bias.shape) if needs_bias else None
-    arrays = library.dense(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
+    arrays = library.dense_arrays(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
     arrays |= {
         "logits": logits,
         "packed": working_memory,
