@@ -93,8 +93,8 @@ class TypoTolerantLookup:
         band, matches = pattern.start(), list[Ranges]()
 
         def add_matches(candidates: Flags, begins: Ints, ends: Ints, band: Band) -> None:
-            rows = candidates & (band.complete_typos >= 1) & (band.complete_typos <= max_typos)
-            matches.append((begins[rows], ends[rows], band.complete_typos[rows], band.first_token_differs[rows]))
+            rows = candidates & (band.whole_prefix_typos >= 1) & (band.whole_prefix_typos <= max_typos)
+            matches.append((begins[rows], ends[rows], band.whole_prefix_typos[rows], band.first_token_differs[rows]))
 
         begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # ranges that are not settled yet
         for length in range(1, len(prefix) + max_typos + 1):
@@ -104,7 +104,7 @@ class TypoTolerantLookup:
             parents, begins, ends = parents[~is_whole], begins[~is_whole], ends[~is_whole]
             tokens = self.letters[self.begins[begins] + length - 1].astype(np.int64)
             band = pattern.extend(band, parents, tokens, length)
-            settled = band.settled
+            settled = band.is_settled
             add_matches(settled, begins, ends, band)
             band, begins, ends = band.select(np.flatnonzero(~settled)), begins[~settled], ends[~settled]
             if not begins.size:

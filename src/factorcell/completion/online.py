@@ -40,8 +40,8 @@ Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), sta
 
 FILE = "online.json"  # file in a run folder that stores the learning rule
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of the bytes of a user
-MARK = b"fcu"  # first bytes of every user
-HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
+MAGIC = b"fcu"  # first bytes of every user
+HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
 BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
@@ -142,10 +142,10 @@ class User:
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        if fault := next((text for is_fault, text in self._checks() if is_fault), None):
+        if fault := next((text for is_fault, text in self._possible_faults() if is_fault), None):
             raise UserError(f"invalid user: {fault}")
 
-    def _checks(self) -> Iterator[tuple[bool, str]]:
+    def _possible_faults(self) -> Iterator[tuple[bool, str]]:
         """Yield, for each possible fault, whether the user has it and its description."""
         vector, state, count = self.vector, self.state, self.text_count
         vector_shape, state_shape = vector.shape, state.shape
@@ -184,10 +184,10 @@ class User:
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
         sizes = len(self.vector), len(self.state), self.text_count
-        parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint, *sizes), numbers]
+        parts = [HEADER.pack(MAGIC, USER_FORMAT, self.fingerprint, *sizes), numbers]
         parts += [struct.pack("<I", len(text)) + text for text in texts]
         content = b"".join(parts)
-        return content + CHECK.pack(zlib.crc32(content))
+        return content + CHECKSUM.pack(zlib.crc32(content))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
@@ -196,15 +196,19 @@ class User:
         Raises:
             UserError: The bytes were altered, cut or extended, or contain values that a user cannot have.
         """
-        if content[: len(MARK)] == MARK and len(content) > len(MARK):
-            check_format(content[len(MARK)], USER_FORMAT, "this user")
-        content, checksum = content[: -CHECK.size], content[-CHECK.size :]
-        if len(content) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(content)) != checksum:
+        if content[: len(MAGIC)] == MAGIC and len(content) > len(MAGIC):
+            check_format(content[len(MAGIC)], USER_FORMAT, "this user")
+        content, checksum = content[: -CHECKSUM.size], content[-CHECKSUM.size :]
+        if (
+            len(content) < HEADER.size
+            or content[: len(MAGIC)] != MAGIC
+            or CHECKSUM.pack(zlib.crc32(content)) != checksum
+        ):
             raise UserError("invalid user: the data was truncated or altered")
         try:
-            _, _, fingerprint, size, rows, text_count = HEAD.unpack_from(content)
-            numbers = np.frombuffer(content, "<f4", size * (1 + rows), HEAD.size).astype(np.float32)
-            texts, offset = [], HEAD.size + numbers.nbytes
+            _, _, fingerprint, size, rows, text_count = HEADER.unpack_from(content)
+            numbers = np.frombuffer(content, "<f4", size * (1 + rows), HEADER.size).astype(np.float32)
+            texts, offset = [], HEADER.size + numbers.nbytes
             while offset < len(content):
                 (length,) = struct.unpack_from("<I", content, offset)
                 if offset + 4 + length > len(content):
@@ -238,18 +242,18 @@ class Learner:
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = unknown
         self.columns = run.schema.columns(without=self.variable.source_column)  # context columns other than the user
-        self.state_rows, self.update = OPTIMIZERS[self.rule.optimizer]
+        self.state_row_count, self.compute_change = OPTIMIZERS[self.rule.optimizer]
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[run.schema.categories.index(self.variable)].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
         largest_norm = float(np.linalg.norm(table, axis=1).max())
-        self.max_length = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
+        self.max_vector_norm = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
 
     def new(self) -> User:
         """Return a new user."""
-        state = np.zeros((self.state_rows, len(self.unknown_vector)), np.float32)
+        state = np.zeros((self.state_row_count, len(self.unknown_vector)), np.float32)
         return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
 
     def learn(
@@ -277,8 +281,8 @@ class Learner:
             return [], np.zeros(0)
         for user in users:
             user.check(self.run)
-            if user.state.shape != (self.state_rows, len(self.unknown_vector)):
-                expected = f"expected a user with {self.state_rows} rows of {self.rule.optimizer} state"
+            if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
+                expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
@@ -343,10 +347,10 @@ class Learner:
         if not np.isfinite(gradient).all():
             return replace(user, **changes)  # the model overflows on this text and can learn nothing from it
         with np.errstate(over="ignore", invalid="ignore"):  # `User` raises an error for numbers that are not finite
-            change, state = self.update(gradient, user.state)
+            change, state = self.compute_change(gradient, user.state)
             vector = user.vector + self.rule.rate * change
             length = float(np.linalg.norm(vector))
-            vector = vector * (self.max_length / length) if length > self.max_length else vector
+            vector = vector * (self.max_vector_norm / length) if length > self.max_vector_norm else vector
         try:
             return replace(user, **changes, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:

@@ -97,7 +97,7 @@ class Popularity:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def top(self, count: int) -> list[str]:
+    def most_popular(self, count: int) -> list[str]:
         """Return the `count` most popular texts."""
         return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 

@@ -37,7 +37,7 @@ Ints = NDArray[np.int64]
 
 BATCH = 12  # initial batch size: small batches expand fewer useless hypotheses, large batches need fewer steps
 GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
-MAX_ROWS = 10_000  # maximum number of hypotheses that one search expands
+MAX_EXPANDED = 10_000  # maximum number of hypotheses that one search expands
 MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
 MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend proposes, as in the lists that fit its weights
 MAX_COUNT = int(NUMBER_LIMITS["count"].high)
@@ -108,8 +108,8 @@ class SearchResult:
     """
 
     completions: tuple[Completion, ...]
-    rows: int
-    cut: bool
+    expanded_count: int
+    is_cut: bool
 
 
 class Stop:
@@ -128,7 +128,7 @@ class Stop:
                 callback()
 
     @contextmanager
-    def callback(self, callback: Callable[[], object]) -> Iterator[None]:
+    def on_set(self, callback: Callable[[], object]) -> Iterator[None]:
         """Call `callback` when the flag is set during the `with` block, or at once if the flag is set already."""
         with self._lock:
             self._callbacks.append(callback)
@@ -158,7 +158,7 @@ class SearchRequest:
     prefix_state: Any
     k: int
     max_tokens: int
-    accept: Callable[[Ids], bool] = lambda ids: True
+    is_accepted: Callable[[Ids], bool] = lambda ids: True
     min_log_prob: float = -math.inf
     stop: Stop | None = None
     duplicate_key: Callable[[Ids], Hashable] = lambda ids: ids
@@ -178,7 +178,7 @@ class PrefixState:
     conditioning: Conditioning
     ids: Ids
     states: tuple[BackboneState, ...]
-    logs: tuple[Tensor, ...]
+    log_probs: tuple[Tensor, ...]
 
 
 def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
@@ -203,10 +203,10 @@ class PlainEngine:
         logs, state = self.model.step(_to_tensor(self.model, [self.model.specials.start]), conditioning)
         return PrefixState(conditioning, (), (state,), (logs,))
 
-    def type(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
+    def read_prefix(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
         """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
         common = common_prefix_length(prefix_state.ids, ids)  # states after these tokens are reused
-        states, logs = list(prefix_state.states[: common + 1]), list(prefix_state.logs[: common + 1])
+        states, logs = list(prefix_state.states[: common + 1]), list(prefix_state.log_probs[: common + 1])
         for token in ids[common:]:
             log, state = self.model.step(_to_tensor(self.model, [token]), prefix_state.conditioning, states[-1])
             states.append(state)
@@ -220,7 +220,7 @@ class PlainEngine:
         threads: int = 1,
         *,
         batch: int = BATCH,
-        max_rows: int = MAX_ROWS,
+        max_expanded: int = MAX_EXPANDED,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
         """Return the most probable completions of each request; the requests are answered one after the other.
@@ -232,18 +232,18 @@ class PlainEngine:
             deadline: When to end, as a value of `time.monotonic()`.
             threads: Ignored.
             batch: Initial number of hypotheses that are expanded at once.
-            max_rows: Maximum number of expanded hypotheses per request.
+            max_expanded: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
-        return [self._search(request, deadline, batch, max_rows, max_waiting) for request in requests]
+        return [self._search(request, deadline, batch, max_expanded, max_waiting) for request in requests]
 
     def _search(
-        self, request: SearchRequest, deadline: float | None, batch: int, max_rows: int, max_waiting: int
+        self, request: SearchRequest, deadline: float | None, batch: int, max_expanded: int, max_waiting: int
     ) -> SearchResult:
         end = math.inf if deadline is None else deadline
-        frontier = _Frontier(self.model, request, max_rows, max_waiting)
+        frontier = _Frontier(self.model, request, max_expanded, max_waiting)
         while frontier.scores.size:
-            size = min(batch + frontier.expanded // GROWTH, max_rows - frontier.expanded)
+            size = min(batch + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count)
             if size <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
                 frontier.give_up()
                 break
@@ -264,21 +264,21 @@ class _Frontier:
     each. A waiting hypothesis is an expanded parent and a next token, stored as the code parent * V + token.
     """
 
-    def __init__(self, model: LanguageModel, request: SearchRequest, max_rows: int, max_waiting: int) -> None:
+    def __init__(self, model: LanguageModel, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
         self.request, self.max_waiting, prefix_state = request, max_waiting, request.prefix_state
         self.vocabulary_size, self.tree_size, self.specials = model.vocabulary_size, 0, model.specials
-        self.parents, self.tokens, self.depths = (np.zeros(max_rows + 1, dtype=np.int64) for _ in range(3))
+        self.parents, self.tokens, self.depths = (np.zeros(max_expanded + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # the prefix is added as a child of itself, which gives it depth 0
-        self.states: StateBuffer = prefix_state.states[-1].reserve(max_rows + 1)
+        self.states: StateBuffer = prefix_state.states[-1].reserve(max_expanded + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.finished: list[tuple[float, Ids]] = []  # a heap, whose first entry is the worst
         self.by_key: dict[Hashable, tuple[float, Ids]] = {}  # duplicate key -> entry of `finished`
         self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
         zero = np.zeros(1, dtype=np.int64)
-        self.add(np.zeros(1), zero, zero + model.specials.start, prefix_state.logs[-1], prefix_state.states[-1])
+        self.add(np.zeros(1), zero, zero + model.specials.start, prefix_state.log_probs[-1], prefix_state.states[-1])
 
     @property
-    def expanded(self) -> int:
+    def expanded_count(self) -> int:
         """The number of hypotheses that the model has read in this search, without the prefix, which it read before."""
         return self.tree_size - 1
 
@@ -331,11 +331,11 @@ class _Frontier:
     def result(self) -> SearchResult:
         best = sorted(self.finished, key=lambda entry: (-entry[0], entry[1]))
         completions = tuple(Completion(ids, score) for score, ids in best)
-        return SearchResult(completions, self.expanded, self.best_dropped > self.min_score)
+        return SearchResult(completions, self.expanded_count, self.best_dropped > self.min_score)
 
     def _finish(self, number: int, score: float) -> None:
         """Finish the expanded hypothesis `number` with the score `score` if it is then among the best k."""
-        if score <= self.min_score or not self.request.accept(ids := self._ids(number)):
+        if score <= self.min_score or not self.request.is_accepted(ids := self._ids(number)):
             return
         key = self.request.duplicate_key(ids)
         if duplicate := self.by_key.get(key):

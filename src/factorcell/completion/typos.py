@@ -44,7 +44,7 @@ Flags = NDArray[np.bool_]
 TYPO_COST = 9.0  # nats per typo, about -log(0.01 / 80): one keystroke in 100 is wrong, in one of some 80 ways
 FIRST_TOKEN_COST = 2.0  # additional nats if the first token differs, since users rarely mistype it
 ONE_TYPO_FROM, TWO_TYPOS_FROM = 3, 6  # minimum lengths of prefixes, in tokens, in which one or two typos are forgiven
-MAX_ROWS = 600  # maximum number of hypotheses that the model reads to find corrections
+MAX_EXPANDED = 600  # maximum number of hypotheses that the model reads to find corrections
 MAX_CORRECTIONS = 6  # maximum number of corrections that the search completes
 
 
@@ -56,14 +56,14 @@ class TypoCosts:
         max_typos: Maximum number of forgiven typos: 0, 1 or 2.
         cost: Nats per typo.
         first_token_cost: Additional nats if the first token differs.
-        max_rows: Maximum number of hypotheses that the model reads to find corrections.
+        max_expanded: Maximum number of hypotheses that the model reads to find corrections.
         max_corrections: Maximum number of corrections that the search completes.
     """
 
     max_typos: int = 2
     cost: float = TYPO_COST
     first_token_cost: float = FIRST_TOKEN_COST
-    max_rows: int = MAX_ROWS
+    max_expanded: int = MAX_EXPANDED
     max_corrections: int = MAX_CORRECTIONS
 
     def __post_init__(self) -> None:
@@ -95,31 +95,31 @@ class Band:
         first_token_differs: Whether the first token of each beginning differs from the first typed one (M,).
     """
 
-    row: TypoCounts
-    previous_row: TypoCounts
+    distances: TypoCounts
+    previous_distances: TypoCounts
     last_tokens: Ints
-    complete_typos: TypoCounts
+    whole_prefix_typos: TypoCounts
     first_token_differs: Flags
 
     def select(self, rows: Ints) -> "Band":
         return Band(
-            self.row[rows],
-            self.previous_row[rows],
+            self.distances[rows],
+            self.previous_distances[rows],
             self.last_tokens[rows],
-            self.complete_typos[rows],
+            self.whole_prefix_typos[rows],
             self.first_token_differs[rows],
         )
 
     @property
     def min_typos(self) -> TypoCounts:
         """A lower bound (M,) of the number of typos of texts that begin with each beginning."""
-        min_typos: TypoCounts = np.minimum(self.row.min(1), self.complete_typos)
+        min_typos: TypoCounts = np.minimum(self.distances.min(1), self.whole_prefix_typos)
         return min_typos
 
     @property
-    def settled(self) -> Flags:
+    def is_settled(self) -> Flags:
         """Whether all texts with each beginning have `complete_typos` typos (M,); more than D means no match."""
-        settled: Flags = self.row.min(1) >= self.complete_typos
+        settled: Flags = self.distances.min(1) >= self.whole_prefix_typos
         return settled
 
 
@@ -148,18 +148,18 @@ class Pattern:
         """
         parent, limit = band.select(parents), self.max_typos + 1
         typed, previously_typed = self._typed(length), self._typed(length - 1)
-        row = parent.row + (tokens[:, None] != typed)
-        row[:, :-1] = np.minimum(row[:, :-1], parent.row[:, 1:] + 1)
+        row = parent.distances + (tokens[:, None] != typed)
+        row[:, :-1] = np.minimum(row[:, :-1], parent.distances[:, 1:] + 1)
         swapped = (tokens[:, None] == previously_typed) & (parent.last_tokens[:, None] == typed)
-        row = np.where(swapped, np.minimum(row, parent.previous_row + 1), row)
+        row = np.where(swapped, np.minimum(row, parent.previous_distances + 1), row)
         row[:, self._outside(length)] = limit  # the loop must not start from positions outside the prefix
         for position in range(1, row.shape[1]):
             row[:, position] = np.minimum(row[:, position], row[:, position - 1] + 1)
         row[:, self._outside(length)] = limit
         row = np.minimum(row, limit).astype(np.int8)
-        complete_typos = np.minimum(parent.complete_typos, self._complete(row, length))
+        complete_typos = np.minimum(parent.whole_prefix_typos, self._complete(row, length))
         first_token_differs = tokens != self.padded[1] if length == 1 else parent.first_token_differs
-        return Band(row, parent.row, tokens, complete_typos, first_token_differs)
+        return Band(row, parent.distances, tokens, complete_typos, first_token_differs)
 
     def nearby_tokens(self, length: int) -> Ints:
         """Return the typed tokens with which the last token of a beginning of `length` tokens is compared."""
@@ -212,7 +212,7 @@ class Corrections:
     corrections: tuple[Correction, ...]
     log_total: float
     typed_log_probability: float
-    rows: int
+    expanded_count: int
 
 
 def find_corrections(
@@ -242,7 +242,9 @@ def find_corrections(
     """
     model, tokenizer = run.model, run.tokenizer
     end = math.inf if deadline is None else deadline
-    typed_log = sum(float(logs[0, token]) for logs, token in zip(prefix_state.logs, prefix_state.ids, strict=False))
+    typed_log = sum(
+        float(logs[0, token]) for logs, token in zip(prefix_state.log_probs, prefix_state.ids, strict=False)
+    )
     max_typos = typo_costs.max_typos_for(len(tokens))
     if not max_typos:
         return Corrections((), -math.inf, typed_log, 0)
@@ -253,7 +255,7 @@ def find_corrections(
     ]  # V and up: out of vocabulary
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
     beam = _Beam(model, prefix_state, Pattern([numbers[token] for token in tokens], max_typos), typo_costs)
-    width = typo_costs.max_rows // (len(tokens) + max_typos)
+    width = typo_costs.max_expanded // (len(tokens) + max_typos)
     for length in range(1, min(len(tokens) + max_typos, max_tokens) + 1):
         if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.extend(length, width):
             break
@@ -261,7 +263,7 @@ def find_corrections(
     corrections = (
         Correction(tuple(names[token] for token in ids), count, log, whole) for log, ids, count, whole in best
     )
-    return Corrections(tuple(corrections), beam.log_total, typed_log, beam.rows)
+    return Corrections(tuple(corrections), beam.log_total, typed_log, beam.expanded_count)
 
 
 class _Beam:
@@ -278,9 +280,9 @@ class _Beam:
         self.pattern, self.typo_costs = pattern, typo_costs
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
-        self.logs, self.state = prefix_state.logs[0], prefix_state.states[0]
+        self.logs, self.state = prefix_state.log_probs[0], prefix_state.states[0]
         self.matches: list[tuple[float, tuple[int, ...], int, bool]] = []
-        self.log_total, self.rows = -math.inf, 0
+        self.log_total, self.expanded_count = -math.inf, 0
 
     def extend(self, length: int, width: int) -> bool:
         """Extend the beginnings to `length` tokens, read the best `width`, and return whether any is not settled."""
@@ -290,9 +292,9 @@ class _Beam:
         beginnings = [
             (*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
         ]
-        self._add_matches(band, scores, band.settled, beginnings, whole_text=False)
+        self._add_matches(band, scores, band.is_settled, beginnings, whole_text=False)
         bounds = scores - self.typo_costs.costs(band.min_typos, band.first_token_differs)
-        open_rows = np.flatnonzero(~band.settled)
+        open_rows = np.flatnonzero(~band.is_settled)
         open_rows = open_rows[np.argsort(-bounds[open_rows], kind="stable")[:width]]
         if not open_rows.size:
             return False
@@ -303,9 +305,9 @@ class _Beam:
         known_tokens = np.where(tokens[open_rows] < size, tokens[open_rows], self.model.specials.unknown)
         state = self.state.select(parent_rows)
         self.logs, self.state = self.model.step(torch.from_numpy(known_tokens).to(device), self.conditioning, state)
-        self.rows += len(open_rows)
+        self.expanded_count += len(open_rows)
         text_scores = self.scores + self.logs[:, self.model.specials.end].cpu().double().numpy()
-        self._add_matches(self.band, text_scores, ~self.band.settled, self.ids, whole_text=True)
+        self._add_matches(self.band, text_scores, ~self.band.is_settled, self.ids, whole_text=True)
         return True
 
     def _children(self, nearby_tokens: Ints, width: int) -> tuple[Ints, Ints, Logs]:
@@ -330,7 +332,7 @@ class _Beam:
         self, band: Band, scores: Logs, candidates: Flags, beginnings: Sequence[tuple[int, ...]], *, whole_text: bool
     ) -> None:
         """Add the candidates that match the prefix with one typo or more: all to `log_total`, the best to `matches`."""
-        typos = band.complete_typos
+        typos = band.whole_prefix_typos
         rows = np.flatnonzero(candidates & (typos >= 1) & (typos <= self.pattern.max_typos))
         values = scores[rows] - self.typo_costs.costs(typos[rows], band.first_token_differs[rows])
         self.log_total = float(np.logaddexp.reduce(values, initial=self.log_total))

@@ -139,7 +139,7 @@ def _distinguishes_users(config: Config) -> bool:
     return bool(config.data.user and (weight_adapters(config.model) or config.model.output_bias))
 
 
-def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
+def find_config_and_columns(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
     """Return the config with which the systems `names` read texts, and the context columns that they read.
 
     Args:
@@ -219,7 +219,7 @@ def open_systems(
             systems[name] = MostPopular(Popularity.load(path))
             continue
         if name == "history":
-            systems[name] = UserHistory(reading_config(folder, names, user_column)[0].data.text)
+            systems[name] = UserHistory(find_config_and_columns(folder, names, user_column)[0].data.text)
             continue
         completer = open_completer(selected[name])
         run = completer.run

@@ -119,7 +119,7 @@ def candidate_lists(
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
                 context = {name: row[name] for name in columns}
                 if prefix is not None and completer.fits(prefix):
-                    typed_text = completer.type(completer.begin(user, context), prefix)
+                    typed_text = completer.type_text(completer.begin(user, context), prefix)
                     model_suggestions = completer.suggest(typed_text, MIN_PROPOSALS)
                     candidates = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
                     yield candidates, row[text_column]
