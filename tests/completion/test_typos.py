@@ -20,7 +20,14 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, Corrections, Pattern, TypoCosts, find_corrections
+from factorcell.completion.typos import (
+    FIRST_TOKEN_COST,
+    TYPO_COST,
+    Corrections,
+    TypedPrefix,
+    TypoCosts,
+    find_corrections,
+)
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
@@ -62,12 +69,12 @@ LETTERS = "abc"
 @settings(max_examples=150)
 @given(typed=st.text(LETTERS, max_size=7), text=st.text(LETTERS, max_size=9), max_typos=st.integers(0, 2))
 def test_a_band_has_the_distances_of_every_beginning(typed: str, text: str, max_typos: int) -> None:
-    pattern = Pattern([ord(letter) for letter in typed], max_typos)
-    band, too_many = pattern.start(), max_typos + 1
+    typed_prefix = TypedPrefix([ord(letter) for letter in typed], max_typos)
+    band, too_many = typed_prefix.start(), max_typos + 1
     for length in range(len(text) + 1):
         if length:
-            band = pattern.extend(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
-        for position, actual in zip(length + pattern.offsets, band.distances[0], strict=True):
+            band = typed_prefix.extend(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
+        for position, actual in zip(length + typed_prefix.offsets, band.distances[0], strict=True):
             inside = 0 <= position <= len(typed)
             assert actual == (min(too_many, edit_distance(text[:length], typed[:position])) if inside else too_many)
         best = min(too_many, count_typos(text[:length], typed))
@@ -254,8 +261,8 @@ def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> Non
     for s in suggestions:
         assert s.text == unicodedata.normalize("NFC", s.text)
         assert s.log_probability < 0
-        tokens, pattern = split(s.text), split(normalized)
-        assert (s.typos == 0) == (tokens[: len(pattern)] == pattern)
+        tokens, typed_prefix = split(s.text), split(normalized)
+        assert (s.typos == 0) == (tokens[: len(typed_prefix)] == typed_prefix)
     if len(split(normalized)) < 3:
         assert suggestions == exact
     elif typed != "":
