@@ -279,15 +279,8 @@ def test_the_most_probable_waiting_hypotheses_stay() -> None:
 
 @needs_compiled
 def test_the_deadline_ends_a_long_search() -> None:
-    stopped = search(
-        make_run_with_long_texts(13),
-        "a",
-        10,
-        12,
-        max_expanded=10**6,
-        max_waiting=10**6,
-        deadline=time.monotonic() + 0.05,
-    )
+    run = make_run_with_long_texts(13)
+    stopped = search(run, "a", 10, 12, max_expanded=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05)
     assert stopped.is_cut
     assert 0 < stopped.expanded_count < 10**6
 
@@ -340,9 +333,8 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
     for index in range(count):
         _, empty = states["Oslo" if index % 2 else "Nice"]
         ids = run.tokenizer.encode(random.choice(list("abcdefz"), size=index % 6).tolist())
-        requests.append(
-            SearchRequest(compiled.read_prefix(empty, ids), 1 + index % 9, 3 + index % 4, lambda ids: ids != ())
-        )
+        prefix_state = compiled.read_prefix(empty, ids)
+        requests.append(SearchRequest(prefix_state, 1 + index % 9, 3 + index % 4, lambda ids: ids != ()))
     return compiled, requests
 
 

@@ -36,13 +36,13 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.model.run import FINGERPRINT, Run
 
 Floats = NDArray[np.float32]
-Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (S, k) -> change at rate 1, new state
+Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient, state (S, k) -> change at rate 1, state
 
 FILE = "online.json"  # file in a run folder that stores the learning rule
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC = b"fcu"  # first bytes of every stored user
 HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
-MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
+MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
 BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
@@ -64,7 +64,7 @@ def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
     return change, np.stack([squared_gradients, DECAY * squared_changes + (1 - DECAY) * change**2])
 
 
-# Name of an optimizer -> the number of rows of its state, and its update.
+# Name of an optimizer -> the number of rows of its state, and the function that computes a change.
 OPTIMIZERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
 MAX_STATE_ROWS = max(row_count for row_count, _ in OPTIMIZERS.values())
 
