@@ -143,7 +143,7 @@ def test_search_finds_the_best_of_all_texts(kind: str, data: st.DataObject, pref
         return ids != refused and refused not in ids
 
     logs = {ids: log for ids, log in enumerate_completions(run, prefix, city, max_tokens).items() if accept(ids)}
-    result = search(run, prefix, k, max_tokens, kind, is_accepted=accept, city=city, batch=batch)
+    result = search(run, prefix, k, max_tokens, kind, is_accepted=accept, city=city, initial_batch_size=batch)
     assert not result.is_cut
     assert is_best(result, logs, k)
 
@@ -209,7 +209,7 @@ def test_a_search_without_room_is_cut_and_returns_texts_with_correct_scores(
 ) -> None:
     run = make_letters(seed=seed, spread=0.8)
     logs = enumerate_completions(run, "b", "Oslo", 4)
-    result = search(run, "b", k, 4, kind, max_expanded=rows, max_waiting=waiting, batch=4)
+    result = search(run, "b", k, 4, kind, max_expanded=rows, max_waiting=waiting, initial_batch_size=4)
     assert result.expanded_count <= rows
     assert result.is_cut or is_best(result, logs, k)
     assert all(abs(logs[c.ids] - c.log_probability) < CLOSE for c in result.completions)

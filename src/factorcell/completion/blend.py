@@ -13,6 +13,7 @@ Shapes: N candidates, F features.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +213,10 @@ class Blend:
         """
         limits.check(count=k)
         user = typed_text.user
-        model_suggestions = self.completer.suggest(
-            typed_text, k if user is None else round_sizes(k)[-1], deadline, stop
-        )
         if user is None:
-            return model_suggestions
+            return self.completer.suggest(typed_text, k, deadline, stop)
+        largest_size = round_sizes(k)[-1]
+        model_suggestions = self.completer.suggest(typed_text, largest_size, deadline, stop)
 
         def best_of_proposals(size: int) -> list[Suggestion]:
             """Return the best `size` texts if each source proposes at most `size` texts."""
@@ -225,17 +225,17 @@ class Blend:
         return replace(model_suggestions, suggestions=merge_rounds(best_of_proposals, k))
 
     def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return each text that a source proposes once, with its features; each source proposes at most `k` texts."""
-        from_model = model_suggestions.suggestions[:k]
-        popular = [] if self.popular_lookup is None else self.popular_lookup.complete(prefix, k)
-        personal = self._tolerate_typos(history).complete(prefix, k)
-        typos_by_text = {suggestion.text: suggestion.typos for suggestion in (*from_model, *popular, *personal)}
+        """Return the different texts that the sources propose, with their features; each proposes at most `k` texts."""
+        model_proposals = model_suggestions.suggestions[:k]
+        popular_proposals = [] if self.popular_lookup is None else self.popular_lookup.complete(prefix, k)
+        personal_proposals = self._tolerate_typos(history).complete(prefix, k)
+        proposals = model_proposals, popular_proposals, personal_proposals
+        typos_by_text = {suggestion.text: suggestion.typos for suggestion in chain(*proposals)}
         ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
         for age, text in enumerate(reversed(history.texts)):
             ages.setdefault(text, age)
         model_log_probs, popular_log_shares, personal_log_shares = (
-            {suggestion.text: suggestion.log_probability for suggestion in suggestions}
-            for suggestions in (from_model, popular, personal)
+            {suggestion.text: suggestion.log_probability for suggestion in suggestions} for suggestions in proposals
         )
         min_log_prob = min(model_log_probs.values(), default=0.0)
         proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
@@ -259,6 +259,7 @@ class Blend:
         return [Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()]
 
     def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
+        """Return a lookup that forgives as many typos as the completer; `lookup` itself if that is none."""
         typo_costs = self.completer.typo_costs
         return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 

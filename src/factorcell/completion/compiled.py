@@ -44,7 +44,7 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
-BATCH = 16  # initial number of hypotheses that are expanded at once
+INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once
 # Type of products -> nats. In 99 of 100 searches, the rounding errors of any two texts differ by at most this much.
 # The search therefore also retains texts whose scores are below that of the k-th text by this much or less, and scores
 # them again in float32.
@@ -79,7 +79,7 @@ class CompiledEngine:
 
         Args:
             context: The context.
-            override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
+            override: Context variable -> vector that replaces that of the context, as in `LanguageModel.condition`.
         """
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
             packed = self.packed.context(self.model, self.model.condition(context, override))
@@ -99,7 +99,7 @@ class CompiledEngine:
         deadline: float | None = None,
         threads: int = 1,
         *,
-        batch: int = BATCH,
+        initial_batch_size: int = INITIAL_BATCH_SIZE,
         max_expanded: int = MAX_EXPANDED,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
@@ -112,7 +112,7 @@ class CompiledEngine:
             requests: The requests, each answered by one thread.
             deadline: When to end all searches, as a value of `time.monotonic()`.
             threads: Number of threads.
-            batch: Initial number of hypotheses that are expanded at once.
+            initial_batch_size: Initial number of hypotheses that are expanded at once.
             max_expanded: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
@@ -124,7 +124,9 @@ class CompiledEngine:
         results: dict[int, SearchResult] = {}
         while calls:
             stops = [call.request.stop for call in calls.values()]
-            _run(self.packed, [call.structure for call in calls.values()], threads, batch, stops=stops)
+            _run_compiled_code(
+                self.packed, [call.structure for call in calls.values()], threads, initial_batch_size, stops=stops
+            )
             results |= {index: call.result(results.get(index)) for index, call in calls.items()}
             next_calls = {index: call.next_call(results[index]) for index, call in calls.items()}
             calls = {index: call for index, call in next_calls.items() if call is not None}
@@ -138,7 +140,7 @@ class CompiledEngine:
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
         addresses = _addresses(self.packed, context, numbers, 0, arrays, "reading")
-        _run(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
+        _run_compiled_code(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
         return states.unbind()
 
 
@@ -249,11 +251,11 @@ def _addresses(
     return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(numbers, letter_sizes), arrays, case)]
 
 
-def _run(
+def _run_compiled_code(
     packed: PackedModel,
     requests: Sequence[Any],
     threads: int = 1,
-    batch: int = 1,
+    initial_batch_size: int = 1,
     *,
     is_reading: bool = False,
     stops: Sequence[Stop | None] = (),
@@ -264,20 +266,21 @@ def _run(
         packed: The packed model.
         requests: The structures of the requests.
         threads: Maximum number of threads.
-        batch: Initial number of hypotheses that are expanded at once.
+        initial_batch_size: Initial number of hypotheses that are expanded at once.
         is_reading: Whether to read the tokens of each request one after the other instead of searching.
         stops: For each request, a flag that ends its search early, or None.
     """
     layout, copies = packed.layout, (REQUEST.structure * len(requests))(*requests)
-    numbers = (
+    next_request = 0  # a counter of the compiled code
+    numbers = (  # the integer fields of `SEARCH` in order
         len(requests),
         *layout.dimensions,
         packed.specials.end,
         min(threads, len(requests)),
-        batch,
+        initial_batch_size,
         GROWTH,
         PRODUCT_TYPES.index(layout.products),
-        0,
+        next_request,
     )
     SEARCH.sizes(numbers)
     arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(copies), *packed.addresses)

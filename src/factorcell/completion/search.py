@@ -36,7 +36,9 @@ Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-BATCH = 12  # initial batch size: small batches expand fewer useless hypotheses, large batches need fewer steps
+INITIAL_BATCH_SIZE = (
+    12  # initial batch size: small batches expand fewer useless hypotheses, large batches need fewer steps
+)
 GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
 MAX_EXPANDED = 10_000  # maximum number of hypotheses that one search expands
 MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
@@ -201,7 +203,7 @@ class PlainEngine:
 
         Args:
             context: The context.
-            override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
+            override: Context variable -> vector that replaces that of the context, as in `LanguageModel.condition`.
         """
         conditioning = self.model.fold(self.model.condition(context, override), shared=True)
         log_probs, state = self.model.step(_to_tensor(self.model, [self.model.specials.start]), conditioning)
@@ -225,7 +227,7 @@ class PlainEngine:
         deadline: float | None = None,
         threads: int = 1,
         *,
-        batch: int = BATCH,
+        initial_batch_size: int = INITIAL_BATCH_SIZE,
         max_expanded: int = MAX_EXPANDED,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
@@ -237,19 +239,26 @@ class PlainEngine:
             requests: The requests.
             deadline: When to end all searches, as a value of `time.monotonic()`.
             threads: Ignored; `CompiledEngine.search` uses it.
-            batch: Initial number of hypotheses that are expanded at once.
+            initial_batch_size: Initial number of hypotheses that are expanded at once.
             max_expanded: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
-        return [self._search(request, deadline, batch, max_expanded, max_waiting) for request in requests]
+        return [self._search(request, deadline, initial_batch_size, max_expanded, max_waiting) for request in requests]
 
     def _search(
-        self, request: SearchRequest, deadline: float | None, batch: int, max_expanded: int, max_waiting: int
+        self,
+        request: SearchRequest,
+        deadline: float | None,
+        initial_batch_size: int,
+        max_expanded: int,
+        max_waiting: int,
     ) -> SearchResult:
         end = math.inf if deadline is None else deadline
         frontier = _Frontier(self.model, request, max_expanded, max_waiting)
         while frontier.scores.size:
-            batch_size = min(batch + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count)
+            batch_size = min(
+                initial_batch_size + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count
+            )
             if batch_size <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
                 frontier.give_up()
                 break

@@ -137,7 +137,7 @@ def test_missing_systems_are_reported(tmp_path: Path) -> None:
     config = files.read_json(other / "config.json")
     config["tokenizer"]["lowercase"] = True
     files.write_json(other / "config.json", config)
-    with pytest.raises(UserError, match="one and two have different text columns or lower-casing"):
+    with pytest.raises(UserError, match="the runs one and two have different text columns or lower-casing"):
         find_config_and_columns(tmp_path / "runs", ["one", "two"], "user")
     assert find_config_and_columns(tmp_path / "runs", ["two"], "user")[0].tokenizer.lowercase
 

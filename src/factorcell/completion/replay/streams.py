@@ -284,9 +284,8 @@ def _retain_finished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, st
     judged_prefixes = {stream.user: stream.judged_prefixes for stream in streams}
     for (_, user), prefixes in written_prefixes.items():
         if prefixes != judged_prefixes.get(user, [])[: len(prefixes)]:
-            raise UserError(
-                f"{path}: was written with other texts or options (user {short_repr(user)}); choose another folder"
-            )
+            reason = f"the file was written with other texts or options (user {short_repr(user)})"
+            raise UserError(f"{path}: {reason}; choose another folder")
     finished = {
         (name, user)
         for (name, user), prefixes in written_prefixes.items()

@@ -174,9 +174,8 @@ def find_config_and_columns(folder: Path, names: Sequence[str], user_column: str
             columns += ContextSchema.load(path / "schema.json").columns(without=user_column)
     if len(configs) > 1:
         (first, _), (second, _), *_ = configs.values()
-        raise UserError(
-            f"{folder}: {first} and {second} have different text columns or lower-casing; replay them separately"
-        )
+        reason = f"the runs {first} and {second} have different text columns or lower-casing"
+        raise UserError(f"{folder}: {reason}; replay them separately")
     (_, config), *_ = configs.values()
     return config, list(dict.fromkeys(columns))
 

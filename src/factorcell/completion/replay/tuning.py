@@ -74,7 +74,7 @@ def try_rates(
         UserError: `max_norm` is out of range, or there is no text.
     """
     if not any(stream.rows for stream in streams):
-        raise UserError("tuning: the table has no texts; a learning rate needs texts of at least one user")
+        raise UserError("tuning: the table has no texts; choosing a learning rate requires texts of at least one user")
     yield {
         "optimizer": "none",
         "rate": 0.0,
