@@ -172,7 +172,7 @@ def read_streams(
 
 
 def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
-    """Return those prefixes of the streams that begin at least one text of the table `source`."""
+    """Return those prefixes of the streams with which at least one text of the table `source` begins."""
     data, table, tokenizer = config.data, open_table(source), new_tokenizer(config)
     prefixes = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in prefixes})
@@ -184,16 +184,17 @@ def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -
     return seen_prefixes
 
 
-def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank of `text` among the suggestions, from 1, or None if it is not among them."""
-    return suggestions.index(text) + 1 if text in suggestions else None
+def rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank of `text` among the suggested texts, from 1, or None if it is not among them."""
+    return suggested_texts.index(text) + 1 if text in suggested_texts else None
 
 
-def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank, from 1, of the first suggestion that is `text` or its first words (Park and Chiba 2017)."""
-    return next(
-        (rank for rank, suggestion in enumerate(suggestions, 1) if f"{text} ".startswith(f"{suggestion} ")), None
-    )
+def partial_rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank, from 1, of the first suggested text that is `text` or its first words (Park and Chiba 2017)."""
+    for rank, suggested_text in enumerate(suggested_texts, 1):
+        if f"{text} ".startswith(f"{suggested_text} "):
+            return rank
+    return None
 
 
 def replay(
@@ -215,7 +216,7 @@ def replay(
         streams: The streams.
         path: The file to which rows are appended.
         text_column: The column of the texts.
-        seen_prefixes: The prefixes that begin training texts, or None if the training texts are not known.
+        seen_prefixes: The prefixes with which training texts begin, or None if the training texts are not known.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -247,28 +248,28 @@ def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator
             other_columns = {name: value for name, value in row.items() if name != text_column}
             begin = time.perf_counter()
             suggestions = system.suggest(state, prefix, other_columns, SUGGESTION_COUNT)[:SUGGESTION_COUNT]
-            texts = [suggestion.text for suggestion in suggestions]
-            figures = _judge(row[text_column], prefix, texts, position, time.perf_counter() - begin)
+            suggested_texts = [suggestion.text for suggestion in suggestions]
+            figures = _judge(row[text_column], prefix, suggested_texts, position, time.perf_counter() - begin)
             figures["nats"], figures["targets"] = system.nats(state, row) or (None, None)
         begin = time.perf_counter()
         state = system.learn(state, row)
         yield {**figures, "learn_seconds": time.perf_counter() - begin} if figures else None
 
 
-def _judge(text: str, prefix: str, suggestions: Sequence[str], position: int, seconds: float) -> Row:
-    """Compare the suggestions for `prefix` with `text`; return the figures of this text.
+def _judge(text: str, prefix: str, suggested_texts: Sequence[str], position: int, seconds: float) -> Row:
+    """Compare the suggested texts for `prefix` with `text`; return the figures of this text.
 
-    The figure `saved` is the number of graphemes that the user need not type if the user takes the first suggestion
-    that is the text or its first words.
+    The figure `saved` is the number of graphemes that the user need not type if the user takes the first suggested
+    text that is `text` or its first words.
     """
-    partial_rank = partial_rank_of(text, suggestions)
+    partial_rank = partial_rank_of(text, suggested_texts)
     return {
         "position": position,
         "prefix_length": _length(prefix),
         "query_length": _length(text),
-        "rank": rank_of(text, suggestions),
+        "rank": rank_of(text, suggested_texts),
         "partial_rank": partial_rank,
-        "saved": 0 if partial_rank is None else _length(suggestions[partial_rank - 1]) - _length(prefix),
+        "saved": 0 if partial_rank is None else _length(suggested_texts[partial_rank - 1]) - _length(prefix),
         "suggest_seconds": seconds,
     }
 

@@ -6,8 +6,8 @@ A query is one judged text of a stream (see `replay.streams`). A figure is a rat
 
 In a mean over queries, a_u is the sum of the values of the user's queries, and b_u is the number of these queries. A
 perplexity is exp of the ratio; its a_u is a sum of nats, and its b_u a sum of targets. In a mean over users, a_u is the
-user's own ratio, and b_u is 1. Intervals are 95 % bootstrap intervals over users. All systems and groups use
-the same draws of users, so differences are paired.
+user's own ratio, and b_u is 1. Intervals are 95 % bootstrap intervals over users. All systems and groups use the same
+draws of users, so differences are paired.
 
 Shapes: S systems, N queries that all systems judged, U users, D draws of users, W positions in a stream.
 """
@@ -25,7 +25,7 @@ from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
-MIN_USERS = 10  # minimum number of users whose queries a point of the curve is computed from
+MIN_USERS = 10  # the curve has no point for positions with the queries of fewer users
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # The first value of each range of prefix lengths, query lengths and positions; the last range has no end.
 PREFIX_LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
