@@ -259,7 +259,7 @@ class Blend:
         return [Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()]
 
     def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
-        """Return a lookup that forgives as many typos as the completer; `lookup` itself if that is none."""
+        """Return a lookup that forgives as many typos as the completer; `lookup` itself if it forgives no typo."""
         typo_costs = self.completer.typo_costs
         return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 

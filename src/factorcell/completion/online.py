@@ -266,7 +266,7 @@ class Learner:
             The users after learning, and the nats (B,) of the texts before learning.
 
         Raises:
-            UserError: A text, a context or a user is not valid; in this case, no text is learned.
+            UserError: A text, a context or a user is not valid. All users are then unchanged.
         """
         texts = [clean_text(text) for text in texts]
         rows: list[Row] = [{}] * len(texts) if contexts is None else to_rows(contexts)

@@ -156,8 +156,8 @@ class SearchRequest:
         is_accepted: Returns whether the completion with these tokens may be returned.
         min_log_prob: Only completions whose log probability exceeds this value are returned.
         stop: Ends the search early.
-        duplicate_key: Returns a key, such as the whole text, for the tokens of a completion. Of several completions
-            with the same key, only the most probable one is returned.
+        duplicate_key: Returns a key, such as the whole text, for the tokens of a completion. The search returns only
+            the most probable completion among those with the same key.
     """
 
     prefix_state: Any

@@ -64,11 +64,11 @@ def try_rates(
         streams: Texts of users who were not in training.
         optimizers: Optimizers to try.
         progress: Whether to show progress bars.
-        max_norm: Limit of the length of user vectors, as in `LearningRule`.
+        max_norm: Limit of the norm of user vectors, as in `LearningRule`.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Yields:
-        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried. In the first row, no text is learned.
+        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate is 0.
 
     Raises:
         UserError: `max_norm` is out of range, or there is no text.
