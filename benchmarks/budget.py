@@ -24,7 +24,7 @@ def complete_all(completer: Completer, prefixes: list[str]) -> tuple[list[Sugges
     """Complete each prefix; return the suggestions and the milliseconds."""
     empty, results, times = completer.begin(), [], []
     for prefix in prefixes:
-        typed = completer.type(empty, prefix)
+        typed = completer.type_text(empty, prefix)
         start = time.perf_counter()
         results.append(completer.suggest(typed))
         times.append((time.perf_counter() - start) * 1e3)
@@ -79,7 +79,7 @@ def main() -> None:
     for seconds in (None, *arguments.seconds):
         results, times = (unbounded, times) if seconds is None else complete_all(completer(seconds), prefixes)
         middle, late, slow = np.percentile(times, (50, 95, 99))
-        cut = sum(result.cut for result in results)
+        cut = sum(result.is_cut for result in results)
         name = "none" if seconds is None else f"{1e3 * seconds:g}"
         figures = f"{reciprocal_rank(results, texts):.4f} | {shared_suggestions(results, unbounded):.3f}"
         print(f"| {name} | {figures} | {middle:.1f} | {late:.1f} | {slow:.1f} | {cut} |")

@@ -113,10 +113,10 @@ def typing_and_search() -> tuple[Callable[[], object], Callable[[], object]]:
     assert packed is not None, "the compiled kernels are missing"
     engine = CompiledEngine(run.model, packed)
     with torch.inference_mode():
-        typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
+        typed = engine.read_prefix(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
     ids, more = typed.ids, run.tokenizer.encode("c")
     requests = [SearchRequest(typed, 10, 5, lambda ids: ids != ())]
-    return lambda: engine.type(typed, [*ids, *more]), lambda: engine.search(requests, 0.02, 1)
+    return lambda: engine.read_prefix(typed, [*ids, *more]), lambda: engine.search(requests, 0.02, 1)
 
 
 def main() -> None:

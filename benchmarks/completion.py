@@ -55,7 +55,7 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, max_tokens: int) -> S
     """
     finished: list[Completion] = []
     unfinished, specials = [Completion((), 0.0)], model.specials
-    logs, states, rows = typed.logs[-1], typed.states[-1], 0
+    logs, states, rows = typed.log_probs[-1], typed.states[-1], 0
     for length in range(max_tokens + 1):
         candidates = []
         known = logs.clone()
@@ -80,7 +80,7 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, max_tokens: int) -> S
         logs, states = model.step(torch.tensor([text.ids[-1] for text in unfinished]), typed.conditioning, before)
         rows += len(unfinished)
     best = sorted(finished, key=lambda text: (-text.log_probability, text.ids))
-    return SearchResult(tuple(best[:k]), rows, cut=False)
+    return SearchResult(tuple(best[:k]), rows, is_cut=False)
 
 
 def draw_prefix(user: str, text: str, position: int) -> str | None:
@@ -134,8 +134,10 @@ class Bench:
         for name in random.sample(list(self.engines), len(self.engines)):
             engine = self.engines[name]
             begun = self.timed("begin", name, lambda engine=engine: engine.begin(context))
-            before = engine.type(begun, ids[:-1])
-            typed[name] = self.timed("letter", name, lambda engine=engine, before=before: engine.type(before, ids))
+            before = engine.read_prefix(begun, ids[:-1])
+            typed[name] = self.timed(
+                "letter", name, lambda engine=engine, before=before: engine.read_prefix(before, ids)
+            )
         for name in random.sample([BEAM, *self.engines], len(self.engines) + 1):
             self.results[name].append(self.timed("search", name, lambda name=name: self.search(name, typed)))
         return typed
@@ -190,8 +192,8 @@ class Bench:
         for result_of_engine, floats, published in zip(
             self.results[name], self.results[FLOATS], self.results[BEAM], strict=True
         ):
-            rows.append(result_of_engine.rows)
-            if floats.cut or result_of_engine.cut:
+            rows.append(result_of_engine.expanded_count)
+            if floats.is_cut or result_of_engine.is_cut:
                 continue
             searched_ids, float_completions, beam_completions = (
                 [completion for completion in completions.completions if completion.ids][:K]
@@ -208,7 +210,7 @@ class Bench:
                 worse += searched_ids[-1].log_probability < beam_completions[-1].log_probability - 1e-3
         return {
             "rows": statistics.median(rows),
-            "cut": sum(completions.cut for completions in self.results[name]),
+            "cut": sum(completions.is_cut for completions in self.results[name]),
             "shared": statistics.mean(shared) if shared else float("nan"),
             "worse": worse,
         }

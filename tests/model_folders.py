@@ -46,7 +46,7 @@ def save_letters(folder: Path) -> None:
     run.model.load_state_dict(source.model.state_dict())
     run.save_weights({})
     LearningRule("adadelta", 1.0).save(run)
-    blend.DEFAULT.save(run)
+    blend.DEFAULT_WEIGHTS.save(run)
     TextCounts({"ball game": 3, "bake bread": 4}, 7).save(folder / POPULARITY)
 
 

@@ -12,7 +12,7 @@ from factorcell import config as options
 from factorcell.completion import blend, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner, LearningRule
-from factorcell.completion.replay.systems import reading_config
+from factorcell.completion.replay.systems import find_config_and_columns
 from factorcell.evaluation import ngram
 from factorcell.training import mixture, per_value
 from tests.model_folders import make_models
@@ -23,7 +23,7 @@ NUMBERED: dict[str, tuple[int, Opener, str]] = {
     "words/config.json": (options.FORMAT, lambda folder: Run.open(folder / "words"), "words"),
     "letters/config.json": (
         options.FORMAT,
-        lambda folder: reading_config(folder / "letters", ["plain"], "city"),
+        lambda folder: find_config_and_columns(folder / "letters", ["plain"], "city"),
         "letters",
     ),
     "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
@@ -146,8 +146,8 @@ def test_altered_users_are_refused(folder: Path) -> None:
         altered = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
         message = refusal(User.from_bytes, altered)
         assert ("its format is 0" if place == 3 else "invalid user") in message
-    head = online.HEAD.size
-    assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECK.size])
+    head = online.HEADER.size
+    assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECKSUM.size])
     newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
     assert refusal(User.from_bytes, newer) == (
         f"this user: its format is {online.USER_FORMAT + 1}, "

@@ -73,8 +73,8 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
     context = run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64))
     engine = PlainEngine(run.model)
     with run.scoring():
-        typed = engine.type(engine.begin(context), run.tokenizer.encode(prefix))
-        (result,) = engine.search([SearchRequest(typed, 5, 4)], batch=3)
+        typed = engine.read_prefix(engine.begin(context), run.tokenizer.encode(prefix))
+        (result,) = engine.search([SearchRequest(typed, 5, 4)], initial_batch_size=3)
     expected = sorted(enumerate_completions(run, prefix, 4).values(), reverse=True)[:5]
     assert [item.log_probability for item in result.completions] == pytest.approx(expected, abs=1e-4)
 
@@ -84,8 +84,8 @@ def test_a_user_gets_completions_and_is_learned_online() -> None:
     user, completer = User.new(run), Completer(run, typos=1)
     learned = learn_one(run, user, "abc")
     assert np.abs(learned.vector - user.vector).max() > 0
-    typed = completer.type(completer.begin(learned), "ab")
-    again = completer.type(completer.type(typed, "abc"), "ab")
+    typed = completer.type_text(completer.begin(learned), "ab")
+    again = completer.type_text(completer.type_text(typed, "abc"), "ab")
     first, second = (completer.suggest(text, 4).suggestions for text in (typed, again))
     assert [item.text for item in first] == [item.text for item in second]
     assert [item.log_probability for item in first] == pytest.approx([item.log_probability for item in second])

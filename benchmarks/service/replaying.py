@@ -90,7 +90,7 @@ class WithoutWithheld(System):
 def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
     """Return rows of the service at `port`, which serves the run `model`, and of the library."""
     user = read_config(model).data.user or "user"
-    config, columns = systems.reading_config(model, ["blend"], user)
+    config, columns = systems.find_config_and_columns(model, ["blend"], user)
     streams = read_streams(
         table,
         config,

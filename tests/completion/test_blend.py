@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from factorcell import files
-from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, BlendWeights, Candidate
+from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, SOURCES, Blend, BlendWeights, Candidate
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
@@ -52,7 +52,7 @@ def test_with_weights_of_one_source_the_blend_has_the_order_of_that_source() -> 
     run = make_run()
     completer, user = Completer(run), User.new(run)
     user = replace(user, history=History(("abab", "acc", "abab")))
-    typed_text = completer.type(completer.begin(user), "a")
+    typed_text = completer.type_text(completer.begin(user), "a")
     alone = {
         "model": completer.suggest(typed_text).suggestions,
         "popularity": POPULAR.complete("a"),
@@ -66,7 +66,7 @@ def test_with_weights_of_one_source_the_blend_has_the_order_of_that_source() -> 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:
     run = make_run()
     completer, user = Completer(run), replace(User.new(run), history=History(("abab", "abba")))
-    typed_text = completer.type(completer.begin(user), "a")
+    typed_text = completer.type_text(completer.begin(user), "a")
     proposed = {
         "model": completer.suggest(typed_text).suggestions,
         "popularity": POPULAR.complete("a"),
@@ -84,7 +84,7 @@ def test_probabilities_sum_to_one_and_parts_sum_to_scores() -> None:
     random = np.random.default_rng(3)
     weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
     blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
-    typed_text = blend.type(blend.begin(user), "a")
+    typed_text = blend.type_text(blend.begin(user), "a")
     suggestions = blend.merge(
         blend.candidates("a", blend.completer.suggest(typed_text, 1000), user.history, 1000), 1000
     )
@@ -104,8 +104,8 @@ def test_popular_texts_and_history_remain_when_the_time_is_up() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abab",)))
     completer = Completer(run, seconds=0.0)
-    result = Blend(completer, POPULAR).suggest(completer.type(completer.begin(user), "a"))
-    assert result.cut
+    result = Blend(completer, POPULAR).suggest(completer.type_text(completer.begin(user), "a"))
+    assert result.is_cut
     assert {"abab", "abc", "abba"} <= {s.text for s in result.suggestions}
     assert Blend(completer, None).complete("zzz", user) == []
 
@@ -113,7 +113,7 @@ def test_popular_texts_and_history_remain_when_the_time_is_up() -> None:
 def test_without_a_user_the_model_alone_suggests() -> None:
     completer = Completer(make_run())
     blend = Blend(completer, POPULAR)
-    typed_text = blend.type(blend.begin(context={"city": "Oslo"}), "a")
+    typed_text = blend.type_text(blend.begin(context={"city": "Oslo"}), "a")
     assert blend.suggest(typed_text, 5) == completer.suggest(typed_text, 5)
     assert blend.complete("a", context={"city": "Oslo"}) == completer.complete("a", context={"city": "Oslo"})
 
@@ -162,8 +162,8 @@ def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
 def test_a_run_without_completion_files_has_default_weights_and_no_popular_texts(tmp_path: Path) -> None:
     run = make_run()
     run.folder = tmp_path
-    assert BlendWeights.load(tmp_path) == DEFAULT
-    BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
+    assert BlendWeights.load(tmp_path) == DEFAULT_WEIGHTS
+    BlendWeights({**DEFAULT_WEIGHTS.values, "own": 5.0}).save(run)
     assert BlendWeights.load(tmp_path).values["own"] == 5.0
     files.write_json(tmp_path / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="expected the weights model, "):

@@ -110,7 +110,7 @@ def test_suggestions_continue_any_typed_text(tokenizer: str, typed: str, lowerca
     # Typing one character at a time gives the same suggestions.
     typed_text = completer.begin()
     for end in range(len(typed) + 1):
-        typed_text = completer.type(typed_text, typed[:end])
+        typed_text = completer.type_text(typed_text, typed[:end])
     assert completer.suggest(typed_text, k=25).suggestions == suggestions
 
 
@@ -130,7 +130,7 @@ def test_a_text_with_several_tokenizations_is_suggested_once() -> None:
 def test_a_prefix_that_is_too_long_has_no_suggestions(typos: int) -> None:
     completer = Completer(make_letters(), typos=typos)
     start = completer.begin()
-    long, short = completer.type(start, "a" * 10_000), completer.type(start, "ab")
+    long, short = completer.type_text(start, "a" * 10_000), completer.type_text(start, "ab")
     assert completer.suggest_all([long, short, long]) == [
         *completer.suggest_all([long]),
         completer.suggest(short),
@@ -139,7 +139,7 @@ def test_a_prefix_that_is_too_long_has_no_suggestions(typos: int) -> None:
     assert completer.suggest(long).suggestions == []
     assert completer.suggest(short).suggestions
     assert completer.complete("a" * 12) == []
-    assert completer.suggest(completer.type(long, "ab")).suggestions == completer.suggest(short).suggestions
+    assert completer.suggest(completer.type_text(long, "ab")).suggestions == completer.suggest(short).suggestions
 
 
 def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
 def test_deadlines_and_time_limits_end_a_search() -> None:
     for typos in (0, 1):
         patient, hasty = Completer(make_letters(), typos=typos), Completer(make_letters(), seconds=0.0, typos=typos)
-        typed_text = patient.type(patient.begin(), "abc")
-        assert patient.suggest(typed_text, deadline=0.0).cut
-        assert hasty.suggest(typed_text).cut
+        typed_text = patient.type_text(patient.begin(), "abc")
+        assert patient.suggest(typed_text, deadline=0.0).is_cut
+        assert hasty.suggest(typed_text).is_cut
         assert hasty.suggest(typed_text, deadline=time.monotonic() + 60.0) == patient.suggest(typed_text)
     with pytest.raises(UserError, match="seconds is -1; it must be at least 0"):
         Completer(make_letters(), seconds=-1.0)
@@ -192,7 +192,7 @@ def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
     with use_instructions("off" if kind == "pytorch" else kind):
         completer = Completer(run)
         typed_texts = [
-            completer.type(completer.begin(context={"city": city}), text)
+            completer.type_text(completer.begin(context={"city": city}), text)
             for city in ("Oslo", "Nice")
             for text in ("", "a", "zb", "fed", "abc")
         ]

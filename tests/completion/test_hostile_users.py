@@ -159,7 +159,7 @@ def entry_points(run: Run) -> dict[str, Callable[[str], object]]:
         "learn_one": lambda text: learn_one(run, user, text),
         "Learner.learn": lambda text: Learner(run).learn([user], [text]),
         "History.add": History().add,
-        "Completer.type": lambda text: completer.type(completer.begin(user), text),
+        "Completer.type_text": lambda text: completer.type_text(completer.begin(user), text),
         "replay": replay_text,
     }
 

@@ -71,7 +71,7 @@ def test_optimizers_agree_with_pytorch(name: str) -> None:
     for gradient in gradients:
         user = learner.updated_user(user, "abc", gradient)
     expected = pytorch_vector(name, 0.3, start, gradients)
-    assert float(np.linalg.norm(expected)) < learner.max_length, "the maximum length would hide a difference"
+    assert float(np.linalg.norm(expected)) < learner.max_vector_norm, "the maximum length would hide a difference"
     assert user.vector == pytest.approx(expected, rel=1e-5)
     assert user.text_count == len(user.history.texts) == 6
 
@@ -182,7 +182,7 @@ def test_a_rule_is_saved_in_the_run_folder(tmp_path: Path) -> None:
     assert LearningRule.load(run.folder) == LearningRule("adagrad", 0.1)
     LearningRule("adadelta", 5.0, max_norm=0).save(run)
     assert LearningRule.load(run.folder) == LearningRule("adadelta", 5.0, 0)
-    assert Learner(run).max_length == float("inf")
+    assert Learner(run).max_vector_norm == float("inf")
     LearningRule("sgd", 0.25).save(run)
     assert LearningRule.load(run.folder) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")

@@ -68,8 +68,8 @@ def test_shorter_lists_of_a_model_begin_longer_ones(typos: int, plain: bool) -> 
     if plain:
         completer.engine = PlainEngine(completer.run.model)
     for prefix in ("", "bac", "abcaba"):
-        typed_text = completer.type(completer.begin(), prefix)
-        assert not completer.suggest(typed_text, COUNTS[-1]).cut
+        typed_text = completer.type_text(completer.begin(), prefix)
+        assert not completer.suggest(typed_text, COUNTS[-1]).is_cut
         check_shorter_lists(lambda count, typed_text=typed_text: completer.suggest(typed_text, count).suggestions)  # type: ignore[misc]
 
 

@@ -77,7 +77,7 @@ def plain_state(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
     """Return the state of the plain search for a prefix in a city."""
     plain = PlainEngine(run.model)
     with run.scoring():
-        return plain.type(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
+        return plain.read_prefix(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
 
 
 def compiled_state(
@@ -89,12 +89,12 @@ def compiled_state(
     compiled = CompiledEngine(run.model, packed)
     with run.scoring():
         begun = compiled.begin(context_of(run, city))
-    return compiled, compiled.type(begun, run.tokenizer.encode(prefix))
+    return compiled, compiled.read_prefix(begun, run.tokenizer.encode(prefix))
 
 
 def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_KIND, **options: Any) -> SearchResult:
     """Search the completions of a prefix; `options` are fields of the request or options of the search."""
-    fields = {name: options.pop(name) for name in ("accept", "min_log_prob", "stop") if name in options}
+    fields = {name: options.pop(name) for name in ("is_accepted", "min_log_prob", "stop") if name in options}
     city = options.pop("city", "Oslo")
     with run.scoring(), use_instructions("off" if kind == "pytorch" else kind):
         if kind == "pytorch":
@@ -143,8 +143,8 @@ def test_search_finds_the_best_of_all_texts(kind: str, data: st.DataObject, pref
         return ids != refused and refused not in ids
 
     logs = {ids: log for ids, log in enumerate_completions(run, prefix, city, max_tokens).items() if accept(ids)}
-    result = search(run, prefix, k, max_tokens, kind, accept=accept, city=city, batch=batch)
-    assert not result.cut
+    result = search(run, prefix, k, max_tokens, kind, is_accepted=accept, city=city, initial_batch_size=batch)
+    assert not result.is_cut
     assert is_best(result, logs, k)
 
 
@@ -159,7 +159,7 @@ def test_typing_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
         prefix_state = empty = plain_state(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
-            prefix_state = plain.type(prefix_state, run.tokenizer.encode(text))
+            prefix_state = plain.read_prefix(prefix_state, run.tokenizer.encode(text))
         expected = plain_state(run, text)
     # All hypotheses share one folded matrix.
     assert all(
@@ -168,7 +168,7 @@ def test_typing_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
     )
     assert prefix_state.ids == expected.ids == tuple(run.tokenizer.encode(text))
     assert empty.ids == ()
-    for actual_logs, expected_logs in zip(prefix_state.logs, expected.logs, strict=True):
+    for actual_logs, expected_logs in zip(prefix_state.log_probs, expected.log_probs, strict=True):
         assert torch.equal(actual_logs, expected_logs)
     for state, other in zip(
         *(itertools.chain(*as_any(prefix.states)) for prefix in (prefix_state, expected)), strict=True
@@ -189,12 +189,12 @@ def test_the_compiled_state_equals_the_plain_state_after_typing_and_deleting(
         compiled, prefix_state = compiled_state(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
-            prefix_state = compiled.type(prefix_state, run.tokenizer.encode(text))
+            prefix_state = compiled.read_prefix(prefix_state, run.tokenizer.encode(text))
         _, read_at_once = compiled_state(run, text)
     plain = plain_state(run, text)
     assert prefix_state.ids == read_at_once.ids == plain.ids
     for row, read_at_once_row, (state,), logs in zip(
-        prefix_state.rows, read_at_once.rows, as_any(plain.states), plain.logs, strict=True
+        prefix_state.states, read_at_once.states, as_any(plain.states), plain.log_probs, strict=True
     ):
         assert torch.equal(row, read_at_once_row)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
@@ -209,9 +209,9 @@ def test_a_search_without_room_is_cut_and_returns_texts_with_correct_scores(
 ) -> None:
     run = make_letters(seed=seed, spread=0.8)
     logs = enumerate_completions(run, "b", "Oslo", 4)
-    result = search(run, "b", k, 4, kind, max_rows=rows, max_waiting=waiting, batch=4)
-    assert result.rows <= rows
-    assert result.cut or is_best(result, logs, k)
+    result = search(run, "b", k, 4, kind, max_expanded=rows, max_waiting=waiting, initial_batch_size=4)
+    assert result.expanded_count <= rows
+    assert result.is_cut or is_best(result, logs, k)
     assert all(abs(logs[c.ids] - c.log_probability) < CLOSE for c in result.completions)
 
 
@@ -219,18 +219,18 @@ def test_a_search_without_room_is_cut_and_returns_texts_with_correct_scores(
 def test_limits_cut_a_search_and_change_nothing_unless_they_are_reached(kind: str) -> None:
     run = make_letters(seed=3, spread=0.8)
     whole = search(run, "b", 5, 6, kind)
-    assert not whole.cut
-    assert search(run, "b", 5, 6, kind, max_rows=whole.rows // 2).cut
-    assert search(run, "b", 5, 6, kind, max_waiting=1).cut
+    assert not whole.is_cut
+    assert search(run, "b", 5, 6, kind, max_expanded=whole.expanded_count // 2).is_cut
+    assert search(run, "b", 5, 6, kind, max_waiting=1).is_cut
     stop = Stop()
     assert search(run, "b", 5, 6, kind, stop=stop) == whole
     stop.set()
     for bound in ({"deadline": 0.0}, {"stop": stop}):
         stopped = search(run, "b", 5, 6, kind, **bound)
-        assert (stopped.cut, stopped.rows) == (True, 0)
-    sufficient = next(limit for limit in range(2, 500) if not search(run, "b", 5, 6, kind, max_waiting=limit).cut)
+        assert (stopped.is_cut, stopped.expanded_count) == (True, 0)
+    sufficient = next(limit for limit in range(2, 500) if not search(run, "b", 5, 6, kind, max_waiting=limit).is_cut)
     assert search(run, "b", 5, 6, kind, max_waiting=sufficient).completions == whole.completions
-    assert search(run, "b", 5, 6, kind, max_rows=whole.rows, deadline=time.monotonic() + 1e6) == whole
+    assert search(run, "b", 5, 6, kind, max_expanded=whole.expanded_count, deadline=time.monotonic() + 1e6) == whole
     for max_tokens in range(4):
         assert max(len(c.ids) for c in search(run, "b", 200, max_tokens, kind).completions) == max_tokens
 
@@ -243,8 +243,8 @@ def test_only_completions_above_min_log_prob_are_found(kind: str) -> None:
         min_log_prob = whole.completions[count].log_probability if count < 9 else -math.inf
         result = search(run, "b", 9, 6, kind, min_log_prob=min_log_prob)
         assert result.completions == whole.completions[:count]
-        assert not result.cut
-        assert result.rows < whole.rows or count >= 8 or kind != "pytorch"
+        assert not result.is_cut
+        assert result.expanded_count < whole.expanded_count or count >= 8 or kind != "pytorch"
 
 
 @BOTH
@@ -269,21 +269,20 @@ def make_run_with_long_texts(nats: float = 3) -> Run:
 def test_the_most_probable_waiting_hypotheses_stay() -> None:
     run = make_run_with_long_texts()
     whole = search(run, "a", 10, 12, max_waiting=10**6)
-    assert not whole.cut
+    assert not whole.is_cut
     for max_waiting in (100, 1000, 3000):
         result = search(run, "a", 10, 12, max_waiting=max_waiting)
-        assert result.cut == (result.rows < whole.rows) == (max_waiting < 3000)
-        assert result.rows > max_waiting / 2
+        assert result.is_cut == (result.expanded_count < whole.expanded_count) == (max_waiting < 3000)
+        assert result.expanded_count > max_waiting / 2
         assert [c.ids for c in result.completions] == [c.ids for c in whole.completions]
 
 
 @needs_compiled
 def test_the_deadline_ends_a_long_search() -> None:
-    stopped = search(
-        make_run_with_long_texts(13), "a", 10, 12, max_rows=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05
-    )
-    assert stopped.cut
-    assert 0 < stopped.rows < 10**6
+    run = make_run_with_long_texts(13)
+    stopped = search(run, "a", 10, 12, max_expanded=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05)
+    assert stopped.is_cut
+    assert 0 < stopped.expanded_count < 10**6
 
 
 @needs_compiled
@@ -292,24 +291,24 @@ def test_another_thread_can_stop_one_search_of_a_call() -> None:
     compiled, prefix_state = compiled_state(run, "a")
     requests = [SearchRequest(prefix_state, 10, 12, stop=stop), SearchRequest(prefix_state, 10, 1)]
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(compiled.search, requests, max_rows=10**6, max_waiting=10**6)
+        future = pool.submit(compiled.search, requests, max_expanded=10**6, max_waiting=10**6)
         time.sleep(0.02)
         stop.set()
         stopped, whole = future.result()
-    assert stopped.cut
-    assert stopped.rows < 10**6
+    assert stopped.is_cut
+    assert stopped.expanded_count < 10**6
     assert whole == search(run, "a", 10, 1)
 
 
 def test_a_stop_calls_the_callbacks_of_blocks_that_are_active() -> None:
     stop, called = Stop(), list[str]()
-    with stop.callback(lambda: called.append("ended")):
+    with stop.on_set(lambda: called.append("ended")):
         pass
-    with stop.callback(lambda: called.append("first")):
+    with stop.on_set(lambda: called.append("first")):
         thread = threading.Thread(target=stop.set)
         thread.start()
         thread.join()
-    with stop.callback(lambda: called.append("second")):
+    with stop.on_set(lambda: called.append("second")):
         assert called == ["first", "second"]
 
 
@@ -318,12 +317,12 @@ def test_rare_accepted_completions_are_found() -> None:
     run = make_letters(seed=4, spread=0.8)
     logs = enumerate_completions(run, "a", "Oslo", 5)
     rarest = sorted(logs, key=lambda ids: logs[ids])[:3]
-    result = search(run, "a", 2, 5, accept=lambda ids: ids in rarest)
+    result = search(run, "a", 2, 5, is_accepted=lambda ids: ids in rarest)
     assert [c.ids for c in result.completions] == rarest[:0:-1]
-    assert not result.cut
-    none = search(run, "a", 2, 5, accept=lambda ids: False)
-    assert (none.completions, none.cut) == ((), False)
-    assert search(run, "a", 2, 5, accept=lambda ids: ids in rarest, max_rows=30).cut
+    assert not result.is_cut
+    none = search(run, "a", 2, 5, is_accepted=lambda ids: False)
+    assert (none.completions, none.is_cut) == ((), False)
+    assert search(run, "a", 2, 5, is_accepted=lambda ids: ids in rarest, max_expanded=30).is_cut
 
 
 def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:
@@ -334,7 +333,8 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
     for index in range(count):
         _, empty = states["Oslo" if index % 2 else "Nice"]
         ids = run.tokenizer.encode(random.choice(list("abcdefz"), size=index % 6).tolist())
-        requests.append(SearchRequest(compiled.type(empty, ids), 1 + index % 9, 3 + index % 4, lambda ids: ids != ()))
+        prefix_state = compiled.read_prefix(empty, ids)
+        requests.append(SearchRequest(prefix_state, 1 + index % 9, 3 + index % 4, lambda ids: ids != ()))
     return compiled, requests
 
 
@@ -342,7 +342,7 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
 @pytest.mark.parametrize("products", PRODUCT_TYPES)
 def test_many_requests_have_the_same_results_as_single_requests_bit_for_bit(products: str) -> None:
     compiled, requests = many_requests(make_letters(("abcdef", "fed"), seed=1, spread=0.8), products)
-    before = [torch.cat([*request.prefix_state.rows]).clone() for request in requests]
+    before = [torch.cat([*request.prefix_state.states]).clone() for request in requests]
     alone = [compiled.search([request])[0] for request in requests]
     assert len(set(alone)) > 20
     for threads in (1, 3, 50):
@@ -353,7 +353,7 @@ def test_many_requests_have_the_same_results_as_single_requests_bit_for_bit(prod
     for index, result in enumerate(together):
         assert result == alone[index % 7 :: 7]
     for request, expected in zip(requests, before, strict=True):
-        assert torch.equal(torch.cat([*request.prefix_state.rows]), expected)
+        assert torch.equal(torch.cat([*request.prefix_state.states]), expected)
     assert compiled.search([]) == []
 
 
@@ -371,8 +371,8 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
     compiled, prefix_state = compiled_state(run, "abc", products=products)
     (result,) = compiled.search([SearchRequest(prefix_state, 10, 5)])
     plain = search(run, "abc", 10, 5, "pytorch")
-    assert not result.cut
-    assert not plain.cut
+    assert not result.is_cut
+    assert not plain.is_cut
     compiled_logs, plain_logs = ([c.log_probability for c in result.completions] for result in (result, plain))
     assert compiled_logs == pytest.approx(plain_logs, abs=CLOSE)
     assert math.exp(compiled_logs[-1]) > 1e-12

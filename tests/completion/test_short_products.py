@@ -42,7 +42,7 @@ def test_completions_found_in_bfloat16_have_float32_scores(
         compiled, prefix_state = compiled_state(run, prefix, products="bfloat16")
         _, float32_prefix = compiled_state(run, prefix)
         (result,) = compiled.search([SearchRequest(prefix_state, k, 4)])
-    assert torch.equal(prefix_state.rows[-1], float32_prefix.rows[-1])
+    assert torch.equal(prefix_state.states[-1], float32_prefix.states[-1])
     scores = [s.log_probability for s in result.completions]
     assert len(scores) == k
     assert scores == sorted(scores, reverse=True)
@@ -59,7 +59,7 @@ def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
         ]
     for float32_result, bfloat16_result in zip(*alone, strict=True):
         assert [c.ids for c in float32_result.completions] == [c.ids for c in bfloat16_result.completions]
-    in_float32, in_bfloat16 = (sum(c.rows for c in results) for results in alone)
+    in_float32, in_bfloat16 = (sum(c.expanded_count for c in results) for results in alone)
     assert in_float32 < in_bfloat16 < 1.6 * in_float32
 
 
@@ -76,10 +76,10 @@ def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
         CompiledEngine(run.model, weights).search([SearchRequest(prefix_state, 30, 5)])[0]
         for weights in (packed, wrong)
     )
-    assert right.rows < other.rows
-    assert other.rows > in_float32.rows
+    assert right.expanded_count < other.expanded_count
+    assert other.expanded_count > in_float32.expanded_count
     for result in (right, other):
-        assert not result.cut
+        assert not result.is_cut
         assert [s.ids for s in result.completions] == [s.ids for s in in_float32.completions]
 
 

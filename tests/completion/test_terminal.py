@@ -168,7 +168,7 @@ def test_threads_get_the_same_results_as_single_users_bit_for_bit(folder: Path) 
     def simulate(texts: list[str]) -> list[object]:
         user, results = User.new(run), list[object]()
         for text in texts:
-            results.append(suggester.suggest(suggester.type(suggester.begin(user), text[:2]), 5))
+            results.append(suggester.suggest(suggester.type_text(suggester.begin(user), text[:2]), 5))
             user = learn_one(run, user, text)
             results.append(user.to_bytes())
         return results

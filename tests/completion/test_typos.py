@@ -20,7 +20,14 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, Corrections, Pattern, TypoCosts, find_corrections
+from factorcell.completion.typos import (
+    FIRST_TOKEN_COST,
+    TYPO_COST,
+    Corrections,
+    TypedPrefix,
+    TypoCosts,
+    find_corrections,
+)
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
@@ -62,21 +69,21 @@ LETTERS = "abc"
 @settings(max_examples=150)
 @given(typed=st.text(LETTERS, max_size=7), text=st.text(LETTERS, max_size=9), max_typos=st.integers(0, 2))
 def test_a_band_has_the_distances_of_every_beginning(typed: str, text: str, max_typos: int) -> None:
-    pattern = Pattern([ord(letter) for letter in typed], max_typos)
-    band, too_many = pattern.start(), max_typos + 1
+    typed_prefix = TypedPrefix([ord(letter) for letter in typed], max_typos)
+    band, too_many = typed_prefix.start(), max_typos + 1
     for length in range(len(text) + 1):
         if length:
-            band = pattern.extend(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
-        for position, actual in zip(length + pattern.offsets, band.row[0], strict=True):
+            band = typed_prefix.extend(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
+        for position, actual in zip(length + typed_prefix.offsets, band.distances[0], strict=True):
             inside = 0 <= position <= len(typed)
             assert actual == (min(too_many, edit_distance(text[:length], typed[:position])) if inside else too_many)
         best = min(too_many, count_typos(text[:length], typed))
-        assert band.complete_typos[0] == best
+        assert band.whole_prefix_typos[0] == best
         # The continuations with the fewest typos end with a suffix of the prefix.
         follows = [
             min(too_many, count_typos(text[:length] + typed[position:], typed)) for position in range(len(typed) + 1)
         ]
-        assert band.settled[0] == (min(follows) == best)
+        assert band.is_settled[0] == (min(follows) == best)
         assert band.min_typos[0] == min(follows)
         assert not length or band.first_token_differs[0] == (text[0] != (typed or " ")[0])
 
@@ -155,7 +162,7 @@ def test_corrections_are_those_of_an_enumeration(typed: str) -> None:
     assert result.log_total == pytest.approx(float(np.logaddexp.reduce(logs)), abs=CLOSE)
     assert result.typed_log_probability == pytest.approx(log_prob_of(run, typed, is_whole_text=False), abs=CLOSE)
     # A limit returns the best corrections.
-    few = corrections_of(run, typed, TypoCosts(2, max_rows=10**7, max_corrections=3), max_tokens)
+    few = corrections_of(run, typed, TypoCosts(2, max_expanded=10**7, max_corrections=3), max_tokens)
     assert few.corrections == result.corrections[:3]
     assert few.log_total == result.log_total
 
@@ -164,26 +171,26 @@ def test_corrections_are_those_of_an_enumeration(typed: str) -> None:
 @given(typed=st.text("abcz", min_size=3, max_size=9), rows=st.integers(0, 120), seed=st.integers(0, 9))
 def test_a_narrow_beam_reads_at_most_max_rows_hypotheses(typed: str, rows: int, seed: int) -> None:
     run = make_letters(seed=seed, spread=0.8)
-    result = corrections_of(run, typed, TypoCosts(2, max_rows=rows, max_corrections=20))
-    assert result.rows <= rows
+    result = corrections_of(run, typed, TypoCosts(2, max_expanded=rows, max_corrections=20))
+    assert result.expanded_count <= rows
     assert bool(result.corrections) or rows < 11 * len(typed)
     for correction in result.corrections:
         text = "".join(correction.tokens)
         log = log_prob_of(run, text, is_whole_text=correction.is_whole_text)
         assert correction.log_probability == pytest.approx(log - cost_of(text, typed), abs=CLOSE)
         assert 1 <= correction.typos == count_typos(text, typed) <= max_typos_for(typed, 2)
-    assert corrections_of(run, typed, TypoCosts(2, max_rows=rows, max_corrections=20)) == result
+    assert corrections_of(run, typed, TypoCosts(2, max_expanded=rows, max_corrections=20)) == result
     with run.scoring():
         prefix_state = plain_state(run, typed)
         late = find_corrections(run, tuple(typed), prefix_state, TypoCosts(2), max_tokens=99, deadline=0.0)
-    assert (late.corrections, late.rows) == ((), 0)
+    assert (late.corrections, late.expanded_count) == ((), 0)
     assert late.typed_log_probability == result.typed_log_probability
 
 
 # Whole texts.
 
 
-UNLIMITED = {"max_rows": 10**7, "max_corrections": 10**6}
+UNLIMITED = {"max_expanded": 10**7, "max_corrections": 10**6}
 CHEAP = TypoCosts(2, cost=1.5, first_token_cost=0.5)  # low costs, so that texts with typos are among the best
 
 
@@ -225,7 +232,7 @@ def log_prob_of(run: Run, text: str, *, is_whole_text: bool = True) -> float:
     with run.scoring():
         read = plain_state(run, text)
     targets = [*read.ids, END] if is_whole_text else read.ids
-    return sum(float(logs[0, token]) for logs, token in zip(read.logs, targets, strict=False))
+    return sum(float(logs[0, token]) for logs, token in zip(read.log_probs, targets, strict=False))
 
 
 def is_reachable(text: str, typed: str) -> bool:
@@ -254,8 +261,8 @@ def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> Non
     for s in suggestions:
         assert s.text == unicodedata.normalize("NFC", s.text)
         assert s.log_probability < 0
-        tokens, pattern = split(s.text), split(normalized)
-        assert (s.typos == 0) == (tokens[: len(pattern)] == pattern)
+        tokens, typed_prefix = split(s.text), split(normalized)
+        assert (s.typos == 0) == (tokens[: len(typed_prefix)] == typed_prefix)
     if len(split(normalized)) < 3:
         assert suggestions == exact
     elif typed != "":

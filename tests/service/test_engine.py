@@ -33,7 +33,7 @@ def test_completions_equal_those_of_the_library(service: Service, model: ServedM
     for turn in range(4):
         for context in ({}, {"city": "Oslo"}, {"city": "nowhere"}):
             for query in ("", "a", "ab", "aba", "ab", "b"):
-                typed = completer.type(completer.begin(user, context), query)
+                typed = completer.type_text(completer.begin(user, context), query)
                 completions = service.complete(CompletionRequest(query, "ann", context=context, limit=7))
                 assert completions.results == completer.suggest(typed, 7).suggestions
                 assert completions.degraded is None
@@ -232,7 +232,7 @@ def test_new_model_learns_all_users_again(open_service: OpenService, models: tup
     other = open_service(new)
     assert new.identity != old.identity
     unknown = replace(new.learner.new(), history=History(tuple(texts)))
-    typed = new.completer.type(new.completer.begin(unknown), "a")
+    typed = new.completer.type_text(new.completer.begin(unknown), "a")
     assert service.complete(CompletionRequest("a", "ann")).results == new.completer.suggest(typed).suggestions
     profile = service.show("ann")
     assert profile is not None

@@ -44,7 +44,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
         terminal.notify(
             f"PREFIX is longer than the texts that the run completes, which have at most {longest:,} tokens"
         )
-    result = suggester.suggest(suggester.type(suggester.begin(user, context), arguments.prefix), arguments.count)
+    result = suggester.suggest(suggester.type_text(suggester.begin(user, context), arguments.prefix), arguments.count)
     texts = [suggestion.text for suggestion in result.suggestions]
     log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
     rows = [
@@ -59,9 +59,9 @@ def run_complete(arguments: argparse.Namespace) -> None:
         and user is not None
         and user.text_count
     ):
-        gains = Learner(run).largest_gains(user, suggester.popularity.top(HISTORY_TEXTS), arguments.count)
-    if result.cut:
-        terminal.notify(f"the search stopped after {result.rows:,} hypotheses; better suggestions may exist")
+        gains = Learner(run).largest_gains(user, suggester.popularity.most_popular(HISTORY_TEXTS), arguments.count)
+    if result.is_cut:
+        terminal.notify(f"the search stopped after {result.expanded_count:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
         terminal.notify(
             f"--explain: all suggestions are from the model alone, since {_reason_without_blend(run, suggester)}"
@@ -207,10 +207,10 @@ def _complete_lines(
         row: dict[str, Any]
         try:
             prefix = streams.decode(line, where).rstrip("\r\n")
-            typed = suggester.type(typed, prefix)
+            typed = suggester.type_text(typed, prefix)
             result = suggester.suggest(typed, arguments.count)
             suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
-            row = {"prefix": prefix, "suggestions": suggestions, "cut": result.cut}
+            row = {"prefix": prefix, "suggestions": suggestions, "cut": result.is_cut}
         except UserError as error:
             failures += 1
             message = f"{where}: {error.as_command().removeprefix(f'{where}: ')}"

@@ -41,7 +41,7 @@ class InteractiveCompleter(Completer):
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         """Yield suggestions for a line, each with its score and source; none if the line cannot be completed."""
         try:
-            self.typed = self.suggester.type(self.typed, document.text)
+            self.typed = self.suggester.type_text(self.typed, document.text)
             suggestions = self.suggester.suggest(self.typed, self.count).suggestions
         except UserError:
             return

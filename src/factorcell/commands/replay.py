@@ -26,7 +26,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     run_columns = systems.user_and_time_columns(arguments.run, names)
     user_column = choose_column(arguments.heldout, "--user", arguments.user, run_columns[0])
     time_column = choose_column(arguments.heldout, "--time", arguments.time, run_columns[1])
-    config, context_columns = systems.reading_config(arguments.run, names, user_column)
+    config, context_columns = systems.find_config_and_columns(arguments.run, names, user_column)
     streams = read_streams(
         arguments.heldout,
         config,

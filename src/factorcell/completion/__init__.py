@@ -1,4 +1,4 @@
-"""Completion of texts while they are typed, and online learning of users."""
+"""Completion of texts while users type them, and online learning of users."""
 
 from typing import TYPE_CHECKING
 

@@ -2,10 +2,10 @@
 
     score(x) = sum over sources s of  w_s . phi_s(x)        p(x) = exp score(x) / sum over candidates y of exp score(y)
 
-The candidates are all texts that a source proposes for a prefix. The features phi_s(x) say whether the source s
-proposes the candidate x, and how probable, popular or recent x is according to s. The weights w_s maximize the
-probability p(x) of the texts x that users entered after the prefix; this is a conditional logit model, whose loss is
-convex. The thesis leaves the combination of sources open (section 5.5).
+The candidates are all texts that at least one source proposes for a prefix. The features phi_s(x) of a candidate x say
+whether the source s proposes x, and how probable, popular or recent x is according to s. The weights w_s are fitted to
+prefixes and the texts that users entered after them: they maximize the probabilities p(x) of the entered texts. This is
+a conditional logit model, whose loss is convex. The thesis leaves the combination of sources open (section 5.5).
 
 Shapes: N candidates, F features.
 """
@@ -13,6 +13,7 @@ Shapes: N candidates, F features.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ Floats = NDArray[np.float64]
 
 FILE = "blend.json"  # file in a run folder that stores the weights
 FORMAT = 1  # format number of this file
-PENALTY = 0.1  # factor of the sum of squared weights, which is added to the nats of all entered texts
-STEPS = 200  # maximum number of optimizer steps; a few dozen suffice
+PENALTY = 0.1  # the fit minimizes the nats of all entered texts plus PENALTY times the sum of squared weights
+MAX_STEPS = 200  # maximum number of optimizer steps; a few dozen suffice
 
 # The features of each source; docs/formats.md describes them.
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -48,7 +49,13 @@ FEATURES = tuple(feature for features in SOURCES.values() for feature in feature
 
 @dataclass(frozen=True)
 class Candidate:
-    """A proposed text, its features (F,), and the number of typing errors in the prefix that it assumes."""
+    """A proposed text with its features.
+
+    Attributes:
+        text: The proposed text.
+        features: The features (F,).
+        typos: Number of typing errors that the prefix has if the user intends this text.
+    """
 
     text: str
     features: tuple[float, ...]
@@ -70,7 +77,7 @@ class BlendWeights:
         """
         path = Path(folder) / FILE
         if not path.exists():
-            return DEFAULT
+            return DEFAULT_WEIGHTS
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):
             raise UserError(f"{path}: expected the weights {', '.join(FEATURES)}; run tune-online to create them again")
@@ -88,55 +95,56 @@ class BlendWeights:
         return np.array([self.values[feature] for feature in FEATURES])
 
     @classmethod
-    def fit(cls, lists: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
-        """Fit the weights to lists of candidates.
+    def fit(cls, examples: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
+        """Fit the weights to candidates and the texts that users entered.
 
         Args:
-            lists: For each prefix, the candidates and the text that the user entered. Lists that do not contain the
-                entered text are omitted.
+            examples: For each prefix, the candidates and the text that the user entered. Prefixes whose entered text is
+                not a candidate are omitted.
 
         Raises:
-            UserError: No list contains the entered text.
+            UserError: No entered text is a candidate for its prefix.
         """
-        texts = [[candidate.text for candidate in candidates] for candidates, _ in lists]
-        used = [
-            (candidates, candidate_texts.index(entered))
-            for (candidates, entered), candidate_texts in zip(lists, texts, strict=True)
-            if entered in candidate_texts
-        ]
-        if not used:
+        usable: list[tuple[Sequence[Candidate], int]] = []  # candidates, and the index of the entered text among them
+        for candidates, entered_text in examples:
+            texts = [candidate.text for candidate in candidates]
+            if entered_text in texts:
+                usable.append((candidates, texts.index(entered_text)))
+        if not usable:
             raise UserError("blend: no list of candidates contains the entered text; use more texts to fit the weights")
-        shape = len(used), max(len(candidates) for candidates, _ in used)
+        shape = len(usable), max(len(candidates) for candidates, _ in usable)
         features, is_padding = torch.zeros(*shape, len(FEATURES)), torch.ones(shape, dtype=torch.bool)
-        for row, (candidates, _) in enumerate(used):
+        for row, (candidates, _) in enumerate(usable):
             values = np.array([candidate.features for candidate in candidates])
             features[row, : len(candidates)] = torch.tensor(values).float()
             is_padding[row, : len(candidates)] = False
-        targets = torch.tensor([target for _, target in used])
+        targets = torch.tensor([target for _, target in usable])
         weights = torch.zeros(len(FEATURES), requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([weights], max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
 
-        def loss() -> torch.Tensor:
+        def compute_loss() -> torch.Tensor:
+            """Return the penalized nats of the entered texts, and store their gradient in the weights."""
             optimizer.zero_grad()
             scores = (features @ weights).masked_fill(is_padding, -torch.inf)
-            nats = torch.nn.functional.cross_entropy(scores, targets, reduction="sum") + PENALTY * (weights**2).sum()
-            nats.backward()  # type: ignore[no-untyped-call]
-            return nats
+            nats = torch.nn.functional.cross_entropy(scores, targets, reduction="sum")
+            loss = nats + PENALTY * (weights**2).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
 
         with torch.enable_grad():
-            optimizer.step(loss)  # type: ignore[no-untyped-call]
+            optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
         return cls(dict(zip(FEATURES, weights.detach().double().tolist(), strict=True)))
 
 
-# Rounded weights, fitted to commit subjects of 60 users (experiments/commits.py); `tune-online` fits others to a run.
-DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
+# Rounded weights, fitted to commit subjects of 60 users (experiments/commits.py). `tune-online` fits those of a run.
+DEFAULT_WEIGHTS = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
 
 
 class Blend:
     """Completion by the model, by popular texts and by the user's history, with learned weights.
 
-    A blend never changes, so threads can share it. Its methods `type`, `fits` and `log_probabilities` are those of the
-    completer.
+    A blend never changes, so threads can share it. Its methods `type_text`, `fits` and `log_probabilities` are those of
+    its completer.
     """
 
     def __init__(
@@ -145,22 +153,23 @@ class Blend:
         """Blend a completer with popular texts and the history of the user who types.
 
         Args:
-            completer: The completer of the model; popular texts and the history forgive as many typos as it does.
+            completer: The completer of the model. The blend forgives as many typos as this completer in its search of
+                popular texts and of the history.
             popularity: The popular texts, or None.
-            weights: The weights of the features; by default those that the run folder stores.
+            weights: The weights of the features; by default the weights in the run folder.
         """
         self.completer, self.popularity = completer, popularity
-        self.popular = self._tolerate_typos(popularity) if popularity else None
+        self.popular_lookup = self._tolerate_typos(popularity) if popularity else None
         self.weights = weights or BlendWeights.load(completer.run.folder)
-        self.type, self.fits = completer.type, completer.fits
+        self.type_text, self.fits = completer.type_text, completer.fits
         self.log_probabilities = completer.log_probabilities
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
         """Return the empty typed text of `user` in `context`.
 
         Args:
-            user: A user learned online, or None. Texts of the history that the `is_allowed` of the completer rejects
-                are not suggested.
+            user: A user learned online, or None. The blend suggests no text of the user's history that the `is_allowed`
+                of the completer rejects.
             context: Column -> value; a column without a value is read as its expected value.
 
         Raises:
@@ -185,15 +194,15 @@ class Blend:
         Raises:
             UserError: The prefix, a context value or the user is not valid.
         """
-        return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
+        return self.suggest(self.type_text(self.begin(user, context), prefix), k).suggestions
 
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """Return the best `k` texts that continue a typed text, with the number that each source adds to their scores.
+        """Return the best `k` texts that continue a typed text; `parts` says what each source adds to the score.
 
-        The list begins with the list for any smaller `k`. If the model finds no text in time, the texts of the other
-        sources are returned. Without a user, the texts of the model alone are returned.
+        The list for a smaller `k` is the beginning of this list. If the model finds no text in time, only the other
+        sources propose texts. Without a user, only the model proposes texts.
 
         Args:
             typed_text: The typed text.
@@ -204,44 +213,53 @@ class Blend:
         """
         limits.check(count=k)
         user = typed_text.user
-        model_suggestions = self.completer.suggest(
-            typed_text, k if user is None else round_sizes(k)[-1], deadline, stop
-        )
         if user is None:
-            return model_suggestions
+            return self.completer.suggest(typed_text, k, deadline, stop)
+        largest_size = round_sizes(k)[-1]
+        model_suggestions = self.completer.suggest(typed_text, largest_size, deadline, stop)
 
-        def best(size: int) -> list[Suggestion]:
+        def best_of_proposals(size: int) -> list[Suggestion]:
+            """Return the best `size` texts if each source proposes at most `size` texts."""
             return self.merge(self.candidates(typed_text.text, model_suggestions, user.history, size), size)
 
-        return replace(model_suggestions, suggestions=merge_rounds(best, k))
+        return replace(model_suggestions, suggestions=merge_rounds(best_of_proposals, k))
 
     def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return each text that a source proposes once, with its features; each source proposes at most `k` texts."""
-        from_model = model_suggestions.suggestions[:k]
-        popular = [] if self.popular is None else self.popular.complete(prefix, k)
-        personal = self._tolerate_typos(history).complete(prefix, k)
-        typos = {suggestion.text: suggestion.typos for suggestion in (*from_model, *popular, *personal)}
-        ages = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
-        model_logs, popular_logs, personal_logs = (
-            {suggestion.text: suggestion.log_probability for suggestion in suggestions}
-            for suggestions in (from_model, popular, personal)
+        """Return the different texts that the sources propose, with their features; each proposes at most `k` texts."""
+        model_proposals = model_suggestions.suggestions[:k]
+        popular_proposals = [] if self.popular_lookup is None else self.popular_lookup.complete(prefix, k)
+        personal_proposals = self._tolerate_typos(history).complete(prefix, k)
+        proposals = model_proposals, popular_proposals, personal_proposals
+        typos_by_text = {suggestion.text: suggestion.typos for suggestion in chain(*proposals)}
+        ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
+        for age, text in enumerate(reversed(history.texts)):
+            ages.setdefault(text, age)
+        model_log_probs, popular_log_shares, personal_log_shares = (
+            {suggestion.text: suggestion.log_probability for suggestion in suggestions} for suggestions in proposals
         )
-        min_log_prob = min(model_logs.values(), default=0.0)
-        remaining = math.log1p(-min(1 - 1e-6, sum(map(math.exp, model_logs.values()))))
-        popular_total = float(np.logaddexp.reduce(list(popular_logs.values()))) if popular_logs else 0.0
-        prefix_length = math.log1p(len(prefix))
+        min_log_prob = min(model_log_probs.values(), default=0.0)
+        proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
+        log_rest = math.log1p(-proposed_by_model)  # log probability of all texts that the model does not propose
+        log_popular_total = float(np.logaddexp.reduce(list(popular_log_shares.values()))) if popular_log_shares else 0.0
+        log_prefix_length = math.log1p(len(prefix))
 
-        def features(text: str) -> tuple[float, ...]:
-            model_features = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
-            popularity_features = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
-            history_features = (0.0,) * 4
-            if text in personal_logs:
-                history_features = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
+        def compute_features(text: str) -> tuple[float, ...]:
+            """Return the features of a text in the order of `FEATURES`."""
+            model_features = (0.0, min_log_prob, log_rest)
+            if text in model_log_probs:
+                model_features = (1.0, model_log_probs[text], 0.0)
+            popularity_features = (0.0, 0.0)
+            if text in popular_log_shares:
+                popularity_features = (1.0, popular_log_shares[text] - log_popular_total)
+            history_features = (0.0, 0.0, 0.0, 0.0)
+            if text in personal_log_shares:
+                history_features = (1.0, personal_log_shares[text], math.log1p(ages[text]), log_prefix_length)
             return model_features + popularity_features + history_features
 
-        return [Candidate(text, features(text), count) for text, count in typos.items()]
+        return [Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()]
 
     def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
+        """Return a lookup that forgives as many typos as the completer; `lookup` itself if it forgives no typo."""
         typo_costs = self.completer.typo_costs
         return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 
@@ -251,21 +269,22 @@ class Blend:
             return []
         terms = np.array([candidate.features for candidate in candidates]) * self.weights.array
         scores = terms.sum(1)
-        logs = scores - np.logaddexp.reduce(scores)
-        starts = np.cumsum([0, *(len(features) for features in SOURCES.values())])
-        parts = np.add.reduceat(terms, starts[:-1], axis=1)
-        best = sorted(range(len(logs)), key=lambda row: (-logs[row], candidates[row].text))[:k]
-        best.sort(key=lambda row: candidates[row].typos > 0)
-        return [
-            Suggestion(
-                candidates[row].text,
-                float(logs[row]),
-                "+".join(name for name, start in zip(SOURCES, starts, strict=False) if candidates[row].features[start]),
-                candidates[row].typos,
-                parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
-            )
-            for row in best
-        ]
+        log_probs = scores - np.logaddexp.reduce(scores)
+        feature_counts = np.array([len(features) for features in SOURCES.values()])
+        starts = np.cumsum(feature_counts) - feature_counts  # index of the first feature of each source
+        parts = np.add.reduceat(terms, starts, axis=1)
+
+        def to_suggestion(index: int) -> Suggestion:
+            """Return the candidate at `index` as a suggestion."""
+            candidate = candidates[index]
+            # The first feature of a source is 1 if the source proposes the text, otherwise 0.
+            sources = [name for name, start in zip(SOURCES, starts, strict=True) if candidate.features[start]]
+            source_parts = dict(zip(SOURCES, parts[index].tolist(), strict=True))
+            return Suggestion(candidate.text, float(log_probs[index]), "+".join(sources), candidate.typos, source_parts)
+
+        best = sorted(range(len(candidates)), key=lambda index: (-log_probs[index], candidates[index].text))[:k]
+        best.sort(key=lambda index: candidates[index].typos > 0)  # the sort is stable
+        return [to_suggestion(index) for index in best]
 
 
 def new_suggester(
@@ -282,11 +301,11 @@ def new_suggester(
         run: The run.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
-        typos: Typing errors to forgive, 0 to 2.
-        is_allowed: Returns whether a text may be suggested; this applies to all sources.
+        typos: Maximum number of typing errors to forgive (0, 1 or 2).
+        is_allowed: Returns whether a text may be suggested. No source suggests a text for which it returns False.
 
     Returns:
-        The blend or the completer; both have `complete`.
+        The blend or the completer. Both have the methods `begin`, `type_text`, `suggest` and `complete`.
     """
     completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():

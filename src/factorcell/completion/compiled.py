@@ -2,13 +2,13 @@
 
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(next token) = log softmax(U P h' + a)
 
-These are the gates i, f and o (H each) of the coupled cell (TACL 2018, equation 8) for the embedding x (E) of a token
-and the hidden state h (H) before it. h' is the hidden state after the token, U (V, E) the embedding table and P (E, H)
-the projection. The matrices W, U and P belong to the model; the bias b (3H), the low-rank change L R and the softmax
-bias a (V) belong to the context.
+The first equation computes the gates i, f and o (H each) of the coupled cell (TACL 2018, equation 8) from the embedding
+x (E) of a token and the hidden state h (H) before it. In the second equation, h' is the hidden state after the token,
+U (V, E) the embedding table and P (E, H) the projection. The matrices W, U and P belong to the model. The bias b (3H),
+the low-rank change L R and the softmax bias a (V) belong to the context.
 
 A `PackedModel` is built once per model and a `PackedContext` once per context. Threads can share both, because each
-call has its own working memory. `PlainEngine` searches the models that cannot be packed.
+call has its own working memory. `PlainEngine` serves the models that cannot be packed.
 
 Shapes: V vocabulary, E embedding, H hidden state, R rank.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from factorcell.completion.search import (
     GROWTH,
-    MAX_ROWS,
+    MAX_EXPANDED,
     MAX_WAITING,
     Completion,
     Ids,
@@ -44,9 +44,10 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
-BATCH = 16  # initial number of hypotheses that are expanded at once
-# Nats by which the rounding errors of any two texts of a search differ at most, in 99 of 100 searches, for each type of
-# products. The search therefore also retains texts that are this much worse than the k-th one, and scores them again.
+INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once
+# Type of products -> nats. In 99 of 100 searches, the rounding errors of any two texts differ by at most this much.
+# The search therefore also retains texts whose scores are below that of the k-th text by this much or less, and scores
+# them again in float32.
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 
 
@@ -57,13 +58,13 @@ class PackedPrefix:
     Attributes:
         context: The packed context.
         ids: The tokens of the prefix.
-        rows: A row (2H + V) after the start token and after each token of the prefix: the hidden state (H), the memory
-            of the cell (H) and the log probabilities of the next token (V), computed in float32.
+        states: A vector (2H + V) for the start token and for each token of the prefix: the hidden state (H) and the
+            memory of the cell (H) after the token, and the log probabilities of the next token (V), all in float32.
     """
 
     context: PackedContext
     ids: Ids
-    rows: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
 
 
 class CompiledEngine:
@@ -78,18 +79,19 @@ class CompiledEngine:
 
         Args:
             context: The context.
-            override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
+            override: Context variable -> vector that replaces that of the context, as in `LanguageModel.condition`.
         """
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
             packed = self.packed.pack_context(self.model, self.model.condition(context, override))
         start = torch.zeros(self.packed.layout.state_values)
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
-    def type(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
-        """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
-        common = common_prefix_length(prefix_state.ids, ids)  # rows after these tokens are reused
-        rows = self._read(prefix_state.context, prefix_state.rows[common], ids[common:])
-        return PackedPrefix(prefix_state.context, tuple(ids), (*prefix_state.rows[: common + 1], *rows))
+    def read_prefix(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
+        """Return the search state of the prefix `ids`; reuse the states of tokens shared with `prefix_state`."""
+        common_length = common_prefix_length(prefix_state.ids, ids)
+        common_states = prefix_state.states[: common_length + 1]
+        new_states = self._read(prefix_state.context, common_states[-1], ids[common_length:])
+        return PackedPrefix(prefix_state.context, tuple(ids), (*common_states, *new_states))
 
     def search(
         self,
@@ -97,92 +99,103 @@ class CompiledEngine:
         deadline: float | None = None,
         threads: int = 1,
         *,
-        batch: int = BATCH,
-        max_rows: int = MAX_ROWS,
+        initial_batch_size: int = INITIAL_BATCH_SIZE,
+        max_expanded: int = MAX_EXPANDED,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
         """Return the most probable completions of each request.
 
-        The compiled code does not call `accept` of the request. If `accept` rejects so many completions that fewer than
-        k remain, the search is repeated for twice as many.
+        The compiled code does not call the function `is_accepted` of the request. If this function rejects so many
+        completions that fewer than k remain, the search runs again for twice as many completions.
 
         Args:
             requests: The requests, each answered by one thread.
-            deadline: When to end, as a value of `time.monotonic()`.
+            deadline: When to end all searches, as a value of `time.monotonic()`.
             threads: Number of threads.
-            batch: Initial number of hypotheses that are expanded at once.
-            max_rows: Maximum number of expanded hypotheses per request.
+            initial_batch_size: Initial number of hypotheses that are expanded at once.
+            max_expanded: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
         seconds = math.inf if deadline is None else deadline - time.monotonic()
         calls = {
-            index: _Call(self.packed, request, request.k, seconds, max_rows, max_waiting)
+            index: _Call(self.packed, request, request.k, seconds, max_expanded, max_waiting)
             for index, request in enumerate(requests)
         }
         results: dict[int, SearchResult] = {}
         while calls:
             stops = [call.request.stop for call in calls.values()]
-            _run(self.packed, [call.structure for call in calls.values()], threads, batch, stops=stops)
+            _run_compiled_code(
+                self.packed, [call.structure for call in calls.values()], threads, initial_batch_size, stops=stops
+            )
             results |= {index: call.result(results.get(index)) for index, call in calls.items()}
-            calls = {index: more for index, call in calls.items() if (more := call.next_call(results[index]))}
-        return [_filter_above(request.min_log_prob, results[index]) for index, request in enumerate(requests)]
+            next_calls = {index: call.next_call(results[index]) for index, call in calls.items()}
+            calls = {index: call for index, call in next_calls.items() if call is not None}
+        return [_retain_above(request.min_log_prob, results[index]) for index, request in enumerate(requests)]
 
     def _read(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
-        """Read `tokens` after the row `start` (2H + V); return the row after each token."""
+        """Read `tokens` from the state `start` (2H + V); return the state after each token."""
         if not tokens:
             return ()
-        counts = (1, len(tokens), 0, 0, 0, 0, 0)
+        numbers = _request_numbers(k=1, max_tokens=len(tokens))
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        addresses = _addresses(self.packed, context, counts, 0, arrays, "reading")
-        _run(self.packed, [REQUEST.structure(0.0, 0.0, *counts, *addresses)], following=True)
+        addresses = _addresses(self.packed, context, numbers, 0, arrays, "reading")
+        _run_compiled_code(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
         return states.unbind()
 
 
 class _Call:
-    """A call of the compiled search for the `k` best completions of a request, before `accept` is applied."""
+    """A call of the compiled search for the `k` best completions, from which `result` removes those not accepted."""
 
     def __init__(
-        self, packed: PackedModel, request: SearchRequest, k: int, seconds: float, max_rows: int, max_waiting: int
+        self, packed: PackedModel, request: SearchRequest, k: int, seconds: float, max_expanded: int, max_waiting: int
     ) -> None:
         self.packed, self.request, self.k = packed, request, k
-        self.max_rows, self.max_waiting = max_rows, max_waiting
-        counts = (k, request.max_tokens, int(request.accept(())), max_rows, max_waiting, 0, 0)
-        max_completions = min(k, max_rows + 1)  # the prefix and each expanded hypothesis yield at most one completion
-        REQUEST.sizes(counts)
+        self.max_expanded, self.max_waiting = max_expanded, max_waiting
+        numbers = _request_numbers(
+            k=k,
+            max_tokens=request.max_tokens,
+            allow_empty=int(request.is_accepted(())),
+            max_rows=max_expanded,
+            max_waiting=max_waiting,
+        )
+        REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
+        # The prefix and each expanded hypothesis yield at most one completion.
+        max_completions = min(k, max_expanded + 1)
         self.arrays = {
             "scores": torch.empty(max_completions, dtype=torch.double),
             "lengths": torch.empty(max_completions, dtype=torch.int32),
             "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
         }
-        arrays = {**self.arrays, "start": request.prefix_state.rows[-1]}
-        addresses = _addresses(packed, request.prefix_state.context, counts, max_completions, arrays, "a search")
-        self.structure = REQUEST.structure(seconds, 0.0, *counts, *addresses)
+        arrays = {**self.arrays, "start": request.prefix_state.states[-1]}
+        addresses = _addresses(packed, request.prefix_state.context, numbers, max_completions, arrays, "a search")
+        self.structure = _request_structure(seconds, numbers, addresses)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
-        """Return the best accepted completions; if time ran out and `previous` has more, return those of `previous`."""
-        rows = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
-        completions = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
+        """Return the best accepted completions; return those of the `previous` call if there are more of them."""
+        entries = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
+        completions = [Completion(tuple(ids[:length]), score) for score, length, ids in entries]
         distinct: dict[Hashable, Completion] = {}
         for completion in sorted(completions, key=lambda entry: (-entry.log_probability, entry.ids)):
-            if self.request.accept(completion.ids):
+            if self.request.is_accepted(completion.ids):
                 distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
         best = list(distinct.values())[: self.request.k]
-        expanded = self.structure.expanded + (previous.rows if previous else 0)
+        expanded_count = self.structure.expanded + (previous.expanded_count if previous else 0)
         if previous and len(previous.completions) > len(best):
-            return replace(previous, rows=expanded)
+            return replace(previous, expanded_count=expanded_count)
         min_score = best[-1].log_probability if len(best) == self.request.k else -math.inf
-        return SearchResult(tuple(best), expanded, self.structure.lost_score > min_score)
+        return SearchResult(tuple(best), expanded_count, is_cut=self.structure.lost_score > min_score)
 
     def next_call(self, result: SearchResult) -> "_Call | None":
-        """Return a call for twice as many completions if too few were accepted and more may exist, otherwise None."""
+        """Return a call for twice as many completions; None if enough were accepted or no more can be found."""
         structure = self.structure
         if len(result.completions) == self.request.k or structure.count < self.k or structure.seconds <= 0:
             return None
-        return _Call(self.packed, self.request, 2 * self.k, structure.seconds, self.max_rows, self.max_waiting)
+        return _Call(self.packed, self.request, 2 * self.k, structure.seconds, self.max_expanded, self.max_waiting)
 
 
-def _filter_above(min_log_prob: float, result: SearchResult) -> SearchResult:
+def _retain_above(min_log_prob: float, result: SearchResult) -> SearchResult:
+    """Return the result with only those completions whose log probability exceeds `min_log_prob`."""
     above = (completion for completion in result.completions if completion.log_probability > min_log_prob)
     return replace(result, completions=tuple(above))
 
@@ -192,26 +205,41 @@ def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEng
 
     Args:
         model: The model.
-        products: The numeric type of products, `float32` or `bfloat16`; processors without instructions for bfloat16
-            use float32.
+        products: The numeric type of products, `float32` or `bfloat16`. A processor without instructions for bfloat16
+            uses float32.
     """
     packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
+def _request_numbers(**values: int) -> tuple[int, ...]:
+    """Return the integer fields of a request in the order of `REQUEST`; fields that are not among `values` are 0."""
+    return tuple(values.get(name, 0) for name in REQUEST.numbers)
+
+
+def _request_structure(seconds: float, numbers: tuple[int, ...], addresses: Sequence[int | None]) -> Any:
+    """Return the structure of a request that may take `seconds`; the compiled code sets its lost score."""
+    lost_score = 0.0
+    return REQUEST.structure(seconds, lost_score, *numbers, *addresses)
+
+
 def _addresses(
     packed: PackedModel,
     context: PackedContext,
-    counts: tuple[int, ...],
+    numbers: tuple[int, ...],
     max_completions: int,
     arrays: Mapping[str, Tensor],
     case: str,
 ) -> list[int | None]:
     """Return the memory addresses of a packed context and of the `arrays` of a request.
 
-    The request asks for at most `max_completions` completions.
-
-    `counts` are the sizes of the request in the order of `REQUEST`; `case` says what the request is for.
+    Args:
+        packed: The packed model.
+        context: The packed context.
+        numbers: The numbers of the request, from `_request_numbers`.
+        max_completions: Maximum number of completions that the arrays can hold.
+        arrays: The arrays by the names of `REQUEST`.
+        case: What the request is for, "reading" or "a search".
 
     Raises:
         ValueError: The context or an array does not have the sizes of the model.
@@ -219,42 +247,48 @@ def _addresses(
     layout = packed.layout
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-    letters = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
-    return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(counts, letters), arrays, case)]
+    letter_sizes = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
+    return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(numbers, letter_sizes), arrays, case)]
 
 
-def _run(
+def _run_compiled_code(
     packed: PackedModel,
     requests: Sequence[Any],
     threads: int = 1,
-    batch: int = 1,
+    initial_batch_size: int = 1,
     *,
-    following: bool = False,
+    is_reading: bool = False,
     stops: Sequence[Stop | None] = (),
 ) -> None:
-    """Call the compiled code, which writes its results into `requests`.
+    """Call the compiled code, which writes its results into the structures `requests`.
 
-    With `following`, it reads the tokens of each request one after the other instead of searching. Each of `stops`, if
-    not None, can end the search of its request early.
+    Args:
+        packed: The packed model.
+        requests: The structures of the requests.
+        threads: Maximum number of threads.
+        initial_batch_size: Initial number of hypotheses that are expanded at once.
+        is_reading: Whether to read the tokens of each request one after the other instead of searching.
+        stops: For each request, a flag that ends its search early, or None.
     """
-    layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
-    numbers = (
+    layout, copies = packed.layout, (REQUEST.structure * len(requests))(*requests)
+    next_request = 0  # a counter of the compiled code
+    numbers = (  # the integer fields of `SEARCH` in order
         len(requests),
         *layout.dimensions,
         packed.specials.end,
         min(threads, len(requests)),
-        batch,
+        initial_batch_size,
         GROWTH,
         PRODUCT_TYPES.index(layout.products),
-        0,
+        next_request,
     )
     SEARCH.sizes(numbers)
-    arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(array), *packed.addresses)
+    arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(copies), *packed.addresses)
     with ExitStack() as stack:
         for index, stop in enumerate(stops):
-            if stop is not None:
-                stack.enter_context(stop.callback(partial(setattr, array[index], "seconds", 0.0)))
-        library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
-    for request, answered in zip(requests, array, strict=True):
+            if stop is not None:  # a request with no seconds left ends
+                stack.enter_context(stop.on_set(partial(setattr, copies[index], "seconds", 0.0)))
+        library.call("search", arguments, library.VARIANTS.index(layout.variant), is_reading)
+    for request, copy in zip(requests, copies, strict=True):
         for name in ("seconds", "lost_score", "count", "expanded"):
-            setattr(request, name, getattr(answered, name))
+            setattr(request, name, getattr(copy, name))

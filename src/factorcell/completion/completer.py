@@ -3,11 +3,11 @@
     run = Run.open("runs/queries")
     completer, user = Completer(run), User.new(run)
     completer.complete("how to ba", user)                          # a whole prefix at once
-    typed_text = completer.type(completer.begin(user), "how to b")  # or one keystroke at a time
+    typed_text = completer.type_text(completer.begin(user), "how to b")  # or one keystroke at a time
     completer.suggest(typed_text).suggestions
     user = learn_one(run, user, "how to bake bread")               # the text that the user entered
 
-A completer never changes, and the typed text is a value. Threads can therefore share a completer.
+A completer never changes, and each typed text is an immutable value. Threads can therefore share a completer.
 """
 
 import math
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,8 @@ class TypedText:
         tokens: The tokens of the typed text.
         prefix_state: The state of the completer's search engine after these tokens.
         user: The user who types, or None for the unknown user.
-        plain_state: The state of the search in PyTorch, which finds corrections; None if typos are not forgiven.
+        plain_state: The state of the search in PyTorch after these tokens, which the search for corrections uses; None
+            if the completer forgives no typos.
     """
 
     tokens: tuple[str, ...]
@@ -70,19 +72,19 @@ class Suggestions:
 
     Attributes:
         suggestions: The suggestions, the best first.
-        rows: Number of hypotheses that the model has read.
-        cut: Whether a limit of time or of hypotheses ended the search while better suggestions were possible.
+        expanded_count: Number of hypotheses that the model has read.
+        is_cut: Whether a limit of time or of hypotheses ended the search while better suggestions were possible.
     """
 
     suggestions: list[Suggestion]
-    rows: int
-    cut: bool
+    expanded_count: int
+    is_cut: bool
 
 
 class Completer:
     """Completes typed texts with a model of characters or graphemes.
 
-    Suggested texts have at most `max_tokens` - 1 tokens, where `max_tokens` is that of the run.
+    A suggested text has at most `max_tokens` - 1 tokens, where `max_tokens` is an option of the run's training.
     """
 
     def __init__(
@@ -94,14 +96,14 @@ class Completer:
         typos: int | TypoCosts = 0,
         is_allowed: TextFilter | None = None,
     ) -> None:
-        """Pack the current weights of `run`; after more training of the run, create a new completer.
+        """Pack the current weights of `run`; create a new completer after further training of the run.
 
         Args:
             run: The run; its tokenizer must work on characters, such as `char` or `grapheme`.
             unknown: How to read context values that training never saw, as in `Run.prepare`.
             seconds: Time limit of each search.
             typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
-            is_allowed: Returns whether a text may be suggested; the next best texts replace the others.
+            is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts.
 
         Raises:
             UserError: The tokenizer does not work on characters, or a number is out of range.
@@ -113,7 +115,8 @@ class Completer:
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
-        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so the model never read how they end
+        # Training cut longer texts, so the model has not learned where they end.
+        self.max_text_tokens = data.max_tokens - 1
         self.plain_engine = PlainEngine(run.model)
         self.engine = compiled.new_engine(run.model, run.precision)
 
@@ -131,7 +134,7 @@ class Completer:
         Raises:
             UserError: The prefix, a context value or the user is not valid.
         """
-        return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
+        return self.suggest(self.type_text(self.begin(user, context), prefix), k).suggestions
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
         """Return the empty typed text of `user` in `context`.
@@ -159,7 +162,7 @@ class Completer:
         corpus = self.run.read([""], [columns], unknown=self.unknown)
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
-    def type(self, typed_text: TypedText, text: str) -> TypedText:
+    def type_text(self, typed_text: TypedText, text: str) -> TypedText:
         """Return the typed text for `text`; the model reads only the tokens after the part shared with `typed_text`.
 
         Args:
@@ -169,23 +172,25 @@ class Completer:
         Raises:
             UserError: `text` is not Unicode text, or longer than `texts.MAX_BYTES` bytes.
         """
-        tokens = self._tokens(text)
+        tokens = self._split(text)
         with self.run.scoring():
             ids = self.tokenizer.encode(tokens[: self.max_text_tokens])
+            prefix_state = self.engine.read_prefix(typed_text.prefix_state, ids)
             plain_state = typed_text.plain_state
-            plain_state = None if plain_state is None else self.plain_engine.type(plain_state, ids)
-            return TypedText(tokens, self.engine.type(typed_text.prefix_state, ids), typed_text.user, plain_state)
+            if plain_state is not None:
+                plain_state = self.plain_engine.read_prefix(plain_state, ids)
+            return TypedText(tokens, prefix_state, typed_text.user, plain_state)
 
     def fits(self, prefix: str) -> bool:
-        """Return whether a prefix has no more tokens than the texts that the run completes."""
-        return len(self._tokens(prefix)) <= self.max_text_tokens
+        """Return whether a prefix has at most as many tokens as a suggested text may have."""
+        return len(self._split(prefix)) <= self.max_text_tokens
 
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
         """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Texts without typos come first. If the typed text does not fit (`fits`), the list is empty.
+        Texts that assume no typo come first. There are no suggestions for a typed text that does not fit (`fits`).
 
         Args:
             typed_text: The typed text.
@@ -199,7 +204,7 @@ class Completer:
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
     ) -> list[float]:
-        """Return the log probability, under the model, of each text given that it begins with `prefix`.
+        """Return the log probability of the rest of each text after `prefix`, under the model.
 
         Args:
             prefix: The typed text.
@@ -208,23 +213,25 @@ class Completer:
             context: Column -> value; a column without a value is read as its expected value.
 
         Returns:
-            Log probabilities in nats, including the end of the text; NaN for a text that does not begin with `prefix`
-            or is too long to be completed.
+            Log probabilities in nats, including that of the end token; NaN for a text that does not begin with `prefix`
+            or has more tokens than a suggested text may have.
         """
         if not texts:
             return []
         texts = [canonical(check_text(text)) for text in texts]
-        tokens, text_tokens = self._tokens(prefix), [self._tokens(text) for text in texts]
+        prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
         corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
         vectors = {name: vector.expand(len(texts), -1) for name, vector in self._user_override(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
             nats = self.run.model(batch, self.run.model.condition(batch.context, vectors))
-            nats_after_prefix = nats[:, len(tokens) :].double().sum(1).tolist()
-        is_continuation = [
-            parts[: len(tokens)] == tokens and len(parts) <= self.max_text_tokens for parts in text_tokens
-        ]
-        return [-nats if fits else math.nan for nats, fits in zip(nats_after_prefix, is_continuation, strict=True)]
+            nats_after_prefix = nats[:, len(prefix_tokens) :].double().sum(1).tolist()
+        log_probs = []
+        for tokens, text_nats in zip(tokens_of_texts, nats_after_prefix, strict=True):
+            begins_with_prefix = tokens[: len(prefix_tokens)] == prefix_tokens
+            is_defined = begins_with_prefix and len(tokens) <= self.max_text_tokens
+            log_probs.append(-text_nats if is_defined else math.nan)
+        return log_probs
 
     def suggest_all(
         self,
@@ -234,11 +241,11 @@ class Completer:
         deadline: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
-        """Return the suggestions for many typed texts; one thread searches for those of one text.
+        """Return the suggestions for each of several typed texts; one thread serves each text.
 
         Args:
             typed_texts: The typed texts.
-            k: Maximum number of suggestions for each.
+            k: Maximum number of suggestions for each typed text.
             threads: Number of threads.
             deadline: When to end all searches, as a value of `time.monotonic()`; by default after the completer's
                 `seconds`.
@@ -247,18 +254,16 @@ class Completer:
         limits.check(count=k, threads=threads)
         if deadline is None and self.seconds is not None:
             deadline = time.monotonic() + self.seconds
-        fitting = [typed_text for typed_text in typed_texts if len(typed_text.tokens) <= self.max_text_tokens]
+        is_fitting = [len(typed_text.tokens) <= self.max_text_tokens for typed_text in typed_texts]
+        fitting = list(compress(typed_texts, is_fitting))
         with self.run.scoring():
             if self.typo_costs.max_typos:
                 results = [self._suggest_with_typos(typed_text, k, deadline, stop) for typed_text in fitting]
             else:
-                requests = [self._request(typed_text, k, stop=stop) for typed_text in fitting]
+                requests = [self._new_request(typed_text, k, stop=stop) for typed_text in fitting]
                 results = self._search(fitting, requests, deadline, threads)
         remaining = iter(results)
-        return [
-            next(remaining) if len(typed_text.tokens) <= self.max_text_tokens else Suggestions([], 0, False)
-            for typed_text in typed_texts
-        ]
+        return [next(remaining) if fits else Suggestions([], expanded_count=0, is_cut=False) for fits in is_fitting]
 
     def _search(
         self,
@@ -271,16 +276,16 @@ class Completer:
         return [
             Suggestions(
                 [
-                    Suggestion(self._text(typed_text, completion.ids), completion.log_probability, "model")
+                    Suggestion(self._whole_text(typed_text, completion.ids), completion.log_probability, "model")
                     for completion in result.completions
                 ],
-                result.rows,
-                result.cut,
+                result.expanded_count,
+                result.is_cut,
             )
             for typed_text, result in zip(typed_texts, results, strict=True)
         ]
 
-    def _request(
+    def _new_request(
         self,
         typed_text: TypedText,
         k: int,
@@ -288,47 +293,55 @@ class Completer:
         min_log_prob: float = -math.inf,
         stop: Stop | None = None,
     ) -> SearchRequest:
-        def accept(ids: Ids) -> bool:
+        """Return a request for continuations of a typed text; with `min_new_tokens` = 0, also for the text itself."""
+
+        def is_accepted(ids: Ids) -> bool:
             """Return whether `ids` are an allowed continuation that the tokenizer splits into the same tokens."""
             if len(ids) < min_new_tokens:
                 return False
             if not self.tokenizer.can_follow(typed_text.tokens, self.tokenizer.decode(ids)):
                 return False
             text = to_text(ids)
-            is_new = text.startswith(typed_text.text) and text != typed_text.text if min_new_tokens else bool(text)
-            return is_new and (self.is_allowed is None or self.is_allowed(text))
+            if min_new_tokens:
+                is_continuation = text.startswith(typed_text.text) and text != typed_text.text
+            else:
+                is_continuation = bool(text)
+            return is_continuation and (self.is_allowed is None or self.is_allowed(text))
 
-        to_text = partial(self._text, typed_text)
+        to_text = partial(self._whole_text, typed_text)
         max_tokens = self.max_text_tokens - len(typed_text.tokens)
-        return SearchRequest(typed_text.prefix_state, k, max_tokens, accept, min_log_prob, stop, to_text)
+        return SearchRequest(typed_text.prefix_state, k, max_tokens, is_accepted, min_log_prob, stop, to_text)
 
-    def _text(self, typed_text: TypedText, ids: Ids) -> str:
+    def _whole_text(self, typed_text: TypedText, ids: Ids) -> str:
         """Return the canonical form of the typed text followed by `ids`."""
         return canonical(self.tokenizer.join(typed_text.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
 
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
     ) -> Suggestions:
-        """Suggest texts with and without typos; half of the time is for texts that continue the prefix as typed."""
+        """Suggest texts with and without typos; the search for texts without typos has half of the time."""
         if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
-            return self._search([typed_text], [self._request(typed_text, k, stop=stop)], deadline)[0]
-        size = round_sizes(k)[-1]
+            return self._search([typed_text], [self._new_request(typed_text, k, stop=stop)], deadline)[0]
+        largest_size = round_sizes(k)[-1]
 
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
+            """Return the texts that begin with `correction`; drop continuations of at most `min_log_prob`."""
             if correction.is_whole_text:
                 text = canonical(self.tokenizer.join(correction.tokens))
-                is_shown = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
-                is_shown = is_shown and (self.is_allowed is None or self.is_allowed(text))
-                return [Suggestion(text, 0.0, "model")] if is_shown else []
-            prefix_state = self.engine.type(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
+                is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
+                is_suggested = is_suggested and (self.is_allowed is None or self.is_allowed(text))
+                return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
+            prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
             corrected = TypedText(correction.tokens, prefix_state)
-            searches.extend(
-                self._search([corrected], [self._request(corrected, size, 0, min_log_prob, stop)], deadline)
-            )
-            return searches[-1].suggestions
+            request = self._new_request(corrected, largest_size, min_new_tokens=0, min_log_prob=min_log_prob, stop=stop)
+            (result,) = self._search([corrected], [request], deadline)
+            results.append(result)
+            return result.suggestions
 
-        half = None if deadline is None else (time.monotonic() + deadline) / 2
-        searches = self._search([typed_text], [self._request(typed_text, size, stop=stop)], half)
+        half_time = None if deadline is None else (time.monotonic() + deadline) / 2
+        request = self._new_request(typed_text, largest_size, stop=stop)
+        results = self._search([typed_text], [request], half_time)
+        (without_typos,) = results
         corrections = find_corrections(
             self.run,
             typed_text.tokens,
@@ -338,10 +351,11 @@ class Completer:
             deadline=deadline,
             stop=stop,
         )
-        merged = merge_corrections(searches[0].suggestions, corrections, complete, size)
-        rows = corrections.rows + sum(search.rows for search in searches)
+        merged = merge_corrections(without_typos.suggestions, corrections, complete, largest_size)
+        expanded_count = corrections.expanded_count + sum(result.expanded_count for result in results)
         suggestions = merge_rounds(partial(most_probable, merged), k)
-        return Suggestions(suggestions, rows, any(search.cut for search in searches))
+        return Suggestions(suggestions, expanded_count, any(result.is_cut for result in results))
 
-    def _tokens(self, text: str) -> tuple[str, ...]:
+    def _split(self, text: str) -> tuple[str, ...]:
+        """Return the tokens of a typed prefix or of a whole text."""
         return tuple(self.tokenizer.split(self.tokenizer.normalize_fully(clean_prefix(text))))

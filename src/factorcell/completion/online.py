@@ -1,4 +1,4 @@
-"""Online learning of users: each text that a user enters changes the vector u of the user, but not the model.
+"""Online learning of users: each text that a user enters changes the vector u of this user, but not the model.
 
     g = d nats(text | u) / d u         u <- u + change(g)           (thesis 2018, section 5.2.1)
 
@@ -7,8 +7,8 @@
     adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
 
 (Duchi et al. 2011; Zeiler 2012.) s (k) is the sum or mean of squared gradients, d (k) the mean of squared changes v,
-and e = 1e-6. A vector u that exceeds a maximum length is scaled down to it. A new user starts with the vector of the
-unknown user, which represents the rare users of training. A `User` is a value: learning returns a new one.
+and e = 1e-6. A vector u whose norm exceeds a maximum is scaled down to it. A new user starts with the vector of the
+unknown user, which represents the rare users of training. A `User` is immutable: learning returns a new `User`.
 
 Shapes: B users, k size of a user vector, S rows of optimizer state (s and d).
 """
@@ -36,13 +36,13 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.model.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]
-Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (S, k) -> change at rate 1, state
+Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient, state (S, k) -> change at rate 1, state
 
 FILE = "online.json"  # file in a run folder that stores the learning rule
-FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of the bytes of a user
-MARK = b"fcu"  # first bytes of every user
-HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
-MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
+FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
+MAGIC = b"fcu"  # first bytes of every stored user
+HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
+MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
 BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
@@ -53,24 +53,25 @@ def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
 
 
 def _adagrad(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
-    state = state + gradient**2
-    return -gradient / (np.sqrt(state[0]) + EPSILON), state
+    squared_gradients = state[0] + gradient**2
+    return -gradient / (np.sqrt(squared_gradients) + EPSILON), squared_gradients[None]
 
 
 def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
-    squares = DECAY * state[0] + (1 - DECAY) * gradient**2
-    change = -gradient * np.sqrt((state[1] + EPSILON) / (squares + EPSILON))
-    return change, np.stack([squares, DECAY * state[1] + (1 - DECAY) * change**2])
+    squared_gradients, squared_changes = state
+    squared_gradients = DECAY * squared_gradients + (1 - DECAY) * gradient**2
+    change = -gradient * np.sqrt((squared_changes + EPSILON) / (squared_gradients + EPSILON))
+    return change, np.stack([squared_gradients, DECAY * squared_changes + (1 - DECAY) * change**2])
 
 
-# Name of an optimizer -> the number of rows of its state, and its update.
+# Name of an optimizer -> the number of rows of its state, and the function that computes a change.
 OPTIMIZERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
-MAX_STATE_ROWS = max(rows for rows, _ in OPTIMIZERS.values())
+MAX_STATE_ROWS = max(row_count for row_count, _ in OPTIMIZERS.values())
 
 
 @dataclass(frozen=True)
 class LearningRule:
-    """The optimizer that learns users online, with its learning rate and the limit of user vectors.
+    """The optimizer that learns users online, with its learning rate and the limit of the norm of user vectors.
 
     Attributes:
         optimizer: `adagrad`, `adadelta` or `sgd`.
@@ -142,10 +143,10 @@ class User:
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        if fault := next((text for is_fault, text in self._checks() if is_fault), None):
+        if fault := next((fault for has_fault, fault in self._possible_faults() if has_fault), None):
             raise UserError(f"invalid user: {fault}")
 
-    def _checks(self) -> Iterator[tuple[bool, str]]:
+    def _possible_faults(self) -> Iterator[tuple[bool, str]]:
         """Yield, for each possible fault, whether the user has it and its description."""
         vector, state, count = self.vector, self.state, self.text_count
         vector_shape, state_shape = vector.shape, state.shape
@@ -171,47 +172,46 @@ class User:
     def check(self, run: Run) -> None:
         """Raise a `UserError` if the user was learned with a different run."""
         if self.fingerprint and run.fingerprint and self.fingerprint != run.fingerprint:
-            raise UserError(
-                f"this user belongs to another run (fingerprint {self.fingerprint.hex()[:8]}..., this run is "
-                f"{run.fingerprint.hex()[:8]}...); learn the user again from the user's texts"
-            )
+            user_digits, run_digits = self.fingerprint.hex()[:8], run.fingerprint.hex()[:8]
+            reason = f"fingerprint {user_digits}..., this run is {run_digits}..."
+            raise UserError(f"this user belongs to another run ({reason}); learn the user again from the user's texts")
         if self.vector.shape != (run.config.model.variable_size,):
             expected = run.config.model.variable_size
             raise UserError(f"{run.folder}: expected a user vector of size {expected}, got size {self.vector.size}")
 
     def to_bytes(self) -> bytes:
-        """Return the user as bytes: header and checksum (32 bytes), 4 bytes per number of vector and state, texts."""
+        """Return the user as bytes: header, vector and state (4 bytes per number), texts, and checksum."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
         sizes = len(self.vector), len(self.state), self.text_count
-        parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint, *sizes), numbers]
-        parts += [struct.pack("<I", len(text)) + text for text in texts]
-        content = b"".join(parts)
-        return content + CHECK.pack(zlib.crc32(content))
+        content = HEADER.pack(MAGIC, USER_FORMAT, self.fingerprint, *sizes) + numbers
+        content += b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        return content + CHECKSUM.pack(zlib.crc32(content))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """Return the user whose `to_bytes` returned `content`.
+        """Return the user whose method `to_bytes` returned `content`.
 
         Raises:
             UserError: The bytes were altered, cut or extended, or contain values that a user cannot have.
         """
-        if content[: len(MARK)] == MARK and len(content) > len(MARK):
-            check_format(content[len(MARK)], USER_FORMAT, "this user")
-        content, checksum = content[: -CHECK.size], content[-CHECK.size :]
-        if len(content) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(content)) != checksum:
+        magic = content[: len(MAGIC)]
+        if magic == MAGIC and len(content) > len(MAGIC):
+            check_format(content[len(MAGIC)], USER_FORMAT, "this user")
+        content, checksum = content[: -CHECKSUM.size], content[-CHECKSUM.size :]
+        if len(content) < HEADER.size or magic != MAGIC or CHECKSUM.pack(zlib.crc32(content)) != checksum:
             raise UserError("invalid user: the data was truncated or altered")
         try:
-            _, _, fingerprint, size, rows, text_count = HEAD.unpack_from(content)
-            numbers = np.frombuffer(content, "<f4", size * (1 + rows), HEAD.size).astype(np.float32)
-            texts, offset = [], HEAD.size + numbers.nbytes
+            _, _, fingerprint, size, state_row_count, text_count = HEADER.unpack_from(content)
+            numbers = np.frombuffer(content, "<f4", size * (1 + state_row_count), HEADER.size).astype(np.float32)
+            texts, offset = [], HEADER.size + numbers.nbytes
             while offset < len(content):
                 (length,) = struct.unpack_from("<I", content, offset)
-                if offset + 4 + length > len(content):
+                begin, offset = offset + 4, offset + 4 + length
+                if offset > len(content):
                     raise ValueError("cut off")
-                texts.append(content[offset + 4 : offset + 4 + length].decode())
-                offset += 4 + length
-            vector, state = numbers[:size], numbers[size:].reshape(rows, size)
+                texts.append(content[begin:offset].decode())
+            vector, state = numbers[:size], numbers[size:].reshape(state_row_count, size)
         except (struct.error, ValueError) as error:
             raise UserError(f"invalid user: the data cannot be read ({error})") from None
         return cls(vector, state, text_count, History(tuple(texts)), fingerprint if any(fingerprint) else b"")
@@ -221,7 +221,7 @@ class Learner:
     """Learns users online, with one run and one learning rule.
 
     A learner never changes, so threads can share it. It computes in float32 even if the run uses bfloat16, for which
-    PyTorch would retain megabytes of memory for each length of a text.
+    PyTorch would retain megabytes of memory for each different length of a text.
     """
 
     def __init__(self, run: Run, rule: LearningRule | None = None, unknown: str = "error") -> None:
@@ -229,7 +229,7 @@ class Learner:
 
         Args:
             run: The run.
-            rule: The learning rule; by default the one that the run folder stores.
+            rule: The learning rule; by default the rule in the run folder.
             unknown: How to read context values that training never saw, as in `Run.prepare`.
 
         Raises:
@@ -237,36 +237,36 @@ class Learner:
         """
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = unknown
-        self.columns = run.schema.columns(without=self.variable.source_column)  # context columns other than the user
-        self.state_rows, self.update = OPTIMIZERS[self.rule.optimizer]
+        self.columns = run.schema.columns(without=self.variable.source_column)  # of the context, without the user
+        self.state_row_count, self.compute_change = OPTIMIZERS[self.rule.optimizer]
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[run.schema.categories.index(self.variable)].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
         largest_norm = float(np.linalg.norm(table, axis=1).max())
-        self.max_length = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
+        self.max_vector_norm = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
 
     def new(self) -> User:
         """Return a new user."""
-        state = np.zeros((self.state_rows, len(self.unknown_vector)), np.float32)
+        state = np.zeros((self.state_row_count, len(self.unknown_vector)), np.float32)
         return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[User], NDArray[np.float64]]:
-        """Learn one text of each user.
+        """Learn one text of each of several users.
 
         Args:
             users: B different users.
             texts: One text of each user; texts with more than `max_tokens` tokens are cut, as in training.
-            contexts: Column -> value for each text, without the user; a missing value is read as its expected value.
+            contexts: For each text, column -> value without the user; a missing value is read as its expected value.
 
         Returns:
             The users after learning, and the nats (B,) of the texts before learning.
 
         Raises:
-            UserError: A text, a context or a user is not valid; no user is learned in this case.
+            UserError: A text, a context or a user is not valid. All users are then unchanged.
         """
         texts = [clean_text(text) for text in texts]
         rows: list[Row] = [{}] * len(texts) if contexts is None else to_rows(contexts)
@@ -277,8 +277,8 @@ class Learner:
             return [], np.zeros(0)
         for user in users:
             user.check(self.run)
-            if user.state.shape != (self.state_rows, len(self.unknown_vector)):
-                expected = f"expected a user with {self.state_rows} rows of {self.rule.optimizer} state"
+            if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
+                expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
@@ -288,7 +288,7 @@ class Learner:
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), and the gradients of the nats (B, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), and the gradients in the vectors (B, k)."""
         with torch.enable_grad():
             user_vectors = torch.tensor(vectors, device=self.run.device, requires_grad=True)
             nats = self._nats(user_vectors, texts, contexts)
@@ -298,13 +298,13 @@ class Learner:
     def nats(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), or all by one user with `vectors` (1, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), or by one user with `vectors` (1, k)."""
         with torch.inference_mode():
             user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             return self._nats(user_vectors, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
     def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the texts whose log probability has risen most since the user was new.
+        """Return the texts whose log probability has risen most since the user was a new user.
 
         Args:
             user: The user.
@@ -321,7 +321,8 @@ class Learner:
         batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
         gains = [self.nats(self.unknown_vector[None], batch) - self.nats(user.vector[None], batch) for batch in batches]
         all_gains = np.concatenate(gains) if gains else np.zeros(0)
-        return [(texts[row], float(all_gains[row])) for row in np.argsort(-all_gains, kind="stable")[:count]]
+        best = np.argsort(-all_gains, kind="stable")[:count]
+        return [(texts[index], float(all_gains[index])) for index in best]
 
     def _nats(
         self, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
@@ -332,7 +333,7 @@ class Learner:
         return nats.sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
-        """Return the user after learning `text`; `gradient` (k,) is that of the nats of the text.
+        """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector of the user.
 
         Raises:
             UserError: A number of the user would not be finite.
@@ -341,18 +342,17 @@ class Learner:
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
-            return replace(user, **changes)  # the model overflows on this text and can learn nothing from it
+            return replace(user, **changes)  # the nats overflow, so the vector cannot learn from this text
         with np.errstate(over="ignore", invalid="ignore"):  # `User` raises an error for numbers that are not finite
-            change, state = self.update(gradient, user.state)
+            change, state = self.compute_change(gradient, user.state)
             vector = user.vector + self.rule.rate * change
-            length = float(np.linalg.norm(vector))
-            vector = vector * (self.max_length / length) if length > self.max_length else vector
+            norm = float(np.linalg.norm(vector))
+            vector = vector * (self.max_vector_norm / norm) if norm > self.max_vector_norm else vector
         try:
             return replace(user, **changes, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:
-            raise UserError(
-                f"{text[:MAX_SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
-            ) from None
+            message = f"{text[:MAX_SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
+            raise UserError(message) from None
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
@@ -361,8 +361,8 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     Args:
         run: The run with which the user was learned.
         user: The user before learning.
-        text: The text that the user entered; a `Notice` reports if it is cut after `max_tokens` tokens.
-        context: Column -> value of the other context columns.
+        text: The text that the user entered; a `Notice` reports if it has more than `max_tokens` tokens and is cut.
+        context: Column -> value, without the user column.
 
     Returns:
         A new user; `user` is unchanged.
@@ -376,7 +376,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
 
 
 def report_truncation(run: Run, text: str) -> None:
-    """Give a `Notice` if `text` has more than `max_tokens` tokens, after which learning cuts it."""
+    """Give a `Notice` if `text` has more than `max_tokens` tokens, which is all that learning reads."""
     limit = run.config.data.max_tokens
     report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
 
@@ -387,7 +387,7 @@ def distinguishes_users(run: Run) -> bool:
 
 
 def user_variable(run: Run) -> Variable:
-    """Return the context variable that holds the user.
+    """Return the context variable whose values are the users.
 
     Raises:
         UserError: The run has no user column, or its model is not adapted to users.

@@ -1,7 +1,7 @@
-"""Completion without a model: texts that begin with a prefix, from a log of all users or from one user's earlier texts.
+"""Completion without a model: it looks up texts that begin with a prefix.
 
-`Popularity` suggests the most frequent texts of the log (most popular completion, Bar-Yossef and Kraus 2011). `History`
-suggests earlier texts of one user; newer texts have larger weights.
+`Popularity` suggests the most frequent texts of all users (most popular completion, Bar-Yossef and Kraus 2011).
+`History` suggests earlier texts of one user; newer texts have larger weights.
 """
 
 import math
@@ -25,7 +25,7 @@ from factorcell.model.run import Run
 class Popularity:
     """Completion by popular texts: the most frequent texts that begin with a prefix.
 
-    The texts are sorted, so the texts that begin with a prefix are neighbours.
+    The texts are sorted alphabetically, so the texts that begin with a prefix are neighbours.
 
     Args:
         text_counts: The texts and their counts.
@@ -35,29 +35,29 @@ class Popularity:
 
     def __init__(self, text_counts: TextCounts) -> None:
         self.total, self.texts = text_counts.total, sorted(text_counts.counts)
-        byte_length("\n".join(self.texts), "the counted texts")
+        byte_length("\n".join(self.texts), "the counted texts")  # raises an error if a text is not Unicode text
         self.counts = np.array([text_counts.counts[text] for text in self.texts], dtype=np.int64)
-        # The rank of each text: 0 is the most popular; equally popular texts are ranked alphabetically.
+        # The most popular text has rank 0; equally popular texts are ranked alphabetically.
         self.ranks = np.empty(len(self.texts), dtype=np.int32)
         self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
     @classmethod
     def fit(
-        cls, queries: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
+        cls, texts: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "Popularity":
-        """Count texts by all users and return the popular ones.
+        """Count the texts of all users and return the popular ones.
 
         Args:
-            queries: The texts.
+            texts: The texts.
             min_count: Minimum number of times that a popular text occurs.
-            users: The user who wrote each text. Without users, a text that one user wrote `min_count` times is
+            users: The user who wrote each text. Without `users`, a text that one user wrote `min_count` times is
                 suggested to all users.
             min_users: Minimum number of users who wrote a popular text; ignored without `users`.
 
         Raises:
             UserError: A text is not a string, a user is missing, or the numbers of texts and users differ.
         """
-        return cls(TextCounts.of(queries, min_count, users, min_users))
+        return cls(TextCounts.of(texts, min_count, users, min_users))
 
     @classmethod
     def from_run(cls, run: Run, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
@@ -97,7 +97,7 @@ class Popularity:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def top(self, count: int) -> list[str]:
+    def most_popular(self, count: int) -> list[str]:
         """Return the `count` most popular texts."""
         return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
@@ -130,14 +130,14 @@ class Popularity:
 
 @dataclass(frozen=True)
 class History:
-    """The last texts of one user, which complete what this user types.
+    """The last texts that one user entered, which complete what this user types.
 
-    Texts are stored in canonical form, in which texts that differ only in white space are the same. A history stores
-    only the newest texts: at most `max_texts`, and at most `MAX_BYTES` bytes in total.
+    A history stores texts in canonical form, in which texts that differ only in white space are equal. It stores only
+    the newest texts: at most `max_texts`, and at most `MAX_BYTES` bytes in total.
 
     Attributes:
         texts: The texts, the newest last.
-        half_life: Number of newer texts with which the weight of a text is halved.
+        half_life: Number of newer texts after which a text has half of its first weight.
         max_texts: Maximum number of stored texts.
 
     Raises:
@@ -160,7 +160,7 @@ class History:
         object.__setattr__(self, "texts", tuple(reversed(newest)))
 
     def add(self, text: str) -> "History":
-        """Return a history with the texts of this one and `text` as the newest.
+        """Return a history with the texts of this history and the new text `text`.
 
         Raises:
             UserError: The text is not Unicode text, or too long.
@@ -175,12 +175,13 @@ class History:
             k: Maximum number of suggestions.
         """
         prefix = canonical_prefix(prefix)
-        matches = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
-        best = sorted(matches, key=lambda match: (-match[1], match[0]))[:k]
-        return [Suggestion(text, math.log(share), self.source) for text, share in best]
+        shares = self.shares()
+        matches = [text for text in shares if text.startswith(prefix) and text != prefix]
+        best = sorted(matches, key=lambda text: (-shares[text], text))[:k]
+        return [Suggestion(text, math.log(shares[text]), self.source) for text in best]
 
     def shares(self) -> dict[str, float]:
-        """Return each text and its share of the total weight."""
+        """Return each text and its share of the sum of the weights of all texts."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
             weights[text] += 0.5 ** (age / self.half_life)

@@ -169,7 +169,7 @@ class Service:
         if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
             return Completions([], degraded, version)
         result = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
-        is_late = result.cut and request.deadline is not None and time.monotonic() >= request.deadline
+        is_late = result.is_cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(result.suggestions, degraded or ("time" if is_late else None), version)
 
     def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> AcceptResult:
@@ -341,7 +341,7 @@ class Service:
                 version = record.version if record else None  # another writer may have changed the record
                 key = _key(model, user, version, context)
             cached = model.begin(record, context)
-        typed = model.completer.type(cached, prefix)
+        typed = model.completer.type_text(cached, prefix)
         if record is None or model.has_learned(record):
             self._typed.put(key, typed if len(typed.tokens) <= MAX_CACHED_TOKENS else cached)
         else:  # nothing is cached, so the next request reads the record again

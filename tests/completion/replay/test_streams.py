@@ -266,7 +266,7 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
         read_streams(many_rows(), DATA, draw=PrefixDraw(2)),
         read_streams(many_rows(3), DATA),
     ):
-        with pytest.raises(UserError, match=r"was written with other texts or options \(user 'user"):
+        with pytest.raises(UserError, match=r"the file was written with other texts or options \(user 'user"):
             list(replay({"spy": RecordingSystem([])}, other, path))
         assert path.read_bytes() == content
 

@@ -16,8 +16,8 @@ from factorcell.completion.replay.systems import (
     Unpersonalised,
     UserHistory,
     available_systems,
+    find_config_and_columns,
     open_systems,
-    reading_config,
 )
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -102,10 +102,10 @@ def test_systems_are_opened_by_name(tmp_path: Path) -> None:
     assert isinstance(plain, Unpersonalised)
     assert plain.completer.run.folder == tmp_path / "runs" / "unadapted"
     assert plain.completer.seconds == 1.5
-    config, columns = reading_config(tmp_path / "runs", ["mpc", "unadapted"], "user")
+    config, columns = find_config_and_columns(tmp_path / "runs", ["mpc", "unadapted"], "user")
     assert (config.data.text, columns) == ("text", ["city"])
-    assert reading_config(tmp_path / "runs", ["unadapted"], "city")[1] == []
-    assert reading_config(tmp_path / "runs", ["mpc"], "user") == (Run.open(folder).config, [])
+    assert find_config_and_columns(tmp_path / "runs", ["unadapted"], "city")[1] == []
+    assert find_config_and_columns(tmp_path / "runs", ["mpc"], "user") == (Run.open(folder).config, [])
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
@@ -137,9 +137,9 @@ def test_missing_systems_are_reported(tmp_path: Path) -> None:
     config = files.read_json(other / "config.json")
     config["tokenizer"]["lowercase"] = True
     files.write_json(other / "config.json", config)
-    with pytest.raises(UserError, match="one and two have different text columns or lower-casing"):
-        reading_config(tmp_path / "runs", ["one", "two"], "user")
-    assert reading_config(tmp_path / "runs", ["two"], "user")[0].tokenizer.lowercase
+    with pytest.raises(UserError, match="the runs one and two have different text columns or lower-casing"):
+        find_config_and_columns(tmp_path / "runs", ["one", "two"], "user")
+    assert find_config_and_columns(tmp_path / "runs", ["two"], "user")[0].tokenizer.lowercase
 
 
 def test_users_are_learned_and_blended(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_blend_reads_the_context_of_its_run(tmp_path: Path) -> None:
     run.save_weights({})
     TextCounts.of(["abc"], 1).save(run.folder / POPULARITY)
     assert (
-        reading_config(run.folder, ["blend"], "user")[1]
-        == reading_config(run.folder, ["online"], "user")[1]
+        find_config_and_columns(run.folder, ["blend"], "user")[1]
+        == find_config_and_columns(run.folder, ["online"], "user")[1]
         == ["city"]
     )
     (blend,) = open_systems(run.folder, ["blend"]).values()

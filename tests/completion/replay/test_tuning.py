@@ -9,7 +9,7 @@ import pytest
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.completion.blend import DEFAULT, FEATURES, Blend, BlendWeights
+from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import Popularity
@@ -71,7 +71,7 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
     fitted = mean_reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
-    upside_down = BlendWeights({feature: -DEFAULT.values[feature] for feature in FEATURES})
+    upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES})
     assert fitted > mean_reciprocal_rank(Blend(completer, popularity, upside_down), lists)
     expected_ranks = []
     blend = Blend(completer, popularity)
@@ -103,7 +103,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert f"{folder}: learning rule set to " in shown
     assert "of the blend on 11 texts: " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
-    assert BlendWeights.load(run.folder) != DEFAULT
+    assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimizer") == "sgd"}

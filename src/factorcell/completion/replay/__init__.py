@@ -1,1 +1,1 @@
-"""Replay of a log of texts: complete a prefix of each text, compare the suggestions with the text, then learn it."""
+"""Replay of a log: complete a prefix of each text, compare the suggestions with the text, and then learn the text."""

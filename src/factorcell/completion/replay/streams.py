@@ -1,10 +1,10 @@
 """Replay of the texts of each user, in order of time, to evaluate completion systems.
 
-The texts of one user are a *stream*. For each text, a system completes a prefix, the replay judges its suggestions by
+The texts of one user are a *stream*. For each text, a system completes a prefix, the replay *judges* the suggestions by
 comparing them with the text, and then the system learns the text. The prefix is drawn uniformly among those that have
-at least two graphemes and leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of seed, user,
-text and position in the stream determines the draw, so all systems, machines and resumed replays complete the same
-prefixes.
+at least two graphemes and leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of the seed, the
+user, the text and its position in the stream determines the draw, so all systems, machines and resumed replays complete
+the same prefixes.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.data.values import category_name, is_missing, short_repr, to_number, to_time
 from factorcell.progress import progress_bar
 
-MIN_TYPED, MIN_REMAINING = 2, 1  # minimum graphemes of a prefix, and of the rest of its text
-SUGGESTION_COUNT = 10
+MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
+SUGGESTION_COUNT = 10  # maximum number of suggestions that a replay judges
 
 Row = dict[str, Any]
 
@@ -52,13 +52,13 @@ class System:
         Args:
             state: The state of the user.
             prefix: The typed text.
-            row: Column -> value of the row to complete, without the text.
+            row: Column -> value of the row whose text is completed, without the text.
             k: Maximum number of suggestions.
         """
         raise NotImplementedError
 
     def nats(self, state: Any, row: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the nats and the number of targets of the text in `row`, under the model before it learns the text.
+        """Return the nats and the number of targets of the text in `row`, before the system learns the text.
 
         Systems that are not language models return None.
         """
@@ -71,7 +71,13 @@ class System:
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of one user in order of time, and the prefix of each row; None if the row is learned but not judged."""
+    """The rows of one user in order of time.
+
+    Attributes:
+        user: The name of the user.
+        rows: The rows.
+        prefixes: The prefix of each row; None for a row that systems learn without completing it.
+    """
 
     user: str
     rows: tuple[Row, ...]
@@ -79,13 +85,13 @@ class Stream:
 
     @property
     def judged_prefixes(self) -> list[tuple[int, int]]:
-        """The position in the stream and the length of the prefix, in graphemes, for each judged row."""
+        """For each judged row, its position in the stream and the length of its prefix in graphemes."""
         return [(position, _length(prefix)) for position, prefix in enumerate(self.prefixes) if prefix is not None]
 
 
 @dataclass(frozen=True)
 class PrefixDraw:
-    """Selects about one of `every` texts to judge, and draws a prefix of each, by a hash of `seed` and the text."""
+    """Selects about one in `every` texts, and draws a prefix of each, by a hash that includes `seed` and the text."""
 
     every: int = 1
     seed: int = 0
@@ -94,13 +100,14 @@ class PrefixDraw:
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, position: int) -> str | None:
-        """Draw a prefix of the text at `position` of the stream of `user`; None if it is too short or not selected."""
+        """Return a prefix of the text at `position` of a stream; None if the text is too short or not selected."""
         graphemes = GRAPHEME.findall(text)
-        choices = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
+        choice_count = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
         digest = hashlib.sha256(json.dumps([self.seed, user, text, position]).encode()).digest()
-        if choices < 1 or int.from_bytes(digest[:8], "big") % self.every:
+        selection_hash, length_hash = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
+        if choice_count < 1 or selection_hash % self.every:
             return None
-        return "".join(graphemes[: MIN_TYPED + int.from_bytes(digest[8:16], "big") % choices])
+        return "".join(graphemes[: MIN_TYPED + length_hash % choice_count])
 
 
 ALL_TEXTS = PrefixDraw()
@@ -116,10 +123,10 @@ def read_streams(
     max_rows_per_user: int | None = None,
     draw: PrefixDraw = ALL_TEXTS,
 ) -> list[Stream]:
-    """Read a table as one stream for each user, sorted by user.
+    """Read a table and return one stream for each user, sorted by user.
 
-    Texts are normalized as in a run with `config`, and are in canonical form. A `Notice` reports the number of texts
-    with more than `max_tokens` tokens, of which the run reads only the beginning.
+    Texts are normalized as in a run with `config`, and converted to canonical form. A `Notice` reports the number of
+    texts with more than `max_tokens` tokens; the run reads only the beginning of such a text.
 
     Args:
         source: A table, such as a path or a list of rows.
@@ -138,11 +145,11 @@ def read_streams(
     table = open_table(source)
     columns = tuple(dict.fromkeys((data.text, user_column, time_column, *context_columns)))
     rows_by_user: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
-    number = 0
+    row_number = 0
     for chunk in table.chunks(columns):
         for values in zip(*(chunk[name] for name in columns), strict=True):
-            row, number = dict(zip(columns, values, strict=True)), number + 1
-            where = f"{table.name} row {number}"
+            row, row_number = dict(zip(columns, values, strict=True)), row_number + 1
+            where = f"{table.name} row {row_number}"
             if not isinstance(row[data.text], str):
                 raise UserError(f"{where}: {data.text} is {short_repr(row[data.text])}, not a text")
             check_text(row[data.text], f"{where}: {data.text}")
@@ -153,12 +160,14 @@ def read_streams(
             rows_by_user[category_name(row[user_column])].append((seconds, row))
     streams = []
     for user in sorted(rows_by_user):
-        ordered = sorted(rows_by_user[user], key=lambda entry: entry[0])  # stable: ties keep the order of the table
-        rows = tuple(row for _, row in ordered[:max_rows_per_user])
+        # The sort is stable: rows with the same time stay in the order of the table.
+        timed_rows = sorted(rows_by_user[user], key=lambda timed_row: timed_row[0])
+        rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
         prefixes = (draw.prefix(user, row[data.text], position) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
-    cut = truncated_mask((row[data.text] for stream in streams for row in stream.rows), tokenizer, data.max_tokens)
-    report_truncated(cut, table.name, data.max_tokens)
+    texts = (row[data.text] for stream in streams for row in stream.rows)
+    is_truncated = truncated_mask(texts, tokenizer, data.max_tokens)
+    report_truncated(is_truncated, table.name, data.max_tokens)
     return streams
 
 
@@ -175,16 +184,17 @@ def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -
     return seen_prefixes
 
 
-def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank of `text` among the suggestions, from 1, or None if it is not among them."""
-    return suggestions.index(text) + 1 if text in suggestions else None
+def rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank of `text` among the suggested texts, from 1, or None if it is not among them."""
+    return suggested_texts.index(text) + 1 if text in suggested_texts else None
 
 
-def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank, from 1, of the first suggestion that is `text` or its first words (Park and Chiba 2017)."""
-    return next(
-        (rank for rank, suggestion in enumerate(suggestions, 1) if f"{text} ".startswith(f"{suggestion} ")), None
-    )
+def partial_rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank, from 1, of the first suggested text that is `text` or its first words (Park and Chiba 2017)."""
+    for rank, suggested_text in enumerate(suggested_texts, 1):
+        if f"{text} ".startswith(f"{suggested_text} "):
+            return rank
+    return None
 
 
 def replay(
@@ -198,23 +208,23 @@ def replay(
 ) -> Generator[Row]:
     """Replay every stream with every system; yield a row for each judged text and append it to a file.
 
-    The rows of a stream are written together, when the stream is finished. Streams whose rows are already in the file
-    are skipped.
+    The rows of a stream are written together, once a system has completed the whole stream. A system skips streams for
+    which the file already has its rows.
 
     Args:
         systems: The systems by name.
         streams: The streams.
-        path: The file of rows.
+        path: The file to which rows are appended.
         text_column: The column of the texts.
         seen_prefixes: The prefixes with which training texts begin, or None if the training texts are not known.
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: The file has rows of streams with other texts or prefixes.
+        UserError: The file has rows with other texts or prefixes than the streams.
     """
-    finished = _remove_unfinished(path, streams)
-    pairs = [(stream, name) for stream in streams if stream.judged_prefixes for name in systems]
-    remaining = [(stream, name) for stream, name in pairs if (name, stream.user) not in finished]
+    finished = _retain_finished(path, streams)
+    judged_streams = [stream for stream in streams if stream.judged_prefixes]
+    remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
     total = sum(len(stream.rows) for stream, _ in remaining)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in remaining:
@@ -235,59 +245,59 @@ def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator
     for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
         figures: Row = {}
         if prefix is not None:
-            other_columns = {
-                name: value for name, value in row.items() if name != text_column
-            }  # without the text to complete
+            other_columns = {name: value for name, value in row.items() if name != text_column}
             begin = time.perf_counter()
             suggestions = system.suggest(state, prefix, other_columns, SUGGESTION_COUNT)[:SUGGESTION_COUNT]
-            texts = [suggestion.text for suggestion in suggestions]
-            figures = _judge(row[text_column], prefix, texts, position, time.perf_counter() - begin)
+            suggested_texts = [suggestion.text for suggestion in suggestions]
+            figures = _judge(row[text_column], prefix, suggested_texts, position, time.perf_counter() - begin)
             figures["nats"], figures["targets"] = system.nats(state, row) or (None, None)
         begin = time.perf_counter()
         state = system.learn(state, row)
         yield {**figures, "learn_seconds": time.perf_counter() - begin} if figures else None
 
 
-def _judge(text: str, prefix: str, suggestions: Sequence[str], position: int, seconds: float) -> Row:
-    """Compare the suggestions for `prefix` with `text`; return the figures of this text.
+def _judge(text: str, prefix: str, suggested_texts: Sequence[str], position: int, seconds: float) -> Row:
+    """Compare the suggested texts for `prefix` with `text`; return the figures of this text.
 
-    `saved` is the number of graphemes that the user need not type after taking the first suggestion that is the text or
-    its first words.
+    The figure `saved` is the number of graphemes that the user need not type if the user takes the first suggested
+    text that is `text` or its first words.
     """
-    partial_rank = partial_rank_of(text, suggestions)
+    partial_rank = partial_rank_of(text, suggested_texts)
     return {
         "position": position,
         "prefix_length": _length(prefix),
         "query_length": _length(text),
-        "rank": rank_of(text, suggestions),
+        "rank": rank_of(text, suggested_texts),
         "partial_rank": partial_rank,
-        "saved": 0 if partial_rank is None else _length(suggestions[partial_rank - 1]) - _length(prefix),
+        "saved": 0 if partial_rank is None else _length(suggested_texts[partial_rank - 1]) - _length(prefix),
         "suggest_seconds": seconds,
     }
 
 
-def _remove_unfinished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
-    """Remove the rows of unfinished streams from the file; return (system, user) of each finished stream."""
+def _retain_finished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
+    """Retain only the rows of finished streams in the file; return the system and the user of each."""
     if not path.exists():
         return set()
     rows = files.read_rows(path)
-    positions_by_pair: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    written_prefixes: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)  # by system and user
     for row in rows:
-        positions_by_pair[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
-    judged = {stream.user: stream.judged_prefixes for stream in streams}
-    for (_, user), positions in positions_by_pair.items():
-        if positions != judged.get(user, [])[: len(positions)]:
-            raise UserError(
-                f"{path}: was written with other texts or options (user {short_repr(user)}); choose another folder"
-            )
+        written_prefixes[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
+    judged_prefixes = {stream.user: stream.judged_prefixes for stream in streams}
+    for (_, user), prefixes in written_prefixes.items():
+        if prefixes != judged_prefixes.get(user, [])[: len(prefixes)]:
+            reason = f"the file was written with other texts or options (user {short_repr(user)})"
+            raise UserError(f"{path}: {reason}; choose another folder")
     finished = {
-        (name, user) for (name, user), positions in positions_by_pair.items() if len(positions) == len(judged[user])
+        (name, user)
+        for (name, user), prefixes in written_prefixes.items()
+        if len(prefixes) == len(judged_prefixes[user])
     }
     files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in finished))
     return finished
 
 
 def _length(text: str) -> int:
+    """Return the number of graphemes of a text."""
     return len(GRAPHEME.findall(text))
 
 

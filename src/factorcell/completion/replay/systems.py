@@ -4,10 +4,10 @@ mpc        most popular completion: the training texts that begin with the prefi
 history    the earlier texts of the user; newer texts have larger weights
 plain      a run without online learning, for the unknown user
 online     a run that learns the vector of each user, text by text
-blend      the run that is named before it, blended with popular texts and the history of the user
+blend      a run blended with popular texts and the history of the user
 
-In a folder of several runs, the name of each run is also the name of a system. This system learns users online if the
-run distinguishes users.
+In a list of names, `blend` uses the run that is named before it. In a folder of several runs, the name of each run is
+also the name of a system. This system learns users online if the run distinguishes users.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 
 class MostPopular(System):
-    """Completion by popular training texts, which is the same for all users."""
+    """Completion by popular training texts, without regard to the user."""
 
     def __init__(self, popularity: Popularity) -> None:
         self.popularity = popularity
@@ -43,7 +43,11 @@ class MostPopular(System):
 
 
 class UserHistory(System):
-    """Completion by the earlier texts of the user; `text_column` is the column of the texts."""
+    """Completion by the earlier texts of the user.
+
+    Args:
+        text_column: The column of the texts.
+    """
 
     def __init__(self, text_column: str) -> None:
         self.text_column = text_column
@@ -59,7 +63,12 @@ class UserHistory(System):
 
 
 class Unpersonalised(System):
-    """Completion by a run without online learning, which reads all context columns of a row except `user_column`."""
+    """Completion by a run without online learning.
+
+    Args:
+        completer: The completer of the run.
+        user_column: The column of users; all other context columns of the run are read.
+    """
 
     def __init__(self, completer: Completer, user_column: str) -> None:
         self.completer, run = completer, completer.run
@@ -68,7 +77,8 @@ class Unpersonalised(System):
     def suggest(self, state: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
         if not self.completer.fits(prefix):
             return []
-        return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
+        context = {name: row[name] for name in self.columns}
+        return self.completer.complete(prefix, context=context, k=k)
 
     def nats(self, state: None, row: Row) -> tuple[float, int]:
         run, context = self.completer.run, {name: row[name] for name in self.columns}
@@ -82,7 +92,7 @@ class Personalised(System):
     Args:
         run: The run.
         suggester: The completer or blend of the run.
-        learns: Whether to learn users; if False, every user stays the unknown user.
+        learns: Whether to learn users; if False, the vector of every user stays that of the unknown user.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
     """
 
@@ -97,7 +107,8 @@ class Personalised(System):
     def suggest(self, state: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
         if not self.suggester.fits(prefix):
             return []
-        return self.suggester.complete(prefix, state, {name: row[name] for name in self.columns}, k)
+        context = {name: row[name] for name in self.columns}
+        return self.suggester.complete(prefix, state, context, k)
 
     def nats(self, state: User, row: Row) -> tuple[float, int]:
         texts, contexts = [row[self.text_column]], [{name: row[name] for name in self.columns}]
@@ -114,7 +125,7 @@ class Personalised(System):
 
 
 def run_folders(folder: Path) -> dict[str, Path]:
-    """Return the run folder of each system that is a run; `folder` is a run folder or a folder of runs."""
+    """Return the folder of each system that is a run; `folder` is one run folder or a folder of runs."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
     folders = {path.parent.name: path.parent for path in input_files.list_visible(folder, "*/config.json")}
@@ -124,14 +135,15 @@ def run_folders(folder: Path) -> dict[str, Path]:
 
 
 def available_systems(folder: Path) -> list[str]:
-    """Return the names of all systems that `folder` allows, its first run first; `blend` uses its last run."""
+    """Return the names of all systems for which `folder` has the files; the first run comes first, and `blend` last."""
     folders = run_folders(folder)
-    has_users = {path: _distinguishes_users(read_config(path)) for path in folders.values()}
-    has_popularity = {path for path in folders.values() if (path / POPULARITY).exists()}
-    first, *others = [name for name, path in folders.items() if name != "online" or has_users[path]]
-    last = list(folders.values())[-1]
-    blended = ["blend"] if last in has_popularity and has_users[last] else []
-    return [first, *(["mpc"] if has_popularity else []), "history", *others, *blended]
+    user_paths = {path for path in folders.values() if _distinguishes_users(read_config(path))}
+    popularity_paths = {path for path in folders.values() if (path / POPULARITY).exists()}
+    first, *others = [name for name, path in folders.items() if name != "online" or path in user_paths]
+    last_path = list(folders.values())[-1]  # `blend` uses the run that is named before it
+    popular = ["mpc"] if popularity_paths else []
+    blend = ["blend"] if last_path in popularity_paths and last_path in user_paths else []
+    return [first, *popular, "history", *others, *blend]
 
 
 def _distinguishes_users(config: Config) -> bool:
@@ -139,8 +151,8 @@ def _distinguishes_users(config: Config) -> bool:
     return bool(config.data.user and (weight_adapters(config.model) or config.model.output_bias))
 
 
-def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
-    """Return the config with which the systems `names` read texts, and the context columns that they read.
+def find_config_and_columns(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
+    """Return the config with which the systems `names` read texts, and the context columns that these systems read.
 
     Args:
         folder: A run folder or a folder of runs.
@@ -151,29 +163,31 @@ def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tupl
         UserError: The runs have different text columns or lower-casing.
     """
     folders = run_folders(folder)
-    selected = _selected_runs(folders, names)
+    selected = _select_runs(folders, names)
+    # Text column and lower-casing -> name and config of the first run that reads texts in this way.
     configs: dict[tuple[str, bool], tuple[str, Config]] = {}
     columns: list[str] = []
-    for name, path in (selected or dict(list(folders.items())[:1])).items():
+    for name, path in (selected or _first_run(folders)).items():
         config = read_config(path)
         configs.setdefault((config.data.text, config.tokenizer.lowercase), (name, config))
-        columns += ContextSchema.load(path / "schema.json").columns(without=user_column) if selected else []
+        if selected:
+            columns += ContextSchema.load(path / "schema.json").columns(without=user_column)
     if len(configs) > 1:
         (first, _), (second, _), *_ = configs.values()
-        raise UserError(
-            f"{folder}: {first} and {second} have different text columns or lower-casing; replay them separately"
-        )
+        reason = f"the runs {first} and {second} have different text columns or lower-casing"
+        raise UserError(f"{folder}: {reason}; replay them separately")
     (_, config), *_ = configs.values()
     return config, list(dict.fromkeys(columns))
 
 
 def user_and_time_columns(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the user and time columns of the trainings of the systems `names`; "" for a column that none has."""
+    """Return the user and time columns of the runs of the systems `names`; "" for a column that no run has."""
     folders = run_folders(folder)
-    selected = _selected_runs(folders, names) or dict(list(folders.items())[:1])
-    data = [read_config(path).data for path in selected.values()]
-    user_column = next((options.user for options in data if options.user), "")
-    return user_column, next((options.time for options in data if options.time), "")
+    selected = _select_runs(folders, names) or _first_run(folders)
+    data_options = [read_config(path).data for path in selected.values()]
+    user_column = next((options.user for options in data_options if options.user), "")
+    time_column = next((options.time for options in data_options if options.time), "")
+    return user_column, time_column
 
 
 def open_systems(
@@ -195,20 +209,20 @@ def open_systems(
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
         device: The device of the runs, as in `Run.open`.
-        precision: The precision of the runs, as in `Run.open`. With `auto`, the precision chosen for the first run is
-            used for all runs.
+        precision: The precision of the runs, as in `Run.open`. With `auto`, all runs use the precision that is chosen
+            for the first run.
 
     Raises:
         UserError: A name is unknown, or a system needs popular texts that its run does not have.
     """
     folders, systems = run_folders(folder), dict[str, System]()
-    selected = _selected_runs(folders, names)
+    selected = _select_runs(folders, names)
 
     @cache
     def open_completer(path: Path) -> Completer:
         nonlocal precision
         run = Run.open(path, device=device, precision=precision)
-        precision = run.precision  # all other runs use the precision that `auto` has chosen for the first
+        precision = run.precision  # all other runs use the precision that `auto` chose for the first run
         return Completer(run, unknown=unknown, seconds=seconds)
 
     for name in names:
@@ -219,24 +233,31 @@ def open_systems(
             systems[name] = MostPopular(Popularity.load(path))
             continue
         if name == "history":
-            systems[name] = UserHistory(reading_config(folder, names, user_column)[0].data.text)
+            config, _ = find_config_and_columns(folder, names, user_column)
+            systems[name] = UserHistory(config.data.text)
             continue
         completer = open_completer(selected[name])
         run = completer.run
         if name == "blend":
             systems[name] = Personalised(run, Blend(completer, Popularity.from_run(run)), unknown=unknown)
         elif distinguishes_users(run):
-            systems[name] = Personalised(run, completer, name != "plain", unknown)
+            systems[name] = Personalised(run, completer, learns=name != "plain", unknown=unknown)
         else:
             systems[name] = Unpersonalised(completer, user_column)
     return systems
 
 
-def _selected_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the run folder of each system of `names` that has one; `blend` uses the run named before it."""
-    selected, latest = dict[str, Path](), list(folders.values())[-1]
+def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """Return the run folder of each system of `names` that is a run; that of `blend` is the folder named before it."""
+    selected, latest_path = dict[str, Path](), list(folders.values())[-1]
     for name in names:
-        latest = folders.get(name, latest)
+        latest_path = folders.get(name, latest_path)
         if name in folders or name == "blend":
-            selected[name] = latest
+            selected[name] = latest_path
     return selected
+
+
+def _first_run(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Return only the first entry of `folders`."""
+    name, path = next(iter(folders.items()))
+    return {name: path}
