@@ -25,7 +25,7 @@ def test_a_column_of_names_is_aggregated_to_the_most_frequent() -> None:
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
     column = embeddings.read_column(embedded, [*rows, *gaps], "theme")
     assert column == ValueColumn("theme", ("b", "b", None, "a"))
-    assert column.known.tolist() == [0, 1, 3]
+    assert column.known_indices.tolist() == [0, 1, 3]
 
 
 def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
@@ -36,7 +36,7 @@ def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
     column = embeddings.read_column(embedded, rows, "stars")
     assert column.numbers is not None
     np.testing.assert_array_equal(column.numbers, [3.25, math.nan, 2.0])
-    assert column.known.tolist() == [0, 2]
+    assert column.known_indices.tolist() == [0, 2]
     assert embeddings.read_column(embedded, rows, "stars:category").names == ("5", None, "2")
     assert embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars").names == (
         "5",
@@ -198,7 +198,10 @@ def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
     assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
         embeddings.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
-    with pytest.raises(UserError, match="expected at least 10 different values in groups of at least 5, got 23"):
+    with pytest.raises(
+        UserError,
+        match=r"groups of at least 5 with two or more different entries, got 23 values \(different entries: 1\)",
+    ):
         embeddings.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
 
 
@@ -210,7 +213,9 @@ def test_numbers_are_predicted() -> None:
     assert result["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
     assert embeddings.predict_column(embedded, noise)["r2"] < 0.2
-    with pytest.raises(UserError, match="height: expected at least 10 different values, got 9"):
+    with pytest.raises(
+        UserError, match="height: expected at least 10 values with two or more different entries, got 9 values"
+    ):
         embeddings.predict_column(
             embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
         )

@@ -214,7 +214,7 @@ def apply_bayes_rule(
         log_likelihoods: log p(text given candidate) in nats (B, K).
         lengths: The number of targets of each text (B,).
         truth: The true value of each text (B,), None if it has none.
-        distractors: Values that are not candidates, whose texts count as negatives in the AUC.
+        distractors: Values that are not candidates; their texts count as negatives in the AUC.
         truncated: Whether each text was cut (B,).
     """
     perplexities = np.exp(-log_likelihoods / np.maximum(1, lengths)[:, None])
