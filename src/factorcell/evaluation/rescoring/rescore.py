@@ -54,19 +54,19 @@ class ScoreWeights:
         and the number of words 0.
         """
         limits.check(share=share)
-        values = {name: 1 - share if name == LM else 1.0 for name in names}
-        return cls({**values, MODEL: share, WORDS: 0.0})
+        weights = {name: 1 - share if name == LM else 1.0 for name in names}
+        return cls({**weights, MODEL: share, WORDS: 0.0})
 
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
-        """Read weights from a JSON file: an object of names and numbers."""
-        values = files.read_json(path)
-        valid = isinstance(values, dict) and all(
-            isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
+        """Read weights from a JSON file with an object from names to numbers."""
+        weights = files.read_json(path)
+        is_valid = isinstance(weights, dict) and all(
+            isinstance(value, (int, float)) and np.isfinite(value) for value in weights.values()
         )
-        if not valid:
-            raise UserError(f"{path}: expected an object of names and finite numbers, got {values!s:.60}")
-        return cls({name: float(value) for name, value in values.items()})
+        if not is_valid:
+            raise UserError(f"{path}: expected an object of names and finite numbers, got {weights!s:.60}")
+        return cls({name: float(value) for name, value in weights.items()})
 
     def save(self, path: str | Path) -> None:
         files.write_json(path, dict(self.values))
@@ -83,7 +83,7 @@ class ScoreWeights:
 
 @dataclass(frozen=True)
 class ScoredNBest:
-    """N-best lists with the log probability of every hypothesis in nats, `log_probs` (H,) for each utterance."""
+    """N-best lists with `log_probs`: for each utterance, the log probabilities (H,) of its hypotheses in nats."""
 
     nbest: NBest
     log_probs: tuple[Floats, ...]
@@ -94,7 +94,7 @@ class ScoredNBest:
         return (*self.nbest.names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
-        """Return the features (H, F) of each utterance: scores, log probability, number of words."""
+        """Return for each utterance the features (H, F) of its hypotheses: scores, log probability, number of words."""
         return [
             np.column_stack([utterance.scores, log_probs, [float(len(text.split())) for text in utterance.texts]])
             for utterance, log_probs in zip(self.nbest.utterances, self.log_probs, strict=True)
@@ -104,7 +104,7 @@ class ScoredNBest:
 def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any]) -> list[Row]:
     """Return the context of each utterance: a value for each context column of the model.
 
-    The value is taken from `shared`, else from the columns of the utterance, else it is None.
+    The value comes from `shared` or, if that lacks the column, from the utterance; otherwise it is None.
     """
     columns = model.schema.columns()
     for name in shared:
@@ -121,7 +121,7 @@ def _read_hypotheses(
 ) -> Corpus:
     """Return the hypotheses of all `utterances`, without truncation, as one corpus.
 
-    The variables `optional` may be absent.
+    The contexts may lack the columns of the variables `optional`.
     """
     text = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
@@ -130,7 +130,7 @@ def _read_hypotheses(
 
 
 def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the variables whose column no utterance has.
+    """Return the names of the variables whose column has no value in any utterance.
 
     Raises a `UserError` if a value is invalid; its message names the utterance.
     """
@@ -188,16 +188,16 @@ def score_hypotheses(
 def batches(nbest: NBest) -> Iterator[slice]:
     """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together.
 
-    An utterance that exceeds a limit alone is a slice of its own.
+    A slice of a single utterance may exceed these limits.
     """
     begin = hypotheses = characters = 0
     for index, utterance in enumerate(nbest.utterances):
-        more_hypotheses, more_characters = len(utterance.texts), sum(map(len, utterance.texts))
-        is_full = hypotheses + more_hypotheses > MAX_HYPOTHESES or characters + more_characters > MAX_CHARACTERS
+        added_hypotheses, added_characters = len(utterance.texts), sum(map(len, utterance.texts))
+        is_full = hypotheses + added_hypotheses > MAX_HYPOTHESES or characters + added_characters > MAX_CHARACTERS
         if index > begin and is_full:
             yield slice(begin, index)
             begin, hypotheses, characters = index, 0, 0
-        hypotheses, characters = hypotheses + more_hypotheses, characters + more_characters
+        hypotheses, characters = hypotheses + added_hypotheses, characters + added_characters
     yield slice(begin, len(nbest.utterances))
 
 
@@ -211,7 +211,7 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
     Returns:
-        The weights, and the nats of these hypotheses, averaged over lists.
+        The weights, and the negative log likelihood of these hypotheses in nats, averaged over lists.
 
     Raises:
         UserError: The lists have no references.
@@ -221,9 +221,10 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
         raise UserError("n-best lists: weights cannot be fitted without references")
     lists = scored.features()
     features = np.asarray(weighting.pad_lists(lists), dtype=np.float64)
-    errors = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
-    padded_errors = np.asarray(weighting.pad_lists(errors), dtype=np.int64)
-    is_real = np.arange(features.shape[1]) < np.array([len(rows) for rows in lists])[:, None]
+    errors_by_list = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
+    padded_errors = np.asarray(weighting.pad_lists(errors_by_list), dtype=np.int64)
+    list_lengths = np.array([len(rows) for rows in lists])
+    is_real = np.arange(features.shape[1]) < list_lengths[:, None]
     weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
     return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -log_prob
 
@@ -269,24 +270,31 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
         choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
-        for row, group in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
-            groups.setdefault((name, group), []).append(row)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "all", item[0][0], -len(item[1])))
-    return [_rates(key, members, seed) for key, members in ordered]
+        group_names = value_groups([row["columns"].get(name) for row in rows])
+        for row, group_name in zip(rows, group_names, strict=True):
+            groups.setdefault((name, group_name), []).append(row)
+
+    def sort_key(group: tuple[str, str]) -> tuple[bool, str, int]:
+        column, _ = group
+        return column != "all", column, -len(groups[group])  # all utterances first, then large groups of each column
+
+    return [_compute_rates(group, groups[group], seed) for group in sorted(groups, key=sort_key)]
 
 
-def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
+def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
+    """Return the row of `word_error_rates` for the group, a pair of a column and a value, with these `rows`."""
     names = ("words", "errors_first", "errors", "errors_oracle")
-    counts = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    sums = bootstrap.resampled_sums(counts, seed=seed)
-    words, first, rescored, oracle = sums[0]
+    counts_of_utterances = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
+    sums = bootstrap.resampled_sums(counts_of_utterances, seed=seed)
+    words, first, rescored, oracle = sums[0]  # over all utterances
+    column, value = group
     if not words:
-        of_group = "" if key == ALL else f" of {key[0]} {key[1]!r}"
-        raise UserError(f"the references{of_group} have no words, so the word error rate is undefined")
-    gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
+        group_description = "" if group == ALL else f" of {column} {value!r}"
+        raise UserError(f"the references{group_description} have no words, so the word error rate is undefined")
+    resampled_words, resampled_first, resampled_rescored, _ = sums.T
+    gains = (resampled_first - resampled_rescored) / np.maximum(resampled_words, 1)
     return {
-        **dict(zip(("by", "value"), key, strict=True)),
-        **{"utterances": len(rows), "words": int(words)},
+        **{"by": column, "value": value, "utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
         **bootstrap.percentile_interval(gains, len(rows)).to_row("gain"),
     }
@@ -295,18 +303,19 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
     """Return the word errors (H,) of `texts` (H): the fewest insertions, deletions and substitutions of words."""
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
-    ids = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
-    reference_ids = np.array([ids[word] for word in reference_words], dtype=np.int64)
+    id_by_word = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
+    reference_ids = np.array([id_by_word[word] for word in reference_words], dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses])
     tokens = np.full((len(hypotheses), max(lengths, default=0)), -1)
     for row, words in enumerate(hypotheses):
-        tokens[row, : len(words)] = [ids.get(word, -1) for word in words]
+        tokens[row, : len(words)] = [id_by_word.get(word, -1) for word in words]
     positions = np.arange(len(reference_words) + 1)
-    # costs[h, r] (H, R + 1): errors of the words of hypothesis h read so far against r words of the reference.
+    # costs[h, r] (H, R + 1): word errors of the part of hypothesis h read so far against the first r reference words.
     costs = np.tile(positions, (len(hypotheses), 1))
     for step in range(tokens.shape[1]):
         next_costs = costs + 1  # insertion
-        next_costs[:, 1:] = np.minimum(next_costs[:, 1:], costs[:, :-1] + (tokens[:, step, None] != reference_ids))
+        substitution_costs = costs[:, :-1] + (tokens[:, step, None] != reference_ids)
+        next_costs[:, 1:] = np.minimum(next_costs[:, 1:], substitution_costs)
         next_costs = np.minimum.accumulate(next_costs - positions, axis=1) + positions  # deletions
         costs = np.where((step < lengths)[:, None], next_costs, costs)
     return costs[:, -1].astype(np.int64)
