@@ -86,8 +86,8 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     and the number of targets of the test texts, given their true values.
     """
     choose("priors", priors, PRIORS)
-    value_names, labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
-    target_labels = np.repeat(labels, train.lengths)
+    value_names, train_labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
+    target_labels = np.repeat(train_labels, train.lengths)
     pair_ids = target_labels * vocabulary_size + target_ids(train)  # one id for each pair of a value and a token
     flat_counts = np.bincount(pair_ids[target_labels >= 0], minlength=len(value_names) * vocabulary_size)
     counts = flat_counts.reshape(len(value_names), vocabulary_size) + SMOOTHING
@@ -95,10 +95,10 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     log_probs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))  # (V, K)
     log_likelihoods = np.zeros((len(test), len(value_names)))
     test_tokens, starts = target_ids(test), target_offsets(test)
-    for texts in np.array_split(np.arange(len(test)), 1 + len(test_tokens) * len(value_names) // MAX_ELEMENTS):
-        first_text, last_text = texts[0], texts[-1]
+    for block in np.array_split(np.arange(len(test)), 1 + len(test_tokens) * len(value_names) // MAX_ELEMENTS):
+        first_text, last_text = block[0], block[-1]
         target_span = slice(starts[first_text], starts[last_text + 1])
-        log_likelihoods[texts] = np.add.reduceat(log_probs[test_tokens[target_span]], starts[texts] - target_span.start)
+        log_likelihoods[block] = np.add.reduceat(log_probs[test_tokens[target_span]], starts[block] - target_span.start)
     true_labels = _labels(test)
     labelled_texts = np.flatnonzero(true_labels >= 0)
     tally = Tally(
@@ -106,7 +106,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
         int(test.lengths[labelled_texts].sum()),
     )
     true_values = [value_names[label] if label >= 0 else None for label in true_labels]
-    training_counts = dict(zip(value_names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
+    training_counts = dict(zip(value_names, np.bincount(train_labels[train_labels >= 0]).tolist(), strict=True))
     result = apply_bayes_rule(value_names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
     return result.with_priors(training_counts) if priors == "training" else result, tally
 
@@ -124,9 +124,9 @@ class LinearClassifier:
         max_buckets = MAX_ELEMENTS // len(self.names)
         self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
         self.weights, sums_of_squared_gradients = torch.zeros(2, self.bucket_count, len(self.names))
-        ngrams, random = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
+        ngrams, generator = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
         labelled_texts = np.flatnonzero(labels.numpy() >= 0)
-        batches = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(labelled_texts))]
+        batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
         for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
             buckets, positions, starts = ngrams.take(batch)
             bucket_weights = F.embedding(buckets, self.weights).requires_grad_()
@@ -140,14 +140,14 @@ class LinearClassifier:
     def __call__(self, test: Corpus) -> Classification:
         """Classify the texts of `test`."""
         ngrams, log_posteriors = _HashedNGrams(test, self.order, self.bucket_count), []
-        for batch in _batches(np.arange(len(test))):
+        for batch in _split_into_batches(np.arange(len(test))):
             buckets, positions, starts = ngrams.take(batch)
             logits = _logits(F.embedding(buckets, self.weights), positions, starts)
             log_posteriors.append(F.log_softmax(logits.double(), dim=1))
         return _classification(self.names, torch.cat(log_posteriors).numpy(), test)
 
 
-def _batches(texts: Ids) -> list[Ids]:
+def _split_into_batches(texts: Ids) -> list[Ids]:
     return np.array_split(texts, range(BATCH_SIZE, len(texts), BATCH_SIZE))
 
 
@@ -156,8 +156,8 @@ def _logits(weights: Tensor, positions: Tensor, starts: Tensor) -> Tensor:
 
     `positions` (N,) and `starts` (B,) are results of `_HashedNGrams.take`.
     """
-    counts = torch.diff(starts, append=torch.tensor([len(positions)]))
-    return F.embedding_bag(positions, weights, starts, mode="sum") / counts.sqrt()[:, None]
+    ngram_counts = torch.diff(starts, append=torch.tensor([len(positions)]))
+    return F.embedding_bag(positions, weights, starts, mode="sum") / ngram_counts.sqrt()[:, None]
 
 
 class _HashedNGrams:
@@ -170,7 +170,7 @@ class _HashedNGrams:
         hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
         buckets_by_length, texts_by_length = [], []  # lists of arrays, one for each length of n-grams
         for length in range(1, order + 1):
-            hashes[1:] = hashes[:-1]
+            hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
             hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
             is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
             buckets_by_length.append((hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64))
@@ -186,15 +186,15 @@ class _HashedNGrams:
             The distinct buckets (U,), the position of each n-gram's bucket among the distinct ones (N,), and the index
             of the first n-gram of each text (B,).
         """
-        counts = self.offsets[texts + 1] - self.offsets[texts]
-        starts = np.cumsum(counts) - counts
-        ngrams = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
-        buckets, positions = np.unique(self.buckets[ngrams], return_inverse=True)
+        ngram_counts = self.offsets[texts + 1] - self.offsets[texts]
+        starts = np.cumsum(ngram_counts) - ngram_counts
+        ngram_indices = np.repeat(self.offsets[texts] - starts, ngram_counts) + np.arange(ngram_counts.sum())
+        buckets, positions = np.unique(self.buckets[ngram_indices], return_inverse=True)
         return torch.from_numpy(buckets), torch.from_numpy(positions), torch.from_numpy(starts)
 
 
 class FastTextClassifier:
-    """The fastText classifier with n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, sec. 3.1)."""
+    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017)."""
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)

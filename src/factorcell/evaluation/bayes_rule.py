@@ -148,6 +148,7 @@ class Classification:
         a candidate nor a distractor. A metric over zero texts is NaN.
         """
         confusion, is_labelled = self.confusion(), self.truth >= 0
+        is_included = is_labelled | self.is_distractor
         correct_counts, true_counts, predicted_counts = np.diag(confusion), confusion.sum(1), confusion.sum(0)
         values: list[Row] = [
             {
@@ -156,20 +157,16 @@ class Classification:
                 "precision": _ratio(correct_counts[index], predicted_counts[index]),
                 "recall": _ratio(correct_counts[index], true_counts[index]),
                 "f1": _ratio(2 * correct_counts[index], true_counts[index] + predicted_counts[index]),
-                "auc": auc(
-                    self.detection_score[is_labelled | self.is_distractor, index],
-                    self.truth[is_labelled | self.is_distractor] == index,
-                ),
+                "auc": auc(self.detection_score[is_included, index], self.truth[is_included] == index),
             }
             for index, name in enumerate(self.names)
         ]
         values_with_texts = [value for value in values if value["count"]]
-        is_excluded = ~is_labelled & ~self.is_distractor
         row: Row = {"texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
-        row["left_out"] = int(is_excluded.sum())
+        row["left_out"] = int((~is_included).sum())
         if self.is_missing is not None:
-            missing_count = int((is_excluded & self.is_missing).sum())
+            missing_count = int((~is_included & self.is_missing).sum())
             row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
         row["accuracy"] = _ratio(correct_counts.sum(), confusion.sum())
         if self.training_prior_predictions is not None and is_labelled.any():

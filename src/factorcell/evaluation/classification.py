@@ -116,9 +116,9 @@ def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") ->
     """
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":
-        counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
-        counts[run.tokenizer.specials.start] = 0
-        proposal_distribution = Proposal(counts, count, run.device)
+        token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
+        token_counts[run.tokenizer.specials.start] = 0
+        proposal_distribution = Proposal(token_counts, count, run.device)
     else:
         proposal_distribution = Proposal.by_rank(run.tokenizer, count, run.device)
     with torch.random.fork_rng(devices=[]):
@@ -131,20 +131,20 @@ def _candidate_nats(
 ) -> Floats:
     """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
     text_count, candidate_count = len(batch.rows), len(candidates)
-    context_of = torch.arange(candidate_count, device=run.device).repeat(text_count)
+    context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
     contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
-        distinct_contexts, context_of = contexts.distinct()
+        distinct_contexts, context_of_row = contexts.distinct()
         conditioning = run.model.condition(distinct_contexts)
     text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
     repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
-    per_text = conditioning.select(context_of)
+    row_conditioning = conditioning.select(context_of_row)
     if samples is None:
-        nats = run.model(repeated_batch, per_text)
+        nats = run.model(repeated_batch, row_conditioning)
     else:
-        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=per_text)
-    summed: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
-    return summed
+        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
+    nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
+    return nats_of_texts
 
 
 def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> Candidate:

@@ -215,4 +215,4 @@ def format_difference(name: str, row: Mapping[str, Any]) -> str | None:
     interval = Interval.from_row(row, name)
     if name.startswith("bits"):
         return interval and interval.to_text(".3f")
-    return interval and interval.to_text(".1f", 100.0, "%" if name.startswith("gain") else " pt")
+    return interval and interval.to_text(".1f", scale=100.0, unit="%" if name.startswith("gain") else " pt")

@@ -167,10 +167,11 @@ def bias_shift(
             corpus = run.read([""], [values_by_column], unknown=unknown)
             head_conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
             zero_state = run.model.embedding.new_zeros(1, run.model.backbone.size)
-            log_probs.append(head.log_probabilities(zero_state, head_conditions)[0].double().cpu().numpy())
-    is_possible = np.isfinite(log_probs[0]) & np.isfinite(log_probs[1])
-    first, second = (np.where(is_possible, values, 0.0) for values in log_probs)  # avoids infinity - infinity
-    return np.where(is_possible, first - second, 0.0)
+            (token_log_probs,) = head.log_probabilities(zero_state, head_conditions)
+            log_probs.append(token_log_probs.double().cpu().numpy())
+    is_possible = np.isfinite(log_probs).all(axis=0)  # a token of probability 0 has log probability -infinity
+    first, second = (np.where(is_possible, token_log_probs, 0.0) for token_log_probs in log_probs)
+    return first - second
 
 
 def most_shifted_tokens(
@@ -226,18 +227,20 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
     name, kind, _ = parse_column(column)
     choose("kind of column to colour or predict by", kind or "number", VALUE_COLUMN_KINDS)
     table = open_table(source)
-    entries_of: dict[str, Counter[str]] = {}  # value -> entries with their counts
+    entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts
     for chunk in table.chunks([embeddings.source, name]):
         for value, entry in zip(chunk[embeddings.source], chunk[name], strict=True):
             if not is_missing(value) and not is_missing(entry):
-                entries_of.setdefault(category_name(value), Counter())[category_name(entry)] += 1
-    known_entries = {value: entries_of[value] for value in embeddings.values if value in entries_of}
+                entries_by_value.setdefault(category_name(value), Counter())[category_name(entry)] += 1
+    known_entries = {value: entries_by_value[value] for value in embeddings.values if value in entries_by_value}
     if not known_entries:
         raise UserError(f"{table.name}: no row has {name} and a value of {embeddings.source} that the run knows")
     means = {value: _mean(entries) for value, entries in known_entries.items()}
-    is_numeric = kind == "number" or (kind is None and None not in means.values())  # by default if all are numbers
+    is_numeric = kind == "number" or (
+        kind is None and None not in means.values()
+    )  # the default if all entries are numbers
     if not is_numeric:
-        most_frequent = {value: entries.most_common(1)[0][0] for value, entries in known_entries.items()}
+        most_frequent = {value: _most_frequent(entries) for value, entries in known_entries.items()}
         return ValueColumn(name, tuple(map(most_frequent.get, embeddings.values)))
     for value, mean in means.items():
         if mean is None:
@@ -246,6 +249,11 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
     return ValueColumn(
         name, numbers=np.array([means.get(value, math.nan) for value in embeddings.values], dtype=np.float64)
     )
+
+
+def _most_frequent(entries: Counter[str]) -> str:
+    ((entry, _),) = entries.most_common(1)
+    return entry
 
 
 def _mean(entries: Counter[str]) -> float | None:
@@ -292,16 +300,16 @@ def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     return rows
 
 
-def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
-    """Fit an ellipse to the points of each of the `groups` largest groups; return a row for each.
+def ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
+    """Fit an ellipse to the points of each of the `max_groups` largest groups; return a row for each.
 
     A row has `group`, `count` (its points) and the centre `x`, `y`. The half axes are `HALF_AXIS` standard deviations
     long: `wide` lies in the direction `angle` (in degrees from the x axis), and `high` is perpendicular to it.
     """
-    limits.check(groups=groups)
+    limits.check(groups=max_groups)
     results: list[Row] = []
     for group, count in Counter(str(row["group"]) for row in rows).most_common():
-        if count < MIN_VALUES or len(results) == groups:
+        if count < MIN_VALUES or len(results) == max_groups:
             break
         group_points = np.array([(row["x"], row["y"]) for row in rows if row["group"] == group])
         variances, axes = np.linalg.eigh(np.cov(group_points.T))
@@ -321,21 +329,22 @@ def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: st
     random pairs in the same group. For a column of numbers, it has the `correlation` of both entries.
     """
     choose("measure", measure, EMBEDDING_MEASURES)
-    known = column.known_indices
-    if len(known) < MIN_VALUES:
-        raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(known)}")
-    vectors, neighbours_of_parts = embeddings.vectors[known], []
-    for part in np.array_split(np.arange(len(known)), 1 + len(known) ** 2 // MAX_PAIRS):
+    indices = column.known_indices
+    if len(indices) < MIN_VALUES:
+        raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(indices)}")
+    vectors, neighbours_of_parts = embeddings.vectors[indices], []
+    part_count = 1 + len(indices) ** 2 // MAX_PAIRS
+    for part in np.array_split(np.arange(len(indices)), part_count):
         similarities = _similarities(vectors[part], vectors, measure)
         similarities[np.arange(len(part)), part] = -np.inf  # a value is not its own neighbour
         neighbours_of_parts.append(similarities.argmax(1))
-    row = {"column": column.name, "values": len(known), "measure": measure}
+    row = {"column": column.name, "values": len(indices), "measure": measure}
     neighbours = np.concatenate(neighbours_of_parts)
     if column.numbers is not None:
-        return row | {"correlation": _correlation(column.numbers[known], column.numbers[known][neighbours])}
-    groups = np.array([column.names[index] for index in known])
+        return row | {"correlation": _correlation(column.numbers[indices], column.numbers[indices][neighbours])}
+    groups = np.array([column.names[index] for index in indices])
     group_sizes = np.unique(groups, return_counts=True)[1]
-    chance = float((group_sizes * (group_sizes - 1)).sum() / (len(known) * (len(known) - 1)))
+    chance = float((group_sizes * (group_sizes - 1)).sum() / (len(indices) * (len(indices) - 1)))
     return row | {"groups": len(group_sizes), "same": float((groups[neighbours] == groups).mean()), "chance": chance}
 
 
@@ -358,35 +367,33 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     except ImportError:
         hint = "pip install 'factorcell[analysis]'"
         raise UserError(f"scikit-learn is not installed; install the extra: {hint}") from None
-    known, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
-    targets: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
+    indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
+    targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
     if column.numbers is None:
         groups, group_sizes = np.unique(targets, return_counts=True)
         is_frequent = np.isin(targets, groups[group_sizes >= FOLDS])
-        known, targets = known[is_frequent], targets[is_frequent]
+        indices, targets = indices[is_frequent], targets[is_frequent]
         folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=random_state)
         model = ensemble.GradientBoostingClassifier(random_state=random_state)
     else:
         folds = selection.KFold(FOLDS, shuffle=True, random_state=random_state)
         model = ensemble.GradientBoostingRegressor(random_state=random_state)
-    if len(known) < 2 * FOLDS or len(np.unique(targets)) < 2:
+    if len(indices) < 2 * FOLDS or len(np.unique(targets)) < 2:
         group_condition = f" in groups of at least {FOLDS}" if column.numbers is None else ""
         valid = f"at least {2 * FOLDS} values{group_condition} with two or more different entries"
-        actual = f"{len(known)} values (different entries: {len(np.unique(targets))})"
+        actual = f"{len(indices)} values (different entries: {len(np.unique(targets))})"
         raise UserError(f"{column.name}: expected {valid}, got {actual}")
-    vectors, predictions, fold_accuracies = embeddings.vectors[known], targets.copy(), []
+    vectors, predictions, fold_accuracies = embeddings.vectors[indices], targets.copy(), []
     splits = list(folds.split(vectors, targets))  # pairs of indices of the training values and the test values
     for train, test in progress_bar(splits, desc=f"predicting {column.name}", unit="folds", show=progress):
         model.fit(vectors[train], targets[train])
         predictions[test] = model.predict(vectors[test])
         fold_accuracies.append(float((predictions[test] == targets[test]).mean()))
-    row = {"column": column.name, "variable": embeddings.variable, "values": len(known), "folds": FOLDS}
+    row = {"column": column.name, "variable": embeddings.variable, "values": len(indices), "folds": FOLDS}
     if column.numbers is None:
         group_sizes = np.unique(targets, return_counts=True)[1]
-        rates = {
-            "accuracy": float((predictions == targets).mean()),
-            "deviation": float(np.std(fold_accuracies, ddof=1)),
-        }
+        accuracy = float((predictions == targets).mean())
+        rates = {"accuracy": accuracy, "deviation": float(np.std(fold_accuracies, ddof=1))}
         return row | {"groups": len(group_sizes), **rates, "majority": float(group_sizes.max() / len(targets))}
     sum_of_squares = ((targets - targets.mean()) ** 2).sum()
     r2 = float(1 - ((predictions - targets) ** 2).sum() / sum_of_squares)

@@ -117,16 +117,16 @@ def exposure(rank: float, alternatives: int) -> float | None:
 
 
 def chance_exposure(alternatives: int) -> float:
-    """Return the mean exposure of uniform ranks, which is about log2 e bits."""
+    """Return the mean exposure of uniformly distributed ranks, which is about log2 e = 1.44 bits."""
     return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
 
 
 def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
-    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test that ranks are uniform.
+    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test that ranks are uniformly distributed.
 
     p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j)      (Birnbaum and Tingey 1951)
 
-    d is the largest difference by which the distribution function of the n ranks exceeds the uniform one.
+    d is the largest difference by which the distribution function of the n ranks exceeds the uniform distribution.
     """
     count, shares = len(ranks), np.sort(ranks) / (alternatives + 1)
     d = float(np.max(np.arange(1, count + 1) / count - shares))
@@ -184,9 +184,10 @@ def _ranks_from_nats(nats: Floats, count: int) -> Floats:
 
 
 def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
-    """Return a row per canary: whether each source of completions suggests it to an unseen user after its first half.
+    """Return for each canary which sources of completions suggest it to an unseen user.
 
-    The rows are empty unless the tokenizer of the run is character-level, because only such runs complete texts.
+    A row has an entry (true or false) for each source. The user has typed the first half of the canary. The rows are
+    empty unless the tokenizer of the run is character-level, because only such runs complete texts.
     """
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
