@@ -38,7 +38,7 @@ DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # higher orders hardly lower the 
 TOKENS = 1 << 20  # approximate number of tokens in a block of texts
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
 FORMAT = 1  # version of the format of an n-gram model's folder
-FILE, TABLES = "ngram.json", "ngrams.safetensors"
+FILE, TABLES = "ngram.json", "ngrams.safetensors"  # names of the files of options and of n-grams
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -70,27 +70,27 @@ class OrderTables:
         self.discounted = np.append((grams.counts - discounts_of_grams) / total_counts[history_ids], 0.0)
         self.backoff = np.append(backoff, 1.0)
 
-    def find(self, histories: Ids, tokens: Ids) -> Ids:
-        """Return the ids (T,) of the n-grams with these `histories` (ids, (T,)) and last `tokens` (T,).
+    def find(self, history_ids: Ids, tokens: Ids) -> Ids:
+        """Return the ids (T,) of the n-grams with the histories `history_ids` (T,) and the last tokens `tokens` (T,).
 
         The id of an n-gram that was not counted is -1.
         """
-        keys = histories * self.vocabulary_size + tokens
+        keys = history_ids * self.vocabulary_size + tokens
         ids = np.searchsorted(self.keys, keys)
         return np.where(self.keys[ids] == keys, ids, -1)
 
-    def followers(self, histories: Ids) -> tuple[Ids, Ids]:
-        """Return all counted n-grams that extend one of `histories` (ids, (T,)) by one token.
+    def followers(self, history_ids: Ids) -> tuple[Ids, Ids]:
+        """Return all counted n-grams that extend one of the histories `history_ids` (T,) by one token.
 
-        The two results are, for each n-gram, the index of its history in `histories`, and the id of the n-gram.
+        The two results are, for each n-gram, the index of its history in `history_ids`, and the id of the n-gram.
         """
-        first_ids = np.searchsorted(self.keys, histories * self.vocabulary_size)
-        end_ids = np.searchsorted(self.keys, (histories + 1) * self.vocabulary_size)
-        counts = end_ids - first_ids  # 0 for the id -1
-        history_indices = np.repeat(np.arange(len(histories)), counts)
+        first_ids = np.searchsorted(self.keys, history_ids * self.vocabulary_size)
+        end_ids = np.searchsorted(self.keys, (history_ids + 1) * self.vocabulary_size)
+        follower_counts = end_ids - first_ids  # 0 for the id -1
+        history_indices = np.repeat(np.arange(len(history_ids)), follower_counts)
         # The n-grams of a history have consecutive ids; the result lists the histories one after the other.
-        first_places = np.cumsum(counts) - counts
-        return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, counts)
+        first_places = np.cumsum(follower_counts) - follower_counts
+        return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, follower_counts)
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ def estimate_discounts(counts: Ids) -> tuple[float, ...]:
 
     Returns `FALLBACK_DISCOUNTS` if no n-gram has count 1, 2 or 3, or if an estimate is not positive.
     """
-    ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
+    _, ones, twos, threes, fours, _ = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
     if not (ones and twos and threes):
         return FALLBACK_DISCOUNTS
     y = ones / (ones + 2 * twos)  # Y in Chen and Goodman
@@ -148,10 +148,10 @@ class NGram:
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
         self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
         self.schema = ContextSchema()
-        history_counts = [1, *(len(order_counts.keys) for order_counts in grams)]
-        self.levels = [  # one for each order
+        history_counts = [1, *(len(order_counts.keys) for order_counts in grams[:-1])]
+        self.order_tables = [
             OrderTables(order_counts, history_count, len(tokenizer))
-            for order_counts, history_count in zip(grams, history_counts, strict=False)
+            for order_counts, history_count in zip(grams, history_counts, strict=True)
         ]
         self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
 
@@ -235,22 +235,27 @@ class NGram:
         nats_of_blocks = []
         for histories, grams, _ in self.blocks(corpus):
             probabilities = np.full(len(grams[0]), self.uniform)
-            for level, history_ids, gram_ids in zip(self.levels, histories, grams, strict=True):
-                probabilities = level.discounted[gram_ids] + level.backoff[history_ids] * probabilities
+            for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
+                probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
             nats_of_blocks.append(-np.log(probabilities))
         return np.concatenate(nats_of_blocks)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
-        """Return p(w | h) of every token w (T, V); `histories` has the ids of each target's history (T,) per order."""
-        weights = [np.ones(len(histories[0]))]  # the product of the backoffs of all higher orders
-        for level, history_ids in zip(self.levels[:0:-1], histories[:0:-1], strict=True):  # from the highest order to 2
-            weights.insert(0, weights[0] * level.backoff[history_ids])
-        unigrams = self.levels[0]
+        """Return p(w | h) of every token w (T, V).
+
+        `histories` has an array (T,) for each order, with the id of the history of each target.
+        """
+        weights = [np.ones(len(histories[0]))]  # for each order, the product of the backoffs of all higher orders
+        for tables, history_ids in zip(
+            self.order_tables[:0:-1], histories[:0:-1], strict=True
+        ):  # from the highest order to 2
+            weights.insert(0, weights[0] * tables.backoff[history_ids])
+        unigrams = self.order_tables[0]
         probabilities: Floats = np.outer(weights[0], unigrams.discounted[:-1] + unigrams.backoff[0] * self.uniform)
-        for level, history_ids, weight in zip(self.levels[1:], histories[1:], weights[1:], strict=True):
-            target_indices, gram_ids = level.followers(history_ids)
-            tokens = level.keys[gram_ids] % level.vocabulary_size
-            probabilities[target_indices, tokens] += level.discounted[gram_ids] * weight[target_indices]
+        for tables, history_ids, weight in zip(self.order_tables[1:], histories[1:], weights[1:], strict=True):
+            target_indices, gram_ids = tables.followers(history_ids)
+            tokens = tables.keys[gram_ids] % tables.vocabulary_size
+            probabilities[target_indices, tokens] += tables.discounted[gram_ids] * weight[target_indices]
         probabilities[:, self.tokenizer.specials.start] = 0.0
         return probabilities
 
@@ -273,9 +278,9 @@ class NGram:
             is_target[begins] = False
             ids, grams = tokens, [tokens[is_target]]
             histories = [np.zeros(int(is_target.sum()), dtype=np.int64)]
-            for level in self.levels[1:]:
+            for tables in self.order_tables[1:]:
                 history_ids = _preceding_ids(ids, begins)
-                ids = level.find(history_ids, tokens)
+                ids = tables.find(history_ids, tokens)
                 histories.append(history_ids[is_target])
                 grams.append(ids[is_target])
             yield histories, grams, tokens[is_target]

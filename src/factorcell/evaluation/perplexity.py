@@ -148,7 +148,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Args:
         run: The model.
         corpus: The texts, as `run` has prepared them.
-        values: The group of every text (N,); None puts a text in the group "(missing)".
+        values: The name of the group of every text (N,); None puts a text in the group "(missing)".
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
@@ -272,8 +272,8 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     """Return the name of the group of each value.
 
     A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
-    are distinct, their groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5".
-    Otherwise, each distinct value is a group of its own name.
+    are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5". Otherwise,
+    there is a group for each distinct value, named after the value.
     """
     number_by_row = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
     if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:

@@ -166,7 +166,8 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Return Spearman's rank correlation in the format of `correlation`."""
-    return correlation(*(ranks(values).tolist() for values in _finite_pairs(first, second).T))
+    first_values, second_values = _finite_pairs(first, second).T
+    return correlation(ranks(first_values).tolist(), ranks(second_values).tolist())
 
 
 def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> Floats:

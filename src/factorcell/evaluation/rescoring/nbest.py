@@ -95,8 +95,10 @@ class NBest:
                 raise UserError(f"utterance {utterance.id!r} occurs twice; ids must be unique")
             ids.add(utterance.id)
             if (utterance.reference is None) == self.has_references:
-                without = utterance.id if self.has_references else self.utterances[0].id
-                raise UserError(f"utterance {without}: expected a reference; either all or no utterances have one")
+                id_without_reference = utterance.id if self.has_references else self.utterances[0].id
+                raise UserError(
+                    f"utterance {id_without_reference}: expected a reference; either all or no utterances have one"
+                )
 
     @property
     def has_references(self) -> bool:
@@ -259,7 +261,7 @@ def _read_kaldi(path: Path) -> NBest:
                 costs_by_score[score][hypothesis_id] = _parse_score(cost, where, "UTTERANCE-NUMBER COST")
     hypotheses_by_utterance: dict[str, list[Hypothesis]] = {}
     for where, line in _read_lines(texts_path):
-        hypothesis_id, *words = line.split(maxsplit=1)  # `words` has one text or none
+        hypothesis_id, text, *_ = *line.split(maxsplit=1), ""  # the text of a line without words is empty
         utterance_id, dash, number = hypothesis_id.rpartition("-")
         if not dash or not utterance_id or not number.isdecimal():
             raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
@@ -267,11 +269,11 @@ def _read_kaldi(path: Path) -> NBest:
             if hypothesis_id not in costs_of_hypotheses:
                 raise UserError(f"{where}: {hypothesis_id} has no {score} cost; every hypothesis must have one")
         scores = [-costs_of_hypotheses[hypothesis_id] for costs_of_hypotheses in costs_by_score.values()]
-        hypotheses_by_utterance.setdefault(utterance_id, []).append((" ".join(words), scores))
+        hypotheses_by_utterance.setdefault(utterance_id, []).append((text, scores))
     all_texts = [text for hypotheses in hypotheses_by_utterance.values() for text, _ in hypotheses]
     all_words = [word for text in all_texts for word in text.split()]
     if all_words and all(word.isdecimal() for word in all_words):
-        hint = f"map word ids to words with words.txt, and write them to {path / KALDI_TEXTS[0]}"
+        hint = f"map word ids to words with words.txt, and write the words to {path / KALDI_TEXTS[0]}"
         raise UserError(f"{texts_path}: expected words, got only numbers; {hint}")
     utterances = (_new_utterance(name, hypotheses) for name, hypotheses in hypotheses_by_utterance.items())
     return NBest(tuple(costs_by_score), tuple(utterances))
@@ -310,10 +312,10 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
     """
     reference_by_id = {}
     for where, line in _read_lines(Path(path)):
-        utterance_id, *words = line.split(maxsplit=1)
+        utterance_id, reference, *_ = *line.split(maxsplit=1), ""  # the reference of a line without words is empty
         if utterance_id in reference_by_id:
             raise UserError(f"{where}: {utterance_id} occurs twice; utterances must be unique")
-        reference_by_id[utterance_id] = " ".join(words)  # `words` has one text or none
+        reference_by_id[utterance_id] = reference
     for utterance in nbest.utterances:
         if utterance.id not in reference_by_id:
             raise UserError(f"{path}: no reference for {utterance.id}; a line is UTTERANCE WORD ...")

@@ -123,19 +123,22 @@ def _read_hypotheses(
 
     The contexts may lack the columns of the variables `optional`.
     """
-    text = model.config.data.text
+    text_column = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
-    rows = [{**context, text: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
+    rows = [{**context, text_column: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
     return model.prepare(rows, unknown=unknown, optional=optional, truncate=False)
 
 
-def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the names of the variables whose column has no value in any utterance.
-
-    Raises a `UserError` if a value is invalid; its message names the utterance.
-    """
+def _absent_variables(model: Run | NGram, contexts: Sequence[Row]) -> tuple[str, ...]:
+    """Return the names of the variables whose column has no value in any context."""
     present = {name for context in contexts for name, value in context.items() if not is_missing(value)}
-    optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+    return tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+
+
+def _check_contexts(
+    model: Run | NGram, nbest: NBest, contexts: Sequence[Row], optional: tuple[str, ...], unknown: str
+) -> None:
+    """Raise a `UserError` if a context has an invalid value; the message names the utterance."""
     checked = set()
     for utterance, context in zip(nbest.utterances, contexts, strict=True):
         if (key := repr(context)) in checked:
@@ -145,7 +148,6 @@ def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], u
             _read_hypotheses(model, [replace(utterance, texts=("",))], [context], optional, unknown)
         except UserError as error:
             raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW_PREFIX)}") from None
-    return optional
 
 
 def score_hypotheses(
@@ -173,14 +175,16 @@ def score_hypotheses(
         UserError: A context value is invalid; the message names the utterance.
     """
     contexts = _utterance_contexts(model, nbest, context or {})
-    optional = _check_contexts(model, nbest, contexts, unknown)
+    optional = _absent_variables(model, contexts)
+    _check_contexts(model, nbest, contexts, optional, unknown)
     log_probs: list[Floats] = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
             batch_log_probs = np.array([-tally.nats for tally in text_tallies(model, corpus)])
-            log_probs += np.split(batch_log_probs, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
+            ends = np.cumsum([len(utterance.texts) for utterance in utterances])
+            log_probs += np.split(batch_log_probs, ends[:-1])
             bar.update(len(utterances))
     return ScoredNBest(nbest, tuple(log_probs))
 
@@ -190,14 +194,15 @@ def batches(nbest: NBest) -> Iterator[slice]:
 
     A slice of a single utterance may exceed these limits.
     """
-    begin = hypotheses = characters = 0
+    begin = hypothesis_count = character_count = 0
     for index, utterance in enumerate(nbest.utterances):
-        added_hypotheses, added_characters = len(utterance.texts), sum(map(len, utterance.texts))
-        is_full = hypotheses + added_hypotheses > MAX_HYPOTHESES or characters + added_characters > MAX_CHARACTERS
-        if index > begin and is_full:
+        characters_of_utterance = sum(map(len, utterance.texts))
+        hypothesis_count += len(utterance.texts)
+        character_count += characters_of_utterance
+        exceeds_limit = hypothesis_count > MAX_HYPOTHESES or character_count > MAX_CHARACTERS
+        if index > begin and exceeds_limit:
             yield slice(begin, index)
-            begin, hypotheses, characters = index, 0, 0
-        hypotheses, characters = hypotheses + added_hypotheses, characters + added_characters
+            begin, hypothesis_count, character_count = index, len(utterance.texts), characters_of_utterance
     yield slice(begin, len(nbest.utterances))
 
 
@@ -219,11 +224,11 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     nbest = scored.nbest
     if not nbest.has_references:
         raise UserError("n-best lists: weights cannot be fitted without references")
-    lists = scored.features()
-    features = np.asarray(weighting.pad_lists(lists), dtype=np.float64)
+    features_by_list = scored.features()
+    features = np.asarray(weighting.pad_lists(features_by_list), dtype=np.float64)
     errors_by_list = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
     padded_errors = np.asarray(weighting.pad_lists(errors_by_list), dtype=np.int64)
-    list_lengths = np.array([len(rows) for rows in lists])
+    list_lengths = np.array([len(list_features) for list_features in features_by_list])
     is_real = np.arange(features.shape[1]) < list_lengths[:, None]
     weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
     return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -log_prob
@@ -301,20 +306,20 @@ def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Ro
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the word errors (H,) of `texts` (H): the fewest insertions, deletions and substitutions of words."""
+    """Return for each of `texts` (H) the fewest insertions, deletions and substitutions of words from `reference`."""
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
-    id_by_word = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
+    id_by_word = {word: word_id for word_id, word in enumerate(dict.fromkeys(reference_words))}
     reference_ids = np.array([id_by_word[word] for word in reference_words], dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses])
-    tokens = np.full((len(hypotheses), max(lengths, default=0)), -1)
-    for row, words in enumerate(hypotheses):
-        tokens[row, : len(words)] = [id_by_word.get(word, -1) for word in words]
+    word_ids = np.full((len(hypotheses), max(lengths, default=0)), -1)  # -1 for words that the reference lacks
+    for index, words in enumerate(hypotheses):
+        word_ids[index, : len(words)] = [id_by_word.get(word, -1) for word in words]
     positions = np.arange(len(reference_words) + 1)
     # costs[h, r] (H, R + 1): word errors of the part of hypothesis h read so far against the first r reference words.
     costs = np.tile(positions, (len(hypotheses), 1))
-    for step in range(tokens.shape[1]):
-        next_costs = costs + 1  # insertion
-        substitution_costs = costs[:, :-1] + (tokens[:, step, None] != reference_ids)
+    for step in range(word_ids.shape[1]):
+        next_costs = costs + 1  # insertions
+        substitution_costs = costs[:, :-1] + (word_ids[:, step, None] != reference_ids)
         next_costs[:, 1:] = np.minimum(next_costs[:, 1:], substitution_costs)
         next_costs = np.minimum.accumulate(next_costs - positions, axis=1) + positions  # deletions
         costs = np.where((step < lengths)[:, None], next_costs, costs)
