@@ -44,7 +44,7 @@ class Ratios:
         resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
             array (1 + D, M).
         training_figures: For each model, the figure of each training; an empty array for a deterministic model.
-        text_count: The number of texts.
+        text_count: The number of texts that count, i.e. whose denominator is not 0.
     """
 
     resampled: Floats
@@ -81,15 +81,15 @@ class Ratios:
             return cls(numerators_by_model / denominators, training_figures, int(np.count_nonzero(denominator)))
 
     def interval(self, model: int) -> Interval:
-        """Return the figure of `model` with its interval over texts and trainings."""
+        """Return the figure of the model with index `model`, with its interval over texts and trainings."""
         text_interval = bootstrap.percentile_interval(self.resampled[:, model], self.text_count)
         return add_training_variance(text_interval, self.training_figures[model], np.zeros(0))
 
     def difference(self, first: int, second: int, paired: bool = False) -> Interval:
-        """Return the figure of model `first` minus that of model `second`, with its interval over texts and trainings.
+        """Return the figure of one model minus that of another, with its interval over texts and trainings.
 
-        If `paired`, training s of one model corresponds to training s of the other; then the interval includes the
-        variance of the differences between corresponding trainings.
+        `first` and `second` are the indices of the models. If `paired`, training s of one model corresponds to training
+        s of the other; then the interval includes the variance of the differences between corresponding trainings.
         """
         with np.errstate(invalid="ignore"):
             differences = self.resampled[:, first] - self.resampled[:, second]

@@ -183,7 +183,7 @@ def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> Non
     file.write_text("text,height\n" + "a,1\n" * 24 + "a,\n" * 6)
     with pytest.raises(UserError, match=r"^t\.csv row 25: height is empty, not a number; fill it in"):
         advise(file, config_of("height:number"))
-    with pytest.raises(UserError, match=r"^t\.csv, of 29 rows drawn, row \d+: height is empty"):
+    with pytest.raises(UserError, match=r"^t\.csv, sample of 29 rows, row \d+: height is empty"):
         advise(file, config_of("height:number"), rows=29)
 
 

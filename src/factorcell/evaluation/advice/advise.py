@@ -6,7 +6,7 @@ Two n-gram models (`conditional_ngram`) are compared on held-out texts:
     knowing    -log p(w | h, v)    also reads the value v of the column
 
 An ideal model infers v from all preceding tokens of a text. Knowing v before the first token lowers the nats per target
-of this model by I(v; text) / T <= H(v) / T, where I is the mutual information, H the entropy, and T the number of
+of this model by I(v; text) / N <= H(v) / N, where I is the mutual information, H the entropy, and N the number of
 targets of a text. Therefore, if a few words reveal the value, the column lowers the perplexity little, even if the
 value changes the texts a lot. A classifier gives a lower bound of I(v; text): the mean of log p(v | text) - log p(v)
 over held-out texts.
@@ -97,9 +97,9 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     try:
         corpus = prepare(sampled_columns, config, progress=progress, report_truncation=False)
     except UserError as error:
-        sample_description = "" if row_count <= rows else f", of {rows:,} rows drawn,"
-        name = f"{table_name(source)}{sample_description}"
-        raise error.with_message(error.message.replace(IN_MEMORY, name, 1)) from None
+        sample_description = "" if row_count <= rows else f", sample of {rows:,} rows,"
+        table_description = f"{table_name(source)}{sample_description}"
+        raise error.with_message(error.message.replace(IN_MEMORY, table_description, 1)) from None
     report_truncated(corpus.truncated, table_name(source), data.max_tokens)
     if len(corpus) < MIN_ROWS:
         raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
@@ -136,10 +136,10 @@ def _fit_value_model(split: Split, column: LabelColumn) -> ValueNGram:
 
 
 def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
-    """Compare the model that knows the value of a column with the model that does not."""
+    """Return the estimates for one column, from the model *knowing* and from classifiers of the value."""
     train_labels, tune_labels, test_labels = split.labels(column)
     model, value_count = _fit_value_model(split, column), len(column.values)
-    text_counts = np.bincount(train_labels[train_labels < value_count], minlength=value_count)  # (K,)
+    text_counts = np.bincount(train_labels[train_labels < value_count], minlength=value_count)  # training texts
     log_prior = np.log((text_counts + 0.5) / (text_counts + 0.5).sum())
     _, tune_log_probs = model.log_probs(split.tune)
     tune_log_posteriors = [

@@ -4,10 +4,10 @@
     p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
 
 w is a token, h its history (the preceding tokens), and v the value. p(w | h) is a Kneser-Ney model of all texts (the
-base model), p(w) a unigram model of all texts, c_v are counts in the texts with value v, and Z is a normalizer. An
-adapted softmax bias can represent the first line; the second line, for histories h of n - 1 = 1, 2, ... tokens,
-requires an adapted recurrent layer. alpha, beta and alpha_n are fitted on tune texts, which are neither counted nor
-test texts.
+base model), p(w) a unigram model of all texts, c_v(x) the count of x in the texts with value v, c_v the number of
+targets of these texts, and Z a normalizer. An adapted softmax bias can represent the first line; the second line, for
+histories h of n - 1 = 1, 2, ... tokens, requires an adapted recurrent layer. alpha, beta and alpha_n are fitted on tune
+texts, which are neither counted nor test texts.
 
 Shapes: B texts, T targets, V vocabulary, K values (label K is a missing value), C columns.
 """

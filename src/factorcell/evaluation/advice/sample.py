@@ -54,10 +54,10 @@ def sample(
     selected.
     """
     generator, key_limit, row_count = np.random.default_rng(seed), 1.0, 0
+    first_column = columns[0]
     selected: dict[str, list[Any]] = {name: [] for name in columns}
     keys = np.zeros(0)
     for chunk in open_table(source).chunks(columns):
-        first_column = columns[0]
         chunk_keys = generator.random(len(chunk[first_column]))
         row_count += len(chunk_keys)
         added_rows = np.flatnonzero(chunk_keys < key_limit)
@@ -79,7 +79,7 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
         if variable.kind == "category":
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
             values = variable.values[: MAX_VALUES + 1]
-            ids = np.where(ids >= len(values), 0, ids)
+            ids = np.where(ids >= len(values), 0, ids)  # further values count as rare
             labels = np.where(ids < 0, len(values), ids)
             rare_count = variable.rare_count + len(variable.values) - len(values)
             columns.append(LabelColumn(variable.name, "category", values, labels, rare_count))
