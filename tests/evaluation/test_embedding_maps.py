@@ -108,7 +108,7 @@ def test_an_ellipse_has_the_standard_deviations_of_its_group() -> None:
     along, across = np.array([math.cos(angle), math.sin(angle)]), np.array([-math.sin(angle), math.cos(angle)])
     cross = [*(side * far * along for side in (-1, 1)), *(side * near * across for side in (-1, 1))]
     rows = [{"x": x + 10, "y": y - 5, "group": "a"} for x, y in cross]
-    (ellipse,) = embeddings.ellipses(rows)
+    (ellipse,) = embeddings.fit_ellipses(rows)
     assert (ellipse["group"], ellipse["count"]) == ("a", 4)
     assert (ellipse["x"], ellipse["y"]) == pytest.approx((10, -5))
     assert ellipse["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))
@@ -120,7 +120,7 @@ def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
     """An ellipse of 1.5 standard deviations contains 1 - exp(-1.125) of a Gaussian in two dimensions."""
     cloud = np.random.default_rng(0).normal(size=(20000, 2)) @ np.array([[2.0, 0.3], [0.0, 0.5]])
     rows = [{"x": x, "y": y, "group": "a"} for x, y in cloud.tolist()]
-    (ellipse,) = embeddings.ellipses(rows)
+    (ellipse,) = embeddings.fit_ellipses(rows)
     angle = math.radians(ellipse["angle"])
     local = (cloud - (ellipse["x"], ellipse["y"])) @ np.array(
         [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
@@ -131,14 +131,14 @@ def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
 
 def test_the_largest_groups_have_ellipses() -> None:
     rows = embeddings.map_points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
-    assert [row["group"] for row in embeddings.ellipses(rows)] == [
+    assert [row["group"] for row in embeddings.fit_ellipses(rows)] == [
         "g1",
         "g3",
         "g0",
     ]  # a group of two points has no ellipse
-    assert [(row["group"], row["count"]) for row in embeddings.ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
+    assert [(row["group"], row["count"]) for row in embeddings.fit_ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
     with pytest.raises(UserError, match="groups is 0"):
-        embeddings.ellipses(rows, 0)
+        embeddings.fit_ellipses(rows, 0)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "distance"])

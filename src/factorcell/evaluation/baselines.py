@@ -79,7 +79,7 @@ def read_train_and_test(
     return train, test
 
 
-def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
+def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
     """Classify the texts of `test` by Bayes' rule over smoothed unigram models of `train`.
 
     `priors` is "uniform" or "training" (the frequencies of the values in training). The returned `Tally` has the nats

@@ -300,7 +300,7 @@ def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     return rows
 
 
-def ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
+def fit_ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
     """Fit an ellipse to the points of each of the `max_groups` largest groups; return a row for each.
 
     A row has `group`, `count` (its points) and the centre `x`, `y`. The half axes are `HALF_AXIS` standard deviations
