@@ -62,7 +62,7 @@ def measure_embeddings(run: Run, tables: Tables) -> Measurement:
         try:
             labels = embeddings.read_column(hotels, rows, f"{column}:category")
             row[column] = {
-                "ellipses": embeddings.ellipses(embeddings.map_points(hotels, labels), GROUPS),
+                "ellipses": embeddings.fit_ellipses(embeddings.map_points(hotels, labels), GROUPS),
                 "neighbours": embeddings.neighbour_agreement(hotels, labels),
                 "predicted": embeddings.predict_column(hotels, labels),
             }

@@ -239,7 +239,7 @@ def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, t
 def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
     """Return a function that classifies texts, trained on a corpus with n-grams up to `order`."""
     if kind == "bayes":
-        return lambda texts: baselines.naive_bayes(corpus, texts)[0]
+        return lambda texts: baselines.classify_with_naive_bayes(corpus, texts)[0]
     if kind == "linear":
         return baselines.LinearClassifier(corpus, order=order, seed=seed)
     return baselines.FastTextClassifier(corpus, order=order, seed=seed)

@@ -132,7 +132,7 @@ def test_maps_and_predictions_match_those_of_the_functions(folder: Path, capsys:
         {"kind": "agreement", **embeddings.neighbour_agreement(known, column)} for column in (side, height)
     ]
     (ellipse,) = [row for row in rows if row["kind"] == "ellipse"]
-    assert ellipse == {"kind": "ellipse", "column": "side", **embeddings.ellipses(points, 1)[0]}
+    assert ellipse == {"kind": "ellipse", "column": "side", **embeddings.fit_ellipses(points, 1)[0]}
     assert [row["value"] for row in rows if row["kind"] == "point" and row["column"] == "side"] == list(known.values)
     text = text_of(capsys, folder, *tables)
     (accuracy, r2) = (row for row in rows if row["kind"] == "prediction")

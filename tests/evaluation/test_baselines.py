@@ -17,7 +17,12 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
-from factorcell.evaluation.baselines import FastTextClassifier, LinearClassifier, naive_bayes, read_train_and_test
+from factorcell.evaluation.baselines import (
+    FastTextClassifier,
+    LinearClassifier,
+    classify_with_naive_bayes,
+    read_train_and_test,
+)
 from factorcell.evaluation.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
@@ -54,7 +59,7 @@ def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("priors", ["uniform", "training"])
 def test_naive_bayes_equals_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], priors: str) -> None:
     train, test = corpora
-    result, tally = naive_bayes(train, test, priors=priors)
+    result, tally = classify_with_naive_bayes(train, test, priors=priors)
     assert result.names == ("beach", "hill")
     counts: dict[str, Counter[int]] = {name: Counter() for name in result.names}
     for row, text in zip(TRAIN, texts_of(train), strict=True):
@@ -79,9 +84,9 @@ def test_naive_bayes_equals_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus
 def test_naive_bayes_does_not_depend_on_the_block_size(
     corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, tally = naive_bayes(*corpora)
+    whole, tally = classify_with_naive_bayes(*corpora)
     monkeypatch.setattr(baselines, "MAX_ELEMENTS", 7)
-    parts, again = naive_bayes(*corpora)
+    parts, again = classify_with_naive_bayes(*corpora)
     np.testing.assert_array_equal(whole.log_posterior, parts.log_posterior)
     assert again == tally
 
@@ -147,7 +152,7 @@ def test_invalid_arguments_of_classifiers_are_errors(
     with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
         FastTextClassifier(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
-        naive_bayes(*corpora, priors="flat")
+        classify_with_naive_bayes(*corpora, priors="flat")
     with pytest.raises(UserError, match="place: expected at least two values with 2 training texts each, got fewer"):
         read_train_and_test(TRAIN[:3], TEST, "place", CONFIG)
     with pytest.raises(UserError, match="no column 'city'"):

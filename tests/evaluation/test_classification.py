@@ -107,7 +107,7 @@ def test_invalid_targets_are_errors(run: Run) -> None:
         ("town", {}, "unknown context variable 'town'"),
         ("lat", {}, "lat: expected a category, got a number"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
-        ("city", {"values": ["Oslo"]}, "city: expected at least two candidates, got 1"),
+        ("city", {"values": ["Oslo"]}, r"city: expected at least two values \(candidates and distractors\), got 1"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -25,7 +25,7 @@ def test_a_column_of_names_is_aggregated_to_the_most_frequent() -> None:
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
     column = embeddings.read_column(embedded, [*rows, *gaps], "theme")
     assert column == ValueColumn("theme", ("b", "b", None, "a"))
-    assert column.known.tolist() == [0, 1, 3]
+    assert column.known_indices.tolist() == [0, 1, 3]
 
 
 def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
@@ -36,7 +36,7 @@ def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
     column = embeddings.read_column(embedded, rows, "stars")
     assert column.numbers is not None
     np.testing.assert_array_equal(column.numbers, [3.25, math.nan, 2.0])
-    assert column.known.tolist() == [0, 2]
+    assert column.known_indices.tolist() == [0, 2]
     assert embeddings.read_column(embedded, rows, "stars:category").names == ("5", None, "2")
     assert embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars").names == (
         "5",
@@ -108,7 +108,7 @@ def test_an_ellipse_has_the_standard_deviations_of_its_group() -> None:
     along, across = np.array([math.cos(angle), math.sin(angle)]), np.array([-math.sin(angle), math.cos(angle)])
     cross = [*(side * far * along for side in (-1, 1)), *(side * near * across for side in (-1, 1))]
     rows = [{"x": x + 10, "y": y - 5, "group": "a"} for x, y in cross]
-    (ellipse,) = embeddings.ellipses(rows)
+    (ellipse,) = embeddings.fit_ellipses(rows)
     assert (ellipse["group"], ellipse["count"]) == ("a", 4)
     assert (ellipse["x"], ellipse["y"]) == pytest.approx((10, -5))
     assert ellipse["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))
@@ -120,7 +120,7 @@ def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
     """An ellipse of 1.5 standard deviations contains 1 - exp(-1.125) of a Gaussian in two dimensions."""
     cloud = np.random.default_rng(0).normal(size=(20000, 2)) @ np.array([[2.0, 0.3], [0.0, 0.5]])
     rows = [{"x": x, "y": y, "group": "a"} for x, y in cloud.tolist()]
-    (ellipse,) = embeddings.ellipses(rows)
+    (ellipse,) = embeddings.fit_ellipses(rows)
     angle = math.radians(ellipse["angle"])
     local = (cloud - (ellipse["x"], ellipse["y"])) @ np.array(
         [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
@@ -131,14 +131,14 @@ def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
 
 def test_the_largest_groups_have_ellipses() -> None:
     rows = embeddings.map_points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
-    assert [row["group"] for row in embeddings.ellipses(rows)] == [
+    assert [row["group"] for row in embeddings.fit_ellipses(rows)] == [
         "g1",
         "g3",
         "g0",
     ]  # a group of two points has no ellipse
-    assert [(row["group"], row["count"]) for row in embeddings.ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
+    assert [(row["group"], row["count"]) for row in embeddings.fit_ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
     with pytest.raises(UserError, match="groups is 0"):
-        embeddings.ellipses(rows, 0)
+        embeddings.fit_ellipses(rows, 0)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
@@ -198,7 +198,10 @@ def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
     assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
         embeddings.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
-    with pytest.raises(UserError, match="expected at least 10 different values in groups of at least 5, got 23"):
+    with pytest.raises(
+        UserError,
+        match=r"groups of at least 5 with two or more different entries, got 23 values \(different entries: 1\)",
+    ):
         embeddings.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
 
 
@@ -210,7 +213,9 @@ def test_numbers_are_predicted() -> None:
     assert result["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
     assert embeddings.predict_column(embedded, noise)["r2"] < 0.2
-    with pytest.raises(UserError, match="height: expected at least 10 different values, got 9"):
+    with pytest.raises(
+        UserError, match="height: expected at least 10 values with two or more different entries, got 9 values"
+    ):
         embeddings.predict_column(
             embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
         )

@@ -116,7 +116,7 @@ def test_classifiers_are_calibrated_on_dev(results_folder: Path) -> None:
     model = baselines.LinearClassifier(train, seed=1)
     linear_metrics = model(test).at_temperature(model(dev).fitted_temperature()).metrics()
     priors = {"priors": "training"}
-    by_rule, held_out = (baselines.naive_bayes(train, part, **priors)[0] for part in (test, dev))
+    by_rule, held_out = (baselines.classify_with_naive_bayes(train, part, **priors)[0] for part in (test, dev))
     bayes_metrics = by_rule.at_temperature(held_out.fitted_temperature()).metrics()
     for row, metrics in ((rows_by_name["linear", 1], linear_metrics), (rows_by_name["bayes", 0], bayes_metrics)):
         for name in ("accuracy", "calibration_error", "value_nats", "temperature"):

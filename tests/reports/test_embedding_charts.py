@@ -35,7 +35,7 @@ def dots(figure: Figure) -> PathCollection:
 
 def test_ellipses_match_their_rows() -> None:
     rows = rows_of((12, 9, 7))
-    ellipses = embeddings.ellipses(rows)
+    ellipses = embeddings.fit_ellipses(rows)
     figure = map_of_groups(rows, ellipses)
     assert sorted(texts_inside(figure)) == ["g0", "g1", "g2"]
     for row, shape in zip(ellipses, outlines(figure), strict=True):
@@ -50,7 +50,7 @@ def test_ellipses_match_their_rows() -> None:
 def test_a_long_ellipse_is_inside_its_map_and_a_circle_is_drawn_as_one(is_vertical: bool) -> None:
     places = [(0.0, 0.0), (9.0, 0.1), (4.0, 0.2), (5.0, -0.1)]
     rows = [{"x": y if is_vertical else x, "y": x if is_vertical else y, "group": "a"} for x, y in places]
-    figure = map_of_groups(rows, embeddings.ellipses(rows))
+    figure = map_of_groups(rows, embeddings.fit_ellipses(rows))
     assert texts_inside(figure) == ["a"]
     axes = figure.axes[0]
     (shape,) = outlines(figure)
@@ -65,7 +65,7 @@ def test_a_long_ellipse_is_inside_its_map_and_a_circle_is_drawn_as_one(is_vertic
 
 def test_points_have_the_colour_of_their_group_and_others_are_grey() -> None:
     rows = rows_of((9, 6, 2))
-    drawn: Any = dots(map_of_groups(rows, embeddings.ellipses(rows, 1), dots=True))
+    drawn: Any = dots(map_of_groups(rows, embeddings.fit_ellipses(rows, 1), dots=True))
     colours = [to_hex(colour) for colour in drawn.get_facecolor()]
     places = [tuple(place) for place in np.asarray(drawn.get_offsets()).tolist()]
     expected = {(row["x"], row["y"]): EXTRA_COLOURS[0] if row["group"] == "g0" else MUTED for row in rows}
@@ -84,7 +84,7 @@ def test_names_of_near_groups_do_not_overlap(distance: float) -> None:
         for index, name in enumerate(names)
         for dx, dy in ((0, 0), (1, 0.2), (0.3, 1))
     ]
-    figure = map_of_groups(rows, embeddings.ellipses(rows, 10))
+    figure = map_of_groups(rows, embeddings.fit_ellipses(rows, 10))
     assert sorted(texts_inside(figure)) == sorted(names)
     assert [shape.get_linestyle() for shape in outlines(figure)] == ["-"] * 8 + ["--"] * 2
 
@@ -92,10 +92,10 @@ def test_names_of_near_groups_do_not_overlap(distance: float) -> None:
 def test_dollars_and_long_names_are_text() -> None:
     group = "$a$ and $b$ of a name that is far too long \x07"
     rows = [{"x": x, "y": y, "group": group} for x, y in ((0, 0), (1, 0), (0, 1))]
-    figure = map_of_groups(rows, embeddings.ellipses(rows))
+    figure = map_of_groups(rows, embeddings.fit_ellipses(rows))
     assert texts_inside(figure) == [group[:24]]
     rows = [{**row, "group": "\x07 ክ\ud800"} for row in rows]
-    assert "ክ" in svg(map_of_groups(rows, embeddings.ellipses(rows)), "x")
+    assert "ክ" in svg(map_of_groups(rows, embeddings.fit_ellipses(rows)), "x")
 
 
 def test_colours_cover_the_numbers_between_percentiles() -> None:

@@ -8,7 +8,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config
-from factorcell.evaluation.perplexity import only_unknown_users
+from factorcell.evaluation.perplexity import has_only_unknown_users
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run, training_facts
 from factorcell.training.fit import fit, summary
@@ -71,12 +71,14 @@ def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known_user_run: 
 
 
 def test_only_runs_with_users_can_have_only_unknown_users(known_user_run: Run, tmp_path: Path) -> None:
-    assert not only_unknown_users(
+    assert not has_only_unknown_users(
         known_user_run, known_user_run.prepare([*texts_by("ann"), *texts_by("carl")], unknown="group")
     )
-    assert only_unknown_users(known_user_run, known_user_run.prepare([{"text": "fix", "who": None}], unknown="group"))
+    assert has_only_unknown_users(
+        known_user_run, known_user_run.prepare([{"text": "fix", "who": None}], unknown="group")
+    )
     plain = train_run(tmp_path / "plain", texts_by("ann"), user="", context=("city",))
-    assert not only_unknown_users(plain, plain.prepare(texts_by("carl"), unknown="group"))
+    assert not has_only_unknown_users(plain, plain.prepare(texts_by("carl"), unknown="group"))
 
 
 def test_evaluate_reports_unknown_users(

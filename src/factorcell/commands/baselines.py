@@ -17,7 +17,7 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
 
 def run_baseline_bayes(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline bayes`."""
-    result, tally = baselines.naive_bayes(*_read_train_and_test(arguments), priors=arguments.priors)
+    result, tally = baselines.classify_with_naive_bayes(*_read_train_and_test(arguments), priors=arguments.priors)
     terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, arguments.json)
 
 

@@ -78,7 +78,7 @@ def _map(value_embeddings: Embeddings, name: str, arguments: argparse.Namespace)
     return {
         "column": column.name,
         "points": points,
-        "ellipses": None if column.numbers is not None else embeddings.ellipses(points, arguments.groups),
+        "ellipses": None if column.numbers is not None else embeddings.fit_ellipses(points, arguments.groups),
         "agreement": embeddings.neighbour_agreement(value_embeddings, column, arguments.measure),
         "shares": embeddings.project_to_plane(value_embeddings.vectors)[1].tolist(),
         "dots": arguments.points,

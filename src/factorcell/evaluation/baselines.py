@@ -6,8 +6,8 @@ unigram model per value:
 
     p(v | text) ~ p(v) prod_t p(w_t | v),    p(w | v) = (c_v(w) + 0.5) / sum_w' (c_v(w') + 0.5)
 
-w_t are the tokens of the text, and c_v(w) is the count of token w in the training texts with value v. The other two
-classifiers learn p(v | text) from n-gram features.
+The sign ~ means "proportional to", w_t are the tokens of the text, and c_v(w) is the count of token w in the training
+texts with value v. The other two classifiers learn p(v | text) from n-gram features.
 
 Shapes: B texts, K values, V vocabulary, N n-grams of the texts, U distinct hash buckets of these n-grams.
 """
@@ -39,8 +39,8 @@ from factorcell.progress import progress_bar
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH_SIZE = 3, 64  # linear model: passes over the training texts, and texts per step
 LEARNING_RATE = 0.5  # linear model: initial learning rate, which decays linearly to 0
-MAX_BUCKETS = 1 << 20  # linear model
-MAX_ELEMENTS = 1 << 25  # maximum size of the weights (buckets * values), and of an array of naive Bayes
+MAX_BUCKETS = 1 << 20  # linear model: maximum number of hash buckets
+MAX_ELEMENTS = 1 << 25  # maximum size of the linear model's weights (buckets * values) and of naive Bayes' arrays
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -53,57 +53,62 @@ def with_target(config: Config, target: str) -> Config:
 
 
 def read_train_and_test(
-    source: Any,
-    table: Any,
+    train_source: Any,
+    test_source: Any,
     target: str,
     config: Config,
     *,
     tokenizer: Tokenizer | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Read training texts from `source` and test texts from `table`, with column `target` as their only context.
+    """Read training texts from `train_source` and test texts from `test_source`, with the context column `target` only.
 
     Raises:
         UserError: Fewer than two values have `min_context_count` training texts, or no test text has such a value.
     """
     config = with_target(config, target)
-    check_columns(table, config.data)
-    train = prepare(source, config, tokenizer=tokenizer, progress=progress)
+    check_columns(test_source, config.data)
+    train = prepare(train_source, config, tokenizer=tokenizer, progress=progress)
     if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
         count = config.data.min_context_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
-    test = prepare(table, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
+    test = prepare(test_source, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
     if not (_labels(test) >= 0).any():
         hint = "the classifier cannot be evaluated"
-        raise UserError(f"{table_name(table)}: no text has a value of {target} that occurs in training; {hint}")
+        raise UserError(f"{table_name(test_source)}: no text has a value of {target} that occurs in training; {hint}")
     return train, test
 
 
-def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
+def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
     """Classify the texts of `test` by Bayes' rule over smoothed unigram models of `train`.
 
-    `priors` is "uniform" or "training" (the frequencies of the values in training). Also returns the total nats of the
-    test texts given their true values.
+    `priors` is "uniform" or "training" (the frequencies of the values in training). The returned `Tally` has the nats
+    and the number of targets of the test texts, given their true values.
     """
     choose("priors", priors, PRIORS)
-    names, labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
-    target_labels = np.repeat(labels, train.lengths)
-    value_and_token = (target_labels * vocabulary_size + target_ids(train))[target_labels >= 0]
-    flat_counts = np.bincount(value_and_token, minlength=len(names) * vocabulary_size)
-    counts = flat_counts.reshape(len(names), vocabulary_size) + SMOOTHING
+    value_names, train_labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
+    target_labels = np.repeat(train_labels, train.lengths)
+    pair_ids = target_labels * vocabulary_size + target_ids(train)  # one id for each pair of a value and a token
+    flat_counts = np.bincount(pair_ids[target_labels >= 0], minlength=len(value_names) * vocabulary_size)
+    counts = flat_counts.reshape(len(value_names), vocabulary_size) + SMOOTHING
     counts[:, train.tokenizer.specials.start] = 0  # the start token is never predicted
     log_probs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))  # (V, K)
-    log_likelihoods, test_ids, starts = np.zeros((len(test), len(names))), target_ids(test), target_offsets(test)
-    for rows in np.array_split(np.arange(len(test)), 1 + len(test_ids) * len(names) // MAX_ELEMENTS):
-        targets = slice(starts[rows[0]], starts[rows[-1] + 1])
-        log_likelihoods[rows] = np.add.reduceat(log_probs[test_ids[targets]], starts[rows] - targets.start)
-    truth = _labels(test)
-    labelled = np.flatnonzero(truth >= 0)
-    tally = Tally(-float(log_likelihoods[labelled, truth[labelled]].sum()), int(test.lengths[labelled].sum()))
-    true_values = [names[label] if label >= 0 else None for label in truth]
-    frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    result = apply_bayes_rule(names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
-    return result.with_priors(frequencies) if priors == "training" else result, tally
+    log_likelihoods = np.zeros((len(test), len(value_names)))
+    test_tokens, starts = target_ids(test), target_offsets(test)
+    for block in np.array_split(np.arange(len(test)), 1 + len(test_tokens) * len(value_names) // MAX_ELEMENTS):
+        first_text, last_text = block[0], block[-1]
+        target_span = slice(starts[first_text], starts[last_text + 1])
+        log_likelihoods[block] = np.add.reduceat(log_probs[test_tokens[target_span]], starts[block] - target_span.start)
+    true_labels = _labels(test)
+    labelled_texts = np.flatnonzero(true_labels >= 0)
+    tally = Tally(
+        -float(log_likelihoods[labelled_texts, true_labels[labelled_texts]].sum()),
+        int(test.lengths[labelled_texts].sum()),
+    )
+    true_values = [value_names[label] if label >= 0 else None for label in true_labels]
+    training_counts = dict(zip(value_names, np.bincount(train_labels[train_labels >= 0]).tolist(), strict=True))
+    result = apply_bayes_rule(value_names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
+    return result.with_priors(training_counts) if priors == "training" else result, tally
 
 
 class LinearClassifier:
@@ -114,40 +119,45 @@ class LinearClassifier:
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
-        self.order, self.names, labels = order, _value_names(train), torch.from_numpy(_labels(train))
+        self.order, self.names = order, _value_names(train)
+        labels = torch.from_numpy(_labels(train))
         max_buckets = MAX_ELEMENTS // len(self.names)
         self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
-        self.weights, squared_gradients = torch.zeros(2, self.bucket_count, len(self.names))
-        ngrams, random = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
-        labelled = np.flatnonzero(labels.numpy() >= 0)
-        batches = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(labelled))]
-        for step, batch in enumerate(progress_bar(batches, desc="linear", unit="steps", show=progress)):
+        self.weights, sums_of_squared_gradients = torch.zeros(2, self.bucket_count, len(self.names))
+        ngrams, generator = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
+        labelled_texts = np.flatnonzero(labels.numpy() >= 0)
+        batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
+        for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
             buckets, positions, starts = ngrams.take(batch)
             bucket_weights = F.embedding(buckets, self.weights).requires_grad_()
             (gradient,) = torch.autograd.grad(
                 F.cross_entropy(_logits(bucket_weights, positions, starts), labels[batch]), bucket_weights
             )
-            squared_gradients[buckets] += gradient**2
+            sums_of_squared_gradients[buckets] += gradient**2
             learning_rate = LEARNING_RATE * (1 - step / len(batches))
-            self.weights[buckets] -= learning_rate * gradient / (squared_gradients[buckets].sqrt() + 1e-8)
+            self.weights[buckets] -= learning_rate * gradient / (sums_of_squared_gradients[buckets].sqrt() + 1e-8)
 
     def __call__(self, test: Corpus) -> Classification:
         """Classify the texts of `test`."""
-        ngrams, parts = _HashedNGrams(test, self.order, self.bucket_count), []
-        for batch in _batches(np.arange(len(test))):
+        ngrams, log_posteriors = _HashedNGrams(test, self.order, self.bucket_count), []
+        for batch in _split_into_batches(np.arange(len(test))):
             buckets, positions, starts = ngrams.take(batch)
-            parts.append(F.log_softmax(_logits(F.embedding(buckets, self.weights), positions, starts).double(), 1))
-        return _classification(self.names, torch.cat(parts).numpy(), test)
+            logits = _logits(F.embedding(buckets, self.weights), positions, starts)
+            log_posteriors.append(F.log_softmax(logits.double(), dim=1))
+        return _classification(self.names, torch.cat(log_posteriors).numpy(), test)
 
 
-def _batches(rows: Ids) -> list[Ids]:
-    return np.array_split(rows, range(BATCH_SIZE, len(rows), BATCH_SIZE))
+def _split_into_batches(texts: Ids) -> list[Ids]:
+    return np.array_split(texts, range(BATCH_SIZE, len(texts), BATCH_SIZE))
 
 
 def _logits(weights: Tensor, positions: Tensor, starts: Tensor) -> Tensor:
-    """Return the logits (B, K) of texts from the `weights` (U, K) of buckets, and the other results of `take`."""
-    counts = torch.diff(starts, append=torch.tensor([len(positions)]))
-    return F.embedding_bag(positions, weights, starts, mode="sum") / counts.sqrt()[:, None]
+    """Return the logits (B, K) of texts from the `weights` (U, K) of hash buckets.
+
+    `positions` (N,) and `starts` (B,) are results of `_HashedNGrams.take`.
+    """
+    ngram_counts = torch.diff(starts, append=torch.tensor([len(positions)]))
+    return F.embedding_bag(positions, weights, starts, mode="sum") / ngram_counts.sqrt()[:, None]
 
 
 class _HashedNGrams:
@@ -158,32 +168,33 @@ class _HashedNGrams:
         text_of_token = np.repeat(np.arange(len(corpus)), np.diff(offsets))
         position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
         hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
-        buckets, texts = [], []
+        buckets_by_length, texts_by_length = [], []  # lists of arrays, one for each length of n-grams
         for length in range(1, order + 1):
-            hashes[1:] = hashes[:-1]
+            hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
             hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
             is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
-            buckets.append((hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64))
-            texts.append(text_of_token[is_in_text])
-        text_of_ngram = np.concatenate(texts)
-        self.buckets = np.concatenate(buckets)[np.argsort(text_of_ngram, kind="stable")]
+            buckets_by_length.append((hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64))
+            texts_by_length.append(text_of_token[is_in_text])
+        text_of_ngram = np.concatenate(texts_by_length)
+        self.buckets = np.concatenate(buckets_by_length)[np.argsort(text_of_ngram, kind="stable")]
         self.offsets = np.append(0, np.cumsum(np.bincount(text_of_ngram, minlength=len(corpus))))
 
     def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor]:
         """Return the n-grams of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
 
-        The distinct buckets (U,), the position of each n-gram's bucket among them (N,), and the index of the first
-        n-gram of each text (B,).
+        Returns:
+            The distinct buckets (U,), the position of each n-gram's bucket among the distinct ones (N,), and the index
+            of the first n-gram of each text (B,).
         """
-        counts = self.offsets[texts + 1] - self.offsets[texts]
-        starts = np.cumsum(counts) - counts
-        ngrams = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
-        buckets, positions = np.unique(self.buckets[ngrams], return_inverse=True)
+        ngram_counts = self.offsets[texts + 1] - self.offsets[texts]
+        starts = np.cumsum(ngram_counts) - ngram_counts
+        ngram_indices = np.repeat(self.offsets[texts] - starts, ngram_counts) + np.arange(ngram_counts.sum())
+        buckets, positions = np.unique(self.buckets[ngram_indices], return_inverse=True)
         return torch.from_numpy(buckets), torch.from_numpy(positions), torch.from_numpy(starts)
 
 
 class FastTextClassifier:
-    """The fastText classifier with n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, sec. 3.1)."""
+    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017)."""
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
@@ -195,8 +206,8 @@ class FastTextClassifier:
         self.names, labels = _value_names(train), _labels(train)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "train.txt"
-            texts = zip(labels, _lines(train), strict=True)
-            lines = (f"__label__{label} {text}\n" for label, text in texts if label >= 0)
+            labelled_texts = zip(labels, _token_lines(train), strict=True)
+            lines = (f"__label__{label} {text}\n" for label, text in labelled_texts if label >= 0)
             path.write_text("".join(lines), encoding="utf-8")
             self.model = library.train_supervised(
                 input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed % (1 << 31), verbose=0
@@ -205,14 +216,15 @@ class FastTextClassifier:
     def __call__(self, test: Corpus) -> Classification:
         """Classify the texts of `test`; a value that fastText does not return has probability 0."""
         log_posterior = np.full((len(test), len(self.names)), -np.inf)
-        all_labels, all_probabilities = self.model.predict(_lines(test), k=-1)
+        all_labels, all_probabilities = self.model.predict(_token_lines(test), k=-1)
         for row, (labels, probabilities) in enumerate(zip(all_labels, all_probabilities, strict=True)):
-            log_posterior[row, [int(label.removeprefix("__label__")) for label in labels]] = np.log(probabilities)
+            columns = [int(label.removeprefix("__label__")) for label in labels]
+            log_posterior[row, columns] = np.log(probabilities)
         return _classification(self.names, log_posterior, test)
 
 
-def _lines(corpus: Corpus) -> list[str]:
-    """Return each text as its token ids, separated by spaces."""
+def _token_lines(corpus: Corpus) -> list[str]:
+    """Return a line for each text with the ids of its tokens, separated by spaces."""
     return [" ".join(map(str, text.tolist())) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 
@@ -227,6 +239,13 @@ def _labels(corpus: Corpus) -> Ids:
 
 
 def _classification(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
-    """Return a classification with `log_posterior` (B, K) of a discriminative model, also as its detection scores."""
-    distractor = np.zeros(len(test), dtype=bool)
-    return Classification(names, log_posterior, log_posterior, _labels(test), distractor, truncated=test.truncated)
+    """Return a classification by a discriminative model; its log posteriors (B, K) are also the detection scores."""
+    is_distractor = np.zeros(len(test), dtype=bool)
+    return Classification(
+        names=names,
+        log_posterior=log_posterior,
+        detection_score=log_posterior,
+        truth=_labels(test),
+        is_distractor=is_distractor,
+        truncated=test.truncated,
+    )

@@ -2,9 +2,9 @@
 
     p(candidate | text) ~ p(text | candidate) ** (1 / T) p(candidate)                       (TACL 2018, equation 7)
 
-The posterior of a language model is usually overconfident, because Bayes' rule counts each token as independent
-evidence. A temperature T above 1 reduces the confidence (Guo et al. 2017). T does not change the prior; with a uniform
-prior, T does not change predictions.
+The sign ~ means "proportional to". The posterior of a language model is usually overconfident, because Bayes' rule
+counts each token as independent evidence. A temperature T above 1 reduces the confidence (Guo et al. 2017). T does not
+change the prior; with a uniform prior, T does not change predictions.
 
 The confidence of a prediction is the posterior probability of the predicted candidate. The calibration error is the
 mean of |accuracy - mean confidence| over bins of texts with similar confidence, weighted by the numbers of texts.
@@ -41,16 +41,17 @@ class Classification:
         log_posterior: log p(candidate given text) in nats (B, K).
         detection_score: Minus the perplexity of each text given each candidate, as z-scores over the candidates (B, K);
             the AUC of a candidate ranks the texts by this score.
-        truth: The index of the true candidate of each text (B,), -1 if unknown.
+        truth: The index of the true candidate of each text (B,), -1 for a text without one.
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
-        is_missing: Whether each text has no true value (B,).
-        training_prior_predictions: The predicted candidates (B,) if the training frequencies are the priors.
+        is_missing: Whether each text has no true value (B,); None if this is unknown.
+        training_prior_predictions: The index of the predicted candidate of each text (B,) if the priors are the
+            training frequencies; None if it was not computed.
         key: A digest of the texts and candidates.
         log_prior: The log priors (K,); None if they are uniform.
-        temperature: The temperature T, by which the log likelihoods were divided.
+        temperature: The temperature T by which the log likelihoods were divided.
         untempered_log_posterior: `log_posterior` at temperature 1 (B, K); None if no temperature was applied.
-        truncated: Whether each text was cut after `max_tokens` tokens (B,).
+        truncated: Whether each text was cut after `max_tokens` tokens (B,); None if this is unknown.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7. The detection score is from their paper of 2017.
@@ -71,7 +72,7 @@ class Classification:
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        """The most probable candidate of each text (B,)."""
+        """The index of the most probable candidate of each text (B,)."""
         best: NDArray[np.int64] = self.log_posterior.argmax(1)
         return best
 
@@ -91,12 +92,19 @@ class Classification:
         Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
         rows = []
-        for row, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
-            by_name = {name: round(float(p), 6) for name, p in zip(self.names, probabilities, strict=True)}
-            truth = self.names[self.truth[row]] if self.truth[row] >= 0 else None
-            cut = {} if self.truncated is None else {"truncated": bool(self.truncated[row])}
+        for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
+            pairs = zip(self.names, probabilities.tolist(), strict=True)
+            probability_by_candidate = {name: round(probability, 6) for name, probability in pairs}
+            true_name = self.names[self.truth[index]] if self.truth[index] >= 0 else None
+            truncation = {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
             rows.append(
-                {"row": row, "predicted": self.names[predicted], "true": truth, **cut, "probabilities": by_name}
+                {
+                    "row": index,
+                    "predicted": self.names[predicted],
+                    "true": true_name,
+                    **truncation,
+                    "probabilities": probability_by_candidate,
+                }
             )
         return rows
 
@@ -110,14 +118,14 @@ class Classification:
         weights = np.array([priors[name] for name in self.names])
         with np.errstate(divide="ignore"):
             log_prior = np.log(weights / weights.sum())
-        posterior = apply_temperature(self.log_posterior + log_prior, 1.0)
-        return replace(self, log_posterior=posterior, log_prior=log_prior)
+        log_posterior = apply_temperature(self.log_posterior + log_prior, 1.0)
+        return replace(self, log_posterior=log_posterior, log_prior=log_prior)
 
     def at_temperature(self, temperature: float) -> "Classification":
         """Return a copy whose log likelihoods are divided by `temperature`."""
-        posterior = apply_temperature(self.log_posterior, temperature, self.log_prior)
+        log_posterior = apply_temperature(self.log_posterior, temperature, self.log_prior)
         return replace(
-            self, log_posterior=posterior, temperature=temperature, untempered_log_posterior=self.log_posterior
+            self, log_posterior=log_posterior, temperature=temperature, untempered_log_posterior=self.log_posterior
         )
 
     def fitted_temperature(self) -> float:
@@ -127,10 +135,10 @@ class Classification:
 
     def confusion(self) -> NDArray[np.int64]:
         """Return the confusion matrix (K, K): counts by true value (rows) and predicted value (columns)."""
-        is_labelled, size = self.truth >= 0, len(self.names)
-        cells = self.truth[is_labelled] * size + self.predicted[is_labelled]
-        counts: NDArray[np.int64] = np.bincount(cells, minlength=size * size).reshape(size, size)
-        return counts
+        is_labelled, candidate_count = self.truth >= 0, len(self.names)
+        cell_of_text = self.truth[is_labelled] * candidate_count + self.predicted[is_labelled]
+        flat_counts: NDArray[np.int64] = np.bincount(cell_of_text, minlength=candidate_count**2)
+        return flat_counts.reshape(candidate_count, candidate_count)
 
     def metrics(self) -> Row:
         """Return accuracy, macro F1, mean AUC and calibration error; `values` has a row of metrics for each candidate.
@@ -139,52 +147,50 @@ class Classification:
         metrics omit: `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither
         a candidate nor a distractor. A metric over zero texts is NaN.
         """
-        counts, is_labelled = self.confusion(), self.truth >= 0
-        correct, true, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
+        confusion, is_labelled = self.confusion(), self.truth >= 0
+        is_included = is_labelled | self.is_distractor
+        correct_counts, true_counts, predicted_counts = np.diag(confusion), confusion.sum(1), confusion.sum(0)
         values: list[Row] = [
             {
                 "value": name,
-                "count": int(true[index]),
-                "precision": _ratio(correct[index], predicted[index]),
-                "recall": _ratio(correct[index], true[index]),
-                "f1": _ratio(2 * correct[index], true[index] + predicted[index]),
-                "auc": auc(
-                    self.detection_score[is_labelled | self.is_distractor, index],
-                    self.truth[is_labelled | self.is_distractor] == index,
-                ),
+                "count": int(true_counts[index]),
+                "precision": _ratio(correct_counts[index], predicted_counts[index]),
+                "recall": _ratio(correct_counts[index], true_counts[index]),
+                "f1": _ratio(2 * correct_counts[index], true_counts[index] + predicted_counts[index]),
+                "auc": auc(self.detection_score[is_included, index], self.truth[is_included] == index),
             }
             for index, name in enumerate(self.names)
         ]
-        present = [value for value in values if value["count"]]
-        excluded = ~is_labelled & ~self.is_distractor
-        row: Row = {"texts": int(counts.sum()), "distractors": int(self.is_distractor.sum())}
+        values_with_texts = [value for value in values if value["count"]]
+        row: Row = {"texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
-        row["left_out"] = int(excluded.sum())
+        row["left_out"] = int((~is_included).sum())
         if self.is_missing is not None:
-            missing = int((excluded & self.is_missing).sum())
-            row |= {"left_out_missing": missing, "left_out_other": row["left_out"] - missing}
-        row["accuracy"] = _ratio(correct.sum(), counts.sum())
+            missing_count = int((~is_included & self.is_missing).sum())
+            row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
+        row["accuracy"] = _ratio(correct_counts.sum(), confusion.sum())
         if self.training_prior_predictions is not None and is_labelled.any():
             row["accuracy_training_priors"] = float((self.training_prior_predictions == self.truth)[is_labelled].mean())
         return {
             **row,
-            "majority": _ratio(true.max(), counts.sum()),
-            "majority_value": self.names[int(true.argmax())] if counts.sum() else None,
-            "macro_f1": _nan_mean([value["f1"] for value in present]),
-            "auc": _nan_mean([value["auc"] for value in present]),
+            "majority": _ratio(true_counts.max(), confusion.sum()),
+            "majority_value": self.names[int(true_counts.argmax())] if confusion.sum() else None,
+            "macro_f1": _nan_mean([value["f1"] for value in values_with_texts]),
+            "auc": _nan_mean([value["auc"] for value in values_with_texts]),
             **self._calibration(),
             "values": values,
         }
 
     def _calibration(self) -> Row:
+        """Return the entries of `metrics` about calibration; the suffix `_at_1` means "at temperature 1"."""
         is_labelled = self.truth >= 0
         row: Row = {} if self.untempered_log_posterior is None else {"temperature": self.temperature}
-        for suffix, posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
-            if posterior is not None:
+        for suffix, log_posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
+            if log_posterior is not None:
                 row[f"calibration_error{suffix}"] = calibration_error(
-                    np.exp(posterior[is_labelled]), self.truth[is_labelled]
+                    np.exp(log_posterior[is_labelled]), self.truth[is_labelled]
                 )
-                row[f"value_nats{suffix}"] = value_nats(posterior[is_labelled], self.truth[is_labelled])
+                row[f"value_nats{suffix}"] = value_nats(log_posterior[is_labelled], self.truth[is_labelled])
         if self.untempered_log_posterior is not None and self.log_prior is not None and is_labelled.any():
             row["accuracy_at_1"] = float((self.untempered_log_posterior.argmax(1) == self.truth)[is_labelled].mean())
         return row
@@ -205,15 +211,20 @@ def apply_bayes_rule(
         log_likelihoods: log p(text given candidate) in nats (B, K).
         lengths: The number of targets of each text (B,).
         truth: The true value of each text (B,), None if it has none.
-        distractors: Values that are not candidates, whose texts count as negatives in the AUC.
+        distractors: Values that are not candidates; their texts count as negatives in the AUC.
         truncated: Whether each text was cut (B,).
     """
-    score = z_scores(-np.exp(-log_likelihoods / np.maximum(1, lengths)[:, None]))
+    perplexities = np.exp(-log_likelihoods / np.maximum(1, lengths)[:, None])
     index_of = {name: index for index, name in enumerate(names)}
     true_indices = np.array([-1 if name is None else index_of.get(name, -1) for name in truth], dtype=np.int64)
-    distractor = np.isin(np.array(truth, dtype=object), list(distractors))
+    is_distractor = np.isin(np.array(truth, dtype=object), list(distractors))
     return Classification(
-        tuple(names), apply_temperature(log_likelihoods, 1.0), score, true_indices, distractor, truncated=truncated
+        names=tuple(names),
+        log_posterior=apply_temperature(log_likelihoods, 1.0),
+        detection_score=z_scores(-perplexities),
+        truth=true_indices,
+        is_distractor=is_distractor,
+        truncated=truncated,
     )
 
 
@@ -224,8 +235,8 @@ def text_accuracies(result: Classification) -> TextSums:
 
 def z_scores(values: Floats) -> Floats:
     """Return the z-scores of `values` (B, K) within each row; 0 for a row of equal values."""
-    spread = values.std(1, keepdims=True)
-    scores: Floats = (values - values.mean(1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+    deviations = values.std(1, keepdims=True)
+    scores: Floats = (values - values.mean(1, keepdims=True)) / np.where(deviations > 0, deviations, 1.0)
     return scores
 
 
@@ -242,10 +253,10 @@ def calibration_error(probabilities: Floats, truth: NDArray[np.int64]) -> float:
     """Return the calibration error of the posterior `probabilities` (B, K) for the true candidates `truth` (B,)."""
     if not len(truth):
         return math.nan
-    confidence, correct = probabilities.max(1), probabilities.argmax(1) == truth
+    confidence, is_correct = probabilities.max(1), probabilities.argmax(1) == truth
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gaps = np.bincount(bins, correct, BINS) - np.bincount(bins, confidence, BINS)  # summed over the texts of each bin
-    return float(np.abs(gaps).sum() / len(truth))
+    correct_by_bin, confidence_by_bin = np.bincount(bins, is_correct, BINS), np.bincount(bins, confidence, BINS)
+    return float(np.abs(correct_by_bin - confidence_by_bin).sum() / len(truth))
 
 
 def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
@@ -254,14 +265,15 @@ def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
 
 
 def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
-    """Return `log_posterior` (B, K), normalized, with its log likelihoods divided by `temperature`, but not its prior.
+    """Return log posteriors (B, K) whose log likelihoods are divided by `temperature`; the prior does not change.
 
-    `log_prior` (K,) is the prior that `log_posterior` contains; None if it is uniform.
+    `log_posterior` (B, K) is at temperature 1 and need not be normalized. `log_prior` (K,) is the prior that it
+    contains, or None for a uniform prior.
     """
-    prior = _finite_log_prior(log_prior)
-    joint = (log_posterior - prior) / temperature + prior
-    top = joint.max(1, keepdims=True)
-    return np.asarray(joint - top - np.log(np.exp(joint - top).sum(1, keepdims=True)))
+    finite_log_prior = _finite_log_prior(log_prior)
+    log_joint = (log_posterior - finite_log_prior) / temperature + finite_log_prior
+    largest = log_joint.max(1, keepdims=True)
+    return np.asarray(log_joint - largest - np.log(np.exp(log_joint - largest).sum(1, keepdims=True)))
 
 
 def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: Floats | None = None) -> float:
@@ -272,22 +284,26 @@ def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: 
     """
     if not len(truth):
         return 1.0
-    log_likelihood = log_posterior - _finite_log_prior(log_prior)  # up to a constant of each text
+    log_likelihood = log_posterior - _finite_log_prior(log_prior)  # up to a constant for each text
     true_log_likelihood = log_likelihood[np.arange(len(truth)), truth]
     # The posterior of an impossible candidate is 0; replacing its infinite log likelihood avoids 0 * infinity.
     finite_log_likelihood = np.where(np.isneginf(log_likelihood), 0.0, log_likelihood)
 
     def slope(inverse_temperature: float) -> float:
+        """Return the derivative of the mean nats with respect to 1 / T."""
         posterior = np.exp(apply_temperature(log_posterior, 1 / inverse_temperature, log_prior))
         return float(((posterior * finite_log_likelihood).sum(1) - true_log_likelihood).mean())
 
-    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
+    lower_bound, upper_bound = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE  # of 1 / T
     for _ in range(BISECTION_STEPS):
-        middle = np.sqrt(low * high)
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return float(1 / np.sqrt(low * high))
+        middle = np.sqrt(lower_bound * upper_bound)
+        if slope(middle) < 0:
+            lower_bound = middle
+        else:
+            upper_bound = middle
+    return float(1 / np.sqrt(lower_bound * upper_bound))
 
 
 def _finite_log_prior(log_prior: Floats | None) -> Floats:
-    """Return the log priors, with 0 for impossible candidates, whose log posterior is minus infinity already."""
+    """Return the log priors; 0 for a uniform prior, and for impossible candidates (log posterior minus infinity)."""
     return np.zeros(1) if log_prior is None else np.where(np.isneginf(log_prior), 0.0, log_prior)

@@ -1,9 +1,9 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
 Candidates are the values of a categorical variable, or named points of numeric variables, such as cities. The softmax
-is exact, or computed over a sample of the vocabulary, which is the same for all texts and candidates. Then the log
-probability that the sample contains a token is subtracted from the logit of the token (Jean et al. 2015). Tokens are
-sampled from one of two distributions:
+is exact or sampled. A sampled softmax uses one sample of the vocabulary for all texts and candidates, and subtracts
+from the logit of a token the log probability that the sample contains the token (Jean et al. 2015). Tokens are sampled
+from one of two distributions:
 
     unigram    the frequency of tokens as targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
     rank       a function of the rank in the vocabulary, which is sorted by frequency
@@ -14,6 +14,7 @@ Shapes: B texts, K candidates, C categorical variables, N numeric variables.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,11 @@ from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import MAX_BATCH_TOKENS, Run
 from factorcell.progress import progress_bar
 
-Row = dict[str, Any]
+Options = dict[str, Any]  # keyword arguments of `log_likelihoods`
 Floats = NDArray[np.float64]
-ACCURACY_REASON = "the accuracy is computed over texts with a value"  # why `require_labels` rejects a table
+Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables
+ACCURACY_REASON = "the accuracy is computed over texts with a value"
+CALIBRATION_REASON = "the temperature is fitted on texts with a value"
 EARTH_RADIUS = 6371.0088  # km
 
 
@@ -61,7 +64,7 @@ def log_likelihoods(
         corpus: The texts, as `run` has prepared them.
         candidates: A dict from variable to value for each candidate (K), such as `{"stars": "5"}`. For variables that
             the dict lacks, each text keeps its own values.
-        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         progress: Whether to show a progress bar.
@@ -80,73 +83,72 @@ def log_likelihoods(
     if not run.model.is_adapted:
         hint = "all contexts give a text the same probability; use an adapted run"
         raise UserError(f"{run.folder.name} is not adapted: {hint}")
-    sampled = draw_samples(run, samples, seed, proposal) if samples else None
-    columns = [_encode_candidate(run, candidate) for candidate in candidates]
-    result = np.zeros((len(corpus), len(candidates)))
-    others = _other_values(run, corpus, candidates[0])
-    is_shared = not (corpus.bags or corpus.vectors) and len(np.unique(others, axis=0)) == 1
-    shared = None
-    bar = progress_bar(total=result.size, desc="classifying", unit="likelihoods", show=progress)
+    sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
+    encoded_candidates = [_encode_candidate(run, candidate) for candidate in candidates]
+    log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
+    other_values = _other_values(run, corpus, candidates[0])
+    # If the texts differ in no other context value, each candidate has one context, which is computed only once.
+    has_one_context = not (corpus.bags or corpus.vectors) and len(np.unique(other_values, axis=0)) == 1
+    bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
     with bar, run.scoring():
-        if is_shared:  # texts differ in the candidates' variables only, so each candidate is conditioned on once
+        if has_one_context:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared = run.model.condition(_candidate_contexts(context, columns))
+            shared_conditioning = run.model.condition(_candidate_contexts(context, encoded_candidates))
+        # Batches of texts are small enough to be repeated for up to 64 candidates within the limit `MAX_BATCH_TOKENS`.
         for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
             batch = run.batch(corpus, rows)
-            width = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))  # candidates per batch
-            for begin in range(0, len(columns), width):
-                part = columns[begin : begin + width]
-                indices = torch.arange(begin, begin + len(part), device=run.device)
-                conditioning = shared.select(indices) if shared else None
-                result[rows, begin : begin + width] = -_candidate_nats(run, batch, part, conditioning, sampled)
-                bar.update(len(rows) * len(part))
-    return result
+            candidates_per_batch = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))
+            for begin in range(0, len(encoded_candidates), candidates_per_batch):
+                batch_candidates = encoded_candidates[begin : begin + candidates_per_batch]
+                end = begin + len(batch_candidates)
+                candidate_indices = torch.arange(begin, end, device=run.device)
+                conditioning = shared_conditioning.select(candidate_indices) if shared_conditioning else None
+                nats = _candidate_nats(run, batch, batch_candidates, conditioning, sampled_tokens)
+                log_probs[rows, begin:end] = -nats
+                bar.update(len(rows) * len(batch_candidates))
+    return log_probs
 
 
 def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """Draw `count` tokens of the vocabulary with replacement.
+    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
 
     Raises a `UserError` for the proposal "unigram" if the run has no saved token counts.
     """
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":
-        counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
-        counts[run.tokenizer.specials.start] = 0
-        distribution = Proposal(counts, count, run.device)
+        token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
+        token_counts[run.tokenizer.specials.start] = 0
+        proposal_distribution = Proposal(token_counts, count, run.device)
     else:
-        distribution = Proposal.by_rank(run.tokenizer, count, run.device)
+        proposal_distribution = Proposal.by_rank(run.tokenizer, count, run.device)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return distribution.draw()
+        return proposal_distribution.draw()
 
 
 def _candidate_nats(
-    run: Run,
-    batch: Batch,
-    columns: list[tuple[Tensor, Tensor]],
-    conditioning: Conditioning | None,
-    samples: Samples | None,
+    run: Run, batch: Batch, candidates: list[Candidate], conditioning: Conditioning | None, samples: Samples | None
 ) -> Floats:
     """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
-    texts, count = len(batch.rows), len(columns)
-    context_of = torch.arange(count, device=run.device).repeat(texts)
-    contexts = _candidate_contexts(batch.context, columns)
+    text_count, candidate_count = len(batch.rows), len(candidates)
+    context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
+    contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
-        distinct, context_of = contexts.distinct()
-        conditioning = run.model.condition(distinct)
-    repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
-    repeated_batch = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
-    per_text = conditioning.select(context_of)
+        distinct_contexts, context_of_row = contexts.distinct()
+        conditioning = run.model.condition(distinct_contexts)
+    text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
+    repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
+    row_conditioning = conditioning.select(context_of_row)
     if samples is None:
-        nats = run.model(repeated_batch, per_text)
+        nats = run.model(repeated_batch, row_conditioning)
     else:
-        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=per_text)
-    summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
-    return summed
+        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
+    nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
+    return nats_of_texts
 
 
-def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the categories (C,) and numbers (N,) of a candidate, with -2 and infinity for variables that it lacks."""
+def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> Candidate:
+    """Return the values of a candidate as the model reads them."""
     categories = torch.full((len(run.schema.categories),), -2)
     numbers = torch.full((len(run.schema.numbers),), torch.inf)
     for name, value in candidate.items():
@@ -165,12 +167,12 @@ def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, T
     return categories.to(run.device), numbers.to(run.device)
 
 
-def _candidate_contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context:
+def _candidate_contexts(context: Context, candidates: list[Candidate]) -> Context:
     """Return B * K contexts: for each of B texts in turn, its context with the values of each of K candidates."""
-    categories = torch.stack([column[0] for column in columns]).repeat(len(context), 1)
-    numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
-    rows = torch.arange(len(context), device=categories.device)
-    repeated_contexts = context.select(rows.repeat_interleave(len(columns)))
+    categories = torch.stack([candidate_categories for candidate_categories, _ in candidates]).repeat(len(context), 1)
+    numbers = torch.stack([candidate_numbers for _, candidate_numbers in candidates]).repeat(len(context), 1)
+    text_indices = torch.arange(len(context), device=categories.device)
+    repeated_contexts = context.select(text_indices.repeat_interleave(len(candidates)))
     return replace(
         repeated_contexts,
         categories=torch.where(categories == -2, repeated_contexts.categories, categories),
@@ -180,8 +182,8 @@ def _candidate_contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) 
 
 def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
     """Return the categories and numbers of all texts for the variables that a candidate lacks, one row per text."""
-    categories = [i for i, variable in enumerate(run.schema.categories) if variable.name not in candidate]
-    numbers = [i for i, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
+    categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
+    numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
 
 
@@ -202,18 +204,18 @@ def classify(
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
 
-    A text need not have a true value of the variable. It is cut after `max_tokens` tokens, as in training.
+    A text need not have a true value of the variable. Texts are cut after `max_tokens` tokens, as in training.
 
     Args:
         run: An adapted run.
         source: The texts, with the other context columns of the run.
         target: The name of the variable.
         values: The candidates; by default all values of the variable. The metrics omit texts with other values.
-        distractors: Values that are not candidates, whose texts count as negatives in the AUC.
+        distractors: Values that are not candidates; their texts count as negatives in the AUC.
         priors: "uniform" or "training" (the frequencies in training); `Classification.with_priors` accepts others.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
-        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         calibrate: A table of texts with true values, on which the temperature of the posterior is fitted.
@@ -223,7 +225,8 @@ def classify(
         The classification; its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: There are fewer than two candidates, or no text of `calibrate` has a candidate as true value.
+        UserError: There are fewer than two candidates and distractors, or no text of `calibrate` has a candidate as
+            its true value.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
@@ -231,59 +234,54 @@ def classify(
     if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target}: expected a category, got a number; classify it by named points (--points)")
     variable = category_variable(run.schema, target)
-    names = distinct_category_names(values, "values") or list(variable.values[1:])
+    candidates = distinct_category_names(values, "values") or list(variable.values[1:])
     distractors = distinct_category_names(distractors, "distractors")
-    for name in names:
+    for name in candidates:
         _check_value(run, variable, name, variable.values[1:])
-    if (count := len({*names, *distractors})) < 2:
-        raise UserError(f"{target}: expected at least two candidates, got {count}")
+    if (count := len({*candidates, *distractors})) < 2:
+        raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
     if calibrate is not None:
-        require_labels(calibrate, variable, names, run.config.data, "the temperature is fitted on texts with a value")
+        require_labels(calibrate, variable, candidates, run.config.data, CALIBRATION_REASON)
     choose("priors", priors, PRIORS)
-    frequencies = variable.counts_by_value
-    options: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
-    uniform = _classify_uniformly(run, source, target, names, distractors, unknown, options)
-    dev = None if calibrate is None else _classify_uniformly(run, calibrate, target, names, (), unknown, options)
+    training_counts = variable.counts_by_value
+    options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
+    classify_table = partial(_classify_uniformly, run, target, candidates, unknown, options)
+    uniform_result = classify_table(source, distractors)
+    calibration_result = None if calibrate is None else classify_table(calibrate, ())
 
-    def with_priors(weights: Mapping[str, float] | None) -> Classification:
-        result = uniform if weights is None else uniform.with_priors(weights)
-        if dev is None:
+    def apply_priors(weights: Mapping[str, float] | None) -> Classification:
+        result = uniform_result if weights is None else uniform_result.with_priors(weights)
+        if calibration_result is None:
             return result
-        weighted_dev = dev if weights is None else dev.with_priors(weights)
-        return result.at_temperature(weighted_dev.fitted_temperature())
+        weighted_calibration_result = calibration_result if weights is None else calibration_result.with_priors(weights)
+        return result.at_temperature(weighted_calibration_result.fitted_temperature())
 
     if priors == "training":
-        return with_priors(frequencies)
-    result = with_priors(None)
-    if not any(frequencies[name] for name in names):
+        return apply_priors(training_counts)
+    result = apply_priors(None)
+    if not any(training_counts[name] for name in candidates):
         return result
-    return replace(result, training_prior_predictions=with_priors(frequencies).predicted)
+    return replace(result, training_prior_predictions=apply_priors(training_counts).predicted)
 
 
 def _classify_uniformly(
-    run: Run,
-    source: Any,
-    target: str,
-    names: Sequence[str],
-    distractors: Sequence[str],
-    unknown: str,
-    options: Mapping[str, Any],
+    run: Run, target: str, names: Sequence[str], unknown: str, options: Options, source: Any, distractors: Sequence[str]
 ) -> Classification:
     """Classify the texts of a table with a uniform prior at temperature 1."""
     corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=options["progress"])
     column = run.schema.variable(target).source_column
-    truth = _read_category_names(source, column) if column in open_table(source).columns else [None] * len(corpus)
+    true_values = _read_category_names(source, column) if column in open_table(source).columns else [None] * len(corpus)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **options)
-    missing = np.array([name is None for name in truth], dtype=bool)
-    result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
-    return replace(result, is_missing=missing, key=texts_digest(corpus, target, *names))
+    is_missing = np.array([name is None for name in true_values], dtype=bool)
+    result = apply_bayes_rule(names, likelihoods, corpus.lengths, true_values, distractors, corpus.truncated)
+    return replace(result, is_missing=is_missing, key=texts_digest(corpus, target, *names))
 
 
-def _check_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
-    """Raise a `UserError` unless `name` is one of the `valid` values; its message does not list names of users."""
+def _check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:
+    """Raise a `UserError` unless `name` is one of `valid_names`; its message does not list names of users."""
     if variable.source_column != run.config.data.user:
-        choose(f"value of {variable.name}", name, valid)
-    elif name not in valid:
+        choose(f"value of {variable.name}", name, valid_names)
+    elif name not in valid_names:
         raise UserError(f"unknown value of {variable.name} {name!r}; the run has {len(variable.values) - 1:,} values")
 
 
@@ -304,8 +302,8 @@ def require_labels(source: Any, variable: Variable, names: Sequence[str], config
     if variable.source_column not in table.columns:
         raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")
     if set(names).isdisjoint(_read_category_names(source, variable.source_column)):
-        values = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
-        raise UserError(f"{table.name}: no text has a candidate value of {variable.name} ({values}); {reason}")
+        description = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
+        raise UserError(f"{table.name}: no text has a candidate value of {variable.name} ({description}); {reason}")
 
 
 def _read_category_names(source: Any, column: str) -> list[str | None]:
@@ -341,7 +339,7 @@ def classify_points(
         truth: The names of the true points (B,), None where unknown; by default the nearest points.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
-        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         progress: Whether to show a progress bar.
@@ -350,7 +348,7 @@ def classify_points(
         The classification.
 
     Raises:
-        UserError: There are no points, or the points do not all have values of the same numeric variables of the run.
+        UserError: There are no points, or the points do not all have values of the same numeric variables.
     """
     limits.check(within=within)
     if not points:
@@ -369,32 +367,34 @@ def classify_points(
         run, corpus, candidates, samples=samples, seed=seed, proposal=proposal, progress=progress
     )
     if truth is None:
-        index = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
-        texts = corpus.numbers[:, index].astype(np.float64)
-        coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
-        distances = point_distances(texts, coordinates, variables, run)
-        nearest = zip(distances.argmin(1), distances.min(1), strict=True)
-        truth = [names[point] if distance <= within else None for point, distance in nearest]
+        columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
+        text_coordinates = corpus.numbers[:, columns].astype(np.float64)
+        point_coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
+        distances = point_distances(text_coordinates, point_coordinates, variables, run)
+        nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
+        truth = [names[index] if distance <= within else None for index, distance in nearest_points]
     result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
     return replace(result, key=texts_digest(corpus, *names))
 
 
 def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
-    """Return the distances (B, K) from `texts` (B, N) to `points` (K, N) as `classify_points` defines them."""
+    """Return the distances (B, K), as defined in `classify_points`, from `texts` (B, N) to `points` (K, N)."""
     if [name[:3].lower() for name in variables] == ["lat", "lon"]:
         return great_circle_distances(texts, points)
     schema_variables = [run.schema.variable(name) for name in variables]
-    period = np.array([variable.period or math.inf for variable in schema_variables])
-    gap = np.abs(texts[:, None] - points[None]) % period
-    scaled: Floats = np.minimum(gap, period - gap) / np.array([variable.deviation for variable in schema_variables])
+    periods = np.array([variable.period or math.inf for variable in schema_variables])
+    differences = np.abs(texts[:, None] - points[None]) % periods
+    deviations = np.array([variable.deviation for variable in schema_variables])
+    scaled: Floats = np.minimum(differences, periods - differences) / deviations
     distances: Floats = np.sqrt((scaled**2).sum(-1))
     return distances
 
 
 def great_circle_distances(first: Floats, second: Floats) -> Floats:
-    """Return the great-circle distances (B, K) in km of `first` (B, 2) and `second` (K, 2), in degrees (lat, lon)."""
-    a, b = np.radians(first)[:, None], np.radians(second)[None]
-    haversines = np.sin((a - b) / 2) ** 2
-    haversine_of_angle = haversines[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * haversines[..., 1]
-    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, haversine_of_angle)))
+    """Return the great-circle distances (B, K) in km from `first` (B, 2) to `second` (K, 2), in degrees (lat, lon)."""
+    (first_lat, first_lon), (second_lat, second_lon) = np.radians(first).T, np.radians(second).T
+    lat_haversines = np.sin((first_lat[:, None] - second_lat) / 2) ** 2
+    lon_haversines = np.sin((first_lon[:, None] - second_lon) / 2) ** 2
+    angle_haversines = lat_haversines + np.cos(first_lat)[:, None] * np.cos(second_lat) * lon_haversines
+    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, angle_haversines)))
     return result

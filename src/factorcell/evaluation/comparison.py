@@ -49,12 +49,12 @@ class ComparedModel:
 class Comparison:
     """A sequence of one row per model, with differences to the first model; `str` formats it as a table.
 
-    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is their
-    mean; its standard deviation has the suffix `_deviation`. `gain`, `gain_known`, `bits_per_byte_difference` and
-    `accuracy_difference` are differences to the first model that has the figure; the ends of their intervals have the
-    suffixes `_low` and `_high`. `ahead` lists the figures in which the model is significantly better than every other
-    one. `bits_per_byte_low` and `bits_per_byte_high` are the interval of `bits_per_byte`, and `bits_per_byte_bound` is
-    whether it is only a lower bound.
+    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the
+    mean over these, and the standard deviation has the suffix `_deviation`. `gain`, `gain_known`,
+    `bits_per_byte_difference` and `accuracy_difference` are differences to the first model that has the figure; the
+    ends of their intervals have the suffixes `_low` and `_high`. `ahead` lists the figures in which the model is
+    significantly better than every other model. `bits_per_byte_low` and `bits_per_byte_high` are the ends of the
+    interval of `bits_per_byte`, and `bits_per_byte_bound` is whether `bits_per_byte` is only a lower bound.
     """
 
     rows: Sequence[Row]
@@ -69,48 +69,52 @@ class Comparison:
         return self.rows[index]
 
     def __str__(self) -> str:
-        lines, columns = self.table()
-        cells = [[line.get(name, "-") for name in columns] for line in lines]
-        return "\n".join([*align_columns([[name.replace("_", " ") for name in columns], *cells]), *self.notes()])
+        cells_of_rows, columns = self.table()
+        header = [name.replace("_", " ") for name in columns]
+        cell_texts = [[cells.get(name, "-") for name in columns] for cells in cells_of_rows]
+        return "\n".join([*align_columns([header, *cell_texts]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
         """Return a dict from column to text for each row, and the columns in their order."""
         titles = self.titles()
-        lines = [_cells(row, titles) for row in self.rows]
-        gain, bits, accuracy = (
+        cells_of_rows = [_cells(row, titles) for row in self.rows]
+        gain_title, bits_title, accuracy_title = (
             titles.get(COMPARED_FIGURES[name][0], "") for name in ("perplexity", "bits_per_byte", "accuracy")
         )
-        columns = ("model", "perplexity", "perplexity_known", gain, "bits_per_byte", bits, "accuracy", accuracy)
-        return lines, [name for name in (*columns, "parameters", "minutes") if any(name in line for line in lines)]
+        columns = ["model", "perplexity", "perplexity_known", gain_title, "bits_per_byte", bits_title]
+        columns += ["accuracy", accuracy_title, "parameters", "minutes"]
+        return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
 
     def titles(self) -> dict[str, str]:
         """Return the column title of each difference, such as "gain over unadapted" for `gain`."""
-        first = {
+        first_model_with = {
             name: next((str(row["model"]) for row in self.rows if row.get(name) is not None), "")
             for name in ("perplexity", "bits_per_byte", "accuracy")
         }
         titles = {
-            "gain": f"gain over {first['perplexity']}",
-            "bits_per_byte_difference": f"bits per byte above {first['bits_per_byte']}",
-            "accuracy_difference": f"accuracy above {first['accuracy']}",
+            "gain": f"gain over {first_model_with['perplexity']}",
+            "bits_per_byte_difference": f"bits per byte above {first_model_with['bits_per_byte']}",
+            "accuracy_difference": f"accuracy above {first_model_with['accuracy']}",
         }
         return {name: title for name, title in titles.items() if any(row.get(name) is not None for row in self.rows)}
 
     def notes(self) -> list[str]:
         """Return the lines of the legend below the table."""
-        several = any(row["trainings"] > 1 for row in self.rows)
-        notes = ["± is the standard deviation over trainings"] if several else []
+        has_several_trainings = any(row["trainings"] > 1 for row in self.rows)
+        notes = ["± is the standard deviation over trainings"] if has_several_trainings else []
         if self.titles():
-            sources = "texts and trainings" if several else "texts"
+            sources = "texts and trainings" if has_several_trainings else "texts"
             notes.append(f"brackets hold 95 % confidence intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
         rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
         if any(row.get("bits_per_byte_texts", 0) < row.get("texts", 0) for row in rows):
-            each = ", ".join(f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows)
-            of_differences = "differences are computed over the texts that neither model truncated"
+            numbers_of_texts = ", ".join(
+                f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows
+            )
             notes.append(
-                f"bits per byte are computed over the texts that were not truncated ({each}); {of_differences}"
+                f"bits per byte are computed over the texts that were not truncated ({numbers_of_texts}); "
+                "differences are computed over the texts that neither model truncated"
             )
         if any(row.get("bits_per_byte_bound") for row in rows):
             notes.append(f"{LOWER_BOUND_MARK} marks a lower bound: {LOWER_BOUND_NOTE}")
@@ -124,40 +128,47 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
     the model nor the first one omits.
     """
     rows = [_average_trainings(model) for model in models]
-    for name, (difference, higher_is_better) in COMPARED_FIGURES.items():
-        indices = [index for index, row in enumerate(rows) if row.get(name) is not None]
-        sums = [_sums(models[index], name) for index in indices]
-        deterministic = {place for place, index in enumerate(indices) if models[index].is_deterministic}
-        joint = Ratios.from_sums(sums, seed, deterministic) if len(sums) > 1 else None  # None if the texts differ
-        for place, index in enumerate(indices[1:], start=1):
-            deterministic_in_pair = {side for side, member in enumerate((0, place)) if member in deterministic}
-            if ratios := joint or Ratios.from_sums([sums[0], sums[place]], seed, deterministic_in_pair):
-                second = place if joint else 1
-                if name.startswith("perplexity"):
-                    interval = statistics.gain_from_nats(ratios.difference(0, second))
-                else:
-                    interval = ratios.difference(second, 0)
-                rows[index] |= interval.to_row(difference)
-        if (
-            joint
-            and (best := joint.best_model(higher_is_better)) is not None
-            and _is_comparable(rows[indices[best]], name, sums)
-        ):
-            rows[indices[best]]["ahead"].append(name)
+    for name in COMPARED_FIGURES:
+        _compare_figure(name, models, rows, seed)
     return Comparison(rows)
 
 
-def _is_comparable(row: Row, name: str, models: Sequence[Sequence[TextSums]]) -> bool:
+def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[Row], seed: int) -> None:
+    """Add to `rows` the differences in one figure to the first model that has it; mark the best model, if any."""
+    difference_name, higher_is_better = COMPARED_FIGURES[name]
+    compared = [(model, row) for model, row in zip(models, rows, strict=True) if row.get(name) is not None]
+    compared_rows = [row for _, row in compared]
+    sums_by_model = [_sums(model, name) for model, _ in compared]
+    deterministic = {index for index, (model, _) in enumerate(compared) if model.is_deterministic}
+    joint_ratios = Ratios.from_sums(sums_by_model, seed, deterministic) if len(compared) > 1 else None
+    for index in range(1, len(compared)):
+        ratios, second = joint_ratios, index
+        if ratios is None:  # not all models read the same texts, but this one and the first one may
+            deterministic_in_pair = {side for side, member in enumerate((0, index)) if member in deterministic}
+            ratios = Ratios.from_sums([sums_by_model[0], sums_by_model[index]], seed, deterministic_in_pair)
+            second = 1
+        if ratios is not None:
+            if name.startswith("perplexity"):
+                interval = statistics.gain_from_nats(ratios.difference(0, second))
+            else:
+                interval = ratios.difference(second, 0)
+            compared_rows[index].update(interval.to_row(difference_name))
+    best = None if joint_ratios is None else joint_ratios.best_model(higher_is_better)
+    if best is not None and _may_be_marked_as_best(compared_rows[best], name, sums_by_model):
+        compared_rows[best]["ahead"].append(name)
+
+
+def _may_be_marked_as_best(row: Row, name: str, sums_by_model: Sequence[Sequence[TextSums]]) -> bool:
     """Return whether figure `name` of `row` may be marked as the best.
 
     A lower bound may be marked only if all models read the same tokens.
     """
-    return not row.get(f"{name}_bound") or len({sums.key for trainings in models for sums in trainings}) == 1
+    return not row.get(f"{name}_bound") or len({sums.key for trainings in sums_by_model for sums in trainings}) == 1
 
 
 def _sums(model: ComparedModel, name: str) -> list[TextSums]:
-    """Return the contributions of all texts to a figure for each training; empty unless all trainings have them."""
-    return [texts[name] for texts in model.texts] if all(name in texts for texts in model.texts) else []
+    """Return for each training the contributions of all texts to a figure; an empty list if a training lacks them."""
+    return [figures[name] for figures in model.texts] if all(name in figures for figures in model.texts) else []
 
 
 def _average_trainings(model: ComparedModel) -> Row:
@@ -166,8 +177,8 @@ def _average_trainings(model: ComparedModel) -> Row:
     for name in AVERAGED_FIGURES:
         values = [training[name] for training in model.rows if training.get(name) is not None]
         if len(values) > 1:
-            is_perplexity = name.startswith("perplexity")
-            row[name] = float(np.exp(np.mean(np.log(values))) if is_perplexity else np.mean(values))
+            has_geometric_mean = name.startswith("perplexity")
+            row[name] = float(np.exp(np.mean(np.log(values))) if has_geometric_mean else np.mean(values))
             row[f"{name}_deviation"] = float(np.std(values, ddof=1))
     if len(model.rows) > 1 and (ratios := Ratios.from_sums([_sums(model, "bits_per_byte")])):
         row |= ratios.interval(0).to_row("bits_per_byte")
@@ -177,19 +188,25 @@ def _average_trainings(model: ComparedModel) -> Row:
 def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
     cells = {"model": str(row["model"])}
     cells |= {
-        name: format_figure(row, name, form) for name, form in FIGURE_FORMATS.items() if row.get(name) is not None
+        name: format_figure(row, name, number_format)
+        for name, number_format in FIGURE_FORMATS.items()
+        if row.get(name) is not None
     }
     cells |= {title: text for name, title in titles.items() if (text := format_difference(name, row))}
-    forms = {"parameters": ",.0f", "minutes": ".2f"}
-    return cells | {name: format(row[name], form) for name, form in forms.items() if row.get(name) is not None}
+    number_formats = {"parameters": ",.0f", "minutes": ".2f"}
+    return cells | {
+        name: format(row[name], number_format)
+        for name, number_format in number_formats.items()
+        if row.get(name) is not None
+    }
 
 
-def format_figure(row: Mapping[str, Any], name: str, form: str) -> str:
+def format_figure(row: Mapping[str, Any], name: str, number_format: str) -> str:
     """Format a figure with its standard deviation, its interval, and the marks for a best figure or a lower bound."""
     deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
-    text = format(row[name], form) + ("" if deviation is None else f" ± {deviation:{form}}")
+    text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
     text += BEST_MARK if name in row["ahead"] else ""
-    text += "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+    text += "" if low is None or high is None else f" [{low:{number_format}}, {high:{number_format}}]"
     return f"{LOWER_BOUND_MARK} {text}" if row.get(f"{name}_bound") else text
 
 
@@ -198,4 +215,4 @@ def format_difference(name: str, row: Mapping[str, Any]) -> str | None:
     interval = Interval.from_row(row, name)
     if name.startswith("bits"):
         return interval and interval.to_text(".3f")
-    return interval and interval.to_text(".1f", 100.0, "%" if name.startswith("gain") else " pt")
+    return interval and interval.to_text(".1f", scale=100.0, unit="%" if name.startswith("gain") else " pt")

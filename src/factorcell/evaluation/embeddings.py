@@ -3,8 +3,8 @@
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
 is the change of the log probability of token w from context c' (by default the expected context) to context c, for a
-hidden state h of zero. Only the softmax bias depends on the context here: the low-rank bias Q c of TACL 2018 (table 5)
-and all other adapted biases.
+hidden state h of zero. For this h, only the softmax bias depends on the context: the low-rank bias Q c of TACL 2018
+(table 5) and all other adapted biases.
 
 Shapes: N values, M selected values, k embedding, V vocabulary.
 """
@@ -32,7 +32,7 @@ from factorcell.progress import progress_bar
 
 HALF_AXIS = 1.5  # half axes of an ellipse in standard deviations (TACL 2018, figure 6)
 MIN_VALUES = 3  # minimum number of values for a map, an ellipse and the agreement of neighbours
-FOLDS = 5  # of the cross-validation
+FOLDS = 5  # number of folds of the cross-validation
 MAX_PAIRS = 1 << 22  # maximum number of pairs of values that are compared at once
 VALUE_COLUMN_KINDS = ("category", "number")
 
@@ -59,8 +59,8 @@ class Embeddings:
     def from_run(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
         """Return the embeddings that a run has learned for a categorical `variable`.
 
-        By default, the variable is the one that knows most of `values`; of several such variables, the one with the
-        most values. Raises a `UserError` if the run has no embeddings of categories.
+        By default, the variable is the one that has the most of `values`; in case of a tie, the one with the most
+        values in total. Raises a `UserError` if the run has no embeddings of categories.
         """
         if run.model.encoder is None or not _has_embeddings(run):
             raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {_missing_reason(run)}")
@@ -70,18 +70,19 @@ class Embeddings:
             raise UserError(f"{run.folder}: expected a categorical context variable, got {kinds}")
         if variable:
             choose("categorical context", variable, [candidate.name for candidate in categories])
-        names = set(map(category_name, values))
-        best = max(
+        value_names = set(map(category_name, values))
+        chosen_variable = max(
             (candidate for candidate in categories if variable in ("", candidate.name)),
-            key=lambda candidate: (len(names & set(candidate.values[1:])), len(candidate.values)),
+            key=lambda candidate: (len(value_names & set(candidate.values[1:])), len(candidate.values)),
         )
-        return cls(
-            best.name,
-            best.source_column,
-            best.values[1:],
-            np.array(best.counts[1:], dtype=np.int64),
-            run.model.encoder.tables[categories.index(best)].detach().double().cpu().numpy()[1:],
-            best.source_column == run.config.data.user,
+        table = run.model.encoder.tables[categories.index(chosen_variable)].detach().double().cpu().numpy()
+        return cls(  # without the first value, which is the unknown value
+            variable=chosen_variable.name,
+            source=chosen_variable.source_column,
+            values=chosen_variable.values[1:],
+            counts=np.array(chosen_variable.counts[1:], dtype=np.int64),
+            vectors=table[1:],
+            are_users=chosen_variable.source_column == run.config.data.user,
         )
 
     def row(self, value: object) -> int:
@@ -106,10 +107,12 @@ class Embeddings:
         """
         choose("measure", measure, EMBEDDING_MEASURES)
         limits.check(count=count)
-        rows = np.array([self.row(value) for value in values], dtype=np.int64)
+        indices = [self.row(value) for value in values]
+        similarities_of_values = _similarities(self.vectors[np.array(indices, dtype=np.int64)], self.vectors, measure)
         results: list[Row] = []
-        for index, similarities in zip(rows, _similarities(self.vectors[rows], self.vectors, measure), strict=True):
-            for other in [int(other) for other in np.argsort(-similarities, kind="stable") if other != index][:count]:
+        for index, similarities in zip(indices, similarities_of_values, strict=True):
+            by_similarity = np.argsort(-similarities, kind="stable").tolist()
+            for other in [other for other in by_similarity if other != index][:count]:
                 row = {"value": self.values[index], "near": self.values[other], "count": int(self.counts[other])}
                 similarity = float(similarities[other])  # the cosine, or minus the distance
                 results.append({**row, measure: similarity if measure == "cosine" else -similarity})
@@ -150,24 +153,25 @@ def _similarities(first: Floats, second: Floats, measure: str) -> Floats:
 def bias_shift(
     run: Run, context: Mapping[str, Any], against: Mapping[str, Any] | None = None, *, unknown: str = "error"
 ) -> Floats:
-    """Return `shift` (V,) of the module header in nats: how much the softmax bias of `context` raises each token.
+    """Return how much the softmax bias of `context` raises the log probability of each token, in nats (V,).
 
-    `against` is the context to compare with. A column that a context lacks has its expected value. The shift of a token
-    of probability 0 is 0.
+    The module header defines this shift. `against` is the context to compare with. A column that a context lacks has
+    the expected value. The shift of a token of probability 0 is 0.
     """
     head = run.model.head
     if not run.model.is_adapted or not run.config.model.output_bias:
         raise UserError(f"{run.folder}: the context does not change the softmax bias; train with --output-bias")
     log_probs = []
     with run.scoring():
-        for columns in (context, against or {}):
-            corpus = run.read([""], [columns], unknown=unknown)
-            conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
+        for values_by_column in (context, against or {}):
+            corpus = run.read([""], [values_by_column], unknown=unknown)
+            head_conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
             zero_state = run.model.embedding.new_zeros(1, run.model.backbone.size)
-            log_probs.append(head.log_probabilities(zero_state, conditions)[0].double().cpu().numpy())
-    is_possible = np.isfinite(log_probs[0]) & np.isfinite(log_probs[1])
-    finite = [np.where(is_possible, values, 0.0) for values in log_probs]  # avoids infinity - infinity
-    return np.where(is_possible, finite[0] - finite[1], 0.0)
+            (token_log_probs,) = head.log_probabilities(zero_state, head_conditions)
+            log_probs.append(token_log_probs.double().cpu().numpy())
+    is_possible = np.isfinite(log_probs).all(axis=0)  # a token of probability 0 has log probability -infinity
+    first, second = (np.where(is_possible, token_log_probs, 0.0) for token_log_probs in log_probs)
+    return first - second
 
 
 def most_shifted_tokens(
@@ -179,7 +183,7 @@ def most_shifted_tokens(
     frequent: int | None = None,
     unknown: str = "error",
 ) -> list[Row]:
-    """Return the `count` tokens that the softmax bias of a context raises most, then the `count` that it lowers most.
+    """Return the `count` tokens that the softmax bias of a context raises most, then those that it lowers most.
 
     Each row has a `token` and the change of its log probability in `nats`; the largest changes come first in both
     groups. `against` is the context to compare with, by default the expected one. `frequent` is the number of most
@@ -188,8 +192,9 @@ def most_shifted_tokens(
     limits.check(count=count, frequent=frequent)
     nats = bias_shift(run, context, against, unknown=unknown)
     specials = run.tokenizer.specials
-    nats[specials.unknown] = 0.0
-    order = np.argsort(-nats[: None if frequent is None else frequent + len(specials)], kind="stable").tolist()
+    nats[specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned
+    considered = nats if frequent is None else nats[: frequent + len(specials)]  # tokens are sorted by frequency
+    order = np.argsort(-considered, kind="stable").tolist()
     token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
     token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
     return [{"token": run.tokenizer.tokens[token_id], "nats": float(nats[token_id])} for token_id in token_ids]
@@ -207,10 +212,10 @@ class ValueColumn:
     numbers: Floats | None = None
 
     @property
-    def known(self) -> NDArray[np.int64]:
+    def known_indices(self) -> NDArray[np.int64]:
         """The indices of the values with an entry."""
-        known = [name is not None for name in self.names] if self.numbers is None else np.isfinite(self.numbers)
-        return np.flatnonzero(known)
+        has_entry = [name is not None for name in self.names] if self.numbers is None else np.isfinite(self.numbers)
+        return np.flatnonzero(has_entry)
 
 
 def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn:
@@ -222,28 +227,37 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
     name, kind, _ = parse_column(column)
     choose("kind of column to colour or predict by", kind or "number", VALUE_COLUMN_KINDS)
     table = open_table(source)
-    entries_of: dict[str, Counter[str]] = {}
+    entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts
     for chunk in table.chunks([embeddings.source, name]):
         for value, entry in zip(chunk[embeddings.source], chunk[name], strict=True):
             if not is_missing(value) and not is_missing(entry):
-                entries_of.setdefault(category_name(value), Counter())[category_name(entry)] += 1
-    known = {value: entries_of[value] for value in embeddings.values if value in entries_of}
-    if not known:
+                entries_by_value.setdefault(category_name(value), Counter())[category_name(entry)] += 1
+    known_entries = {value: entries_by_value[value] for value in embeddings.values if value in entries_by_value}
+    if not known_entries:
         raise UserError(f"{table.name}: no row has {name} and a value of {embeddings.source} that the run knows")
-    means = {value: _mean(entries) for value, entries in known.items()}
-    numeric = kind == "number" or (kind is None and None not in means.values())
-    if not numeric:
-        most_frequent = {value: entries.most_common(1)[0][0] for value, entries in known.items()}
+    means = {value: _mean(entries) for value, entries in known_entries.items()}
+    is_numeric = kind == "number" or (
+        kind is None and None not in means.values()
+    )  # the default if all entries are numbers
+    if not is_numeric:
+        most_frequent = {value: _most_frequent(entries) for value, entries in known_entries.items()}
         return ValueColumn(name, tuple(map(most_frequent.get, embeddings.values)))
     for value, mean in means.items():
         if mean is None:
-            invalid = next(entry for entry in known[value] if to_number(entry) is None)
+            invalid = next(entry for entry in known_entries[value] if to_number(entry) is None)
             raise UserError(f"{table.name}: {name} of {value!r} is {invalid!r}, not a number")
-    return ValueColumn(name, numbers=np.array([means.get(v, math.nan) for v in embeddings.values], dtype=np.float64))
+    return ValueColumn(
+        name, numbers=np.array([means.get(value, math.nan) for value in embeddings.values], dtype=np.float64)
+    )
+
+
+def _most_frequent(entries: Counter[str]) -> str:
+    ((entry, _),) = entries.most_common(1)
+    return entry
 
 
 def _mean(entries: Counter[str]) -> float | None:
-    """Return the mean of entries with their counts; None if any entry is not a number."""
+    """Return the mean of entries, weighted by their counts; None if any entry is not a number."""
     total = 0.0
     for entry, count in entries.items():
         number = to_number(entry)
@@ -263,10 +277,12 @@ def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
         actual = f"{vectors.shape[0]} of size {vectors.shape[1]}"
         raise UserError(f"map: expected at least {MIN_VALUES} embeddings of size 2 or more, got {actual}")
     centred = vectors - vectors.mean(0)
-    _, widths, axes = np.linalg.svd(centred, full_matrices=False)
-    axes = axes[:2] * np.sign(np.take_along_axis(axes[:2], np.abs(axes[:2]).argmax(1)[:, None], axis=1))
-    squares = widths**2
-    return centred @ axes.T, squares[:2] / max(float(squares.sum()), 1e-300)
+    _, singular_values, all_axes = np.linalg.svd(centred, full_matrices=False)
+    axes = all_axes[:2]
+    largest_components = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], axis=1)
+    points = centred @ (axes * np.sign(largest_components)).T
+    variances = singular_values**2  # up to a common factor
+    return points, variances[:2] / max(float(variances.sum()), 1e-300)
 
 
 def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
@@ -276,7 +292,7 @@ def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     """
     points, _ = project_to_plane(embeddings.vectors)
     rows: list[Row] = []
-    for index in column.known.tolist():
+    for index in column.known_indices.tolist():
         x, y = points[index].tolist()
         row: Row = {"value": embeddings.values[index], "count": int(embeddings.counts[index]), "x": x, "y": y}
         row |= {"group": column.names[index]} if column.numbers is None else {"number": float(column.numbers[index])}
@@ -284,22 +300,23 @@ def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     return rows
 
 
-def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
-    """Fit an ellipse to the points of each of the `groups` largest groups; return a row for each.
+def fit_ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
+    """Fit an ellipse to the points of each of the `max_groups` largest groups; return a row for each.
 
-    A row has `group`, `count` (its points) and the centre `x`, `y`. The half axis `wide` is `HALF_AXIS` standard
-    deviations in the direction `angle` (degrees from the x axis), the half axis `high` is as many across it.
+    A row has `group`, `count` (its points) and the centre `x`, `y`. The half axes are `HALF_AXIS` standard deviations
+    long: `wide` lies in the direction `angle` (in degrees from the x axis), and `high` is perpendicular to it.
     """
-    limits.check(groups=groups)
+    limits.check(groups=max_groups)
     results: list[Row] = []
     for group, count in Counter(str(row["group"]) for row in rows).most_common():
-        if count < MIN_VALUES or len(results) == groups:
+        if count < MIN_VALUES or len(results) == max_groups:
             break
-        points = np.array([(row["x"], row["y"]) for row in rows if row["group"] == group])
-        variances, axes = np.linalg.eigh(np.cov(points.T))
+        group_points = np.array([(row["x"], row["y"]) for row in rows if row["group"] == group])
+        variances, axes = np.linalg.eigh(np.cov(group_points.T))
         high, wide = (HALF_AXIS * np.sqrt(np.maximum(variances, 0.0))).tolist()
-        angle = math.degrees(math.atan2(axes[1, 1], axes[0, 1])) % 180
-        x, y = points.mean(0).tolist()
+        direction_x, direction_y = axes[:, 1]  # of the axis with the larger variance
+        angle = math.degrees(math.atan2(direction_y, direction_x)) % 180
+        x, y = group_points.mean(0).tolist()
         results.append({"group": group, "count": count, "x": x, "y": y, "wide": wide, "high": high, "angle": angle})
     return results
 
@@ -307,27 +324,28 @@ def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
 def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
     """Measure how well the entries of a value and of its nearest neighbour in the embedding space agree.
 
-    The row has `column`, `values` (the number of values with an entry) and `measure`. For a column of groups it has
-    the number of `groups`, the share `same` of values whose neighbour is in the same group, and `chance`, this share
-    for random pairs. For a column of numbers it has the `correlation` of both entries.
+    The row has `column`, `values` (the number of values with an entry) and `measure`. For a column of groups, it has
+    the number of `groups`, the share `same` of values whose neighbour is in the same group, and `chance`, the share of
+    random pairs in the same group. For a column of numbers, it has the `correlation` of both entries.
     """
     choose("measure", measure, EMBEDDING_MEASURES)
-    known = column.known
-    if len(known) < MIN_VALUES:
-        raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(known)}")
-    vectors, nearest_indices = embeddings.vectors[known], []
-    for rows in np.array_split(np.arange(len(known)), 1 + len(known) ** 2 // MAX_PAIRS):
-        similarities = _similarities(vectors[rows], vectors, measure)
-        similarities[np.arange(len(rows)), rows] = -np.inf
-        nearest_indices.append(similarities.argmax(1))
-    row = {"column": column.name, "values": len(known), "measure": measure}
-    neighbours = np.concatenate(nearest_indices)
+    indices = column.known_indices
+    if len(indices) < MIN_VALUES:
+        raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(indices)}")
+    vectors, neighbours_of_parts = embeddings.vectors[indices], []
+    part_count = 1 + len(indices) ** 2 // MAX_PAIRS
+    for part in np.array_split(np.arange(len(indices)), part_count):
+        similarities = _similarities(vectors[part], vectors, measure)
+        similarities[np.arange(len(part)), part] = -np.inf  # a value is not its own neighbour
+        neighbours_of_parts.append(similarities.argmax(1))
+    row = {"column": column.name, "values": len(indices), "measure": measure}
+    neighbours = np.concatenate(neighbours_of_parts)
     if column.numbers is not None:
-        return row | {"correlation": _correlation(column.numbers[known], column.numbers[known][neighbours])}
-    names = np.array([column.names[index] for index in known])
-    sizes = np.unique(names, return_counts=True)[1]
-    chance = float((sizes * (sizes - 1)).sum() / (len(known) * (len(known) - 1)))
-    return row | {"groups": len(sizes), "same": float((names[neighbours] == names).mean()), "chance": chance}
+        return row | {"correlation": _correlation(column.numbers[indices], column.numbers[indices][neighbours])}
+    groups = np.array([column.names[index] for index in indices])
+    group_sizes = np.unique(groups, return_counts=True)[1]
+    chance = float((group_sizes * (group_sizes - 1)).sum() / (len(indices) * (len(indices) - 1)))
+    return row | {"groups": len(group_sizes), "same": float((groups[neighbours] == groups).mean()), "chance": chance}
 
 
 def _correlation(first: Floats, second: Floats) -> float:
@@ -338,10 +356,10 @@ def _correlation(first: Floats, second: Floats) -> float:
 def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
     """Predict the entries of a column from the embeddings of the values, with gradient-boosted trees.
 
-    The figures are those of a cross-validation. The row has `column`, `variable`, `values` (the number of values) and
-    `folds`. For a column of groups, of which those with fewer than `FOLDS` values are omitted, it has the number of
-    `groups`, the `accuracy`, its standard `deviation` over folds, and the share of the `majority` group. For a column
-    of numbers it has `r2` and the `correlation` of prediction and number.
+    The figures come from a cross-validation. The row has `column`, `variable`, `values` (the number of values) and
+    `folds`. For a column of groups, it has the number of `groups`, the `accuracy`, its standard `deviation` over folds,
+    and the share of the `majority` group; groups with fewer than `FOLDS` values are omitted. For a column of numbers,
+    it has `r2` and the `correlation` of prediction and number.
     """
     limits.check(seed=seed)
     try:
@@ -349,30 +367,34 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     except ImportError:
         hint = "pip install 'factorcell[analysis]'"
         raise UserError(f"scikit-learn is not installed; install the extra: {hint}") from None
-    known = column.known
-    targets: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
+    indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
+    targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
     if column.numbers is None:
-        groups, sizes = np.unique(targets, return_counts=True)
-        is_frequent = np.isin(targets, groups[sizes >= FOLDS])
-        known, targets = known[is_frequent], targets[is_frequent]
-        folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
-        model = ensemble.GradientBoostingClassifier(random_state=seed % (1 << 32))
+        groups, group_sizes = np.unique(targets, return_counts=True)
+        is_frequent = np.isin(targets, groups[group_sizes >= FOLDS])
+        indices, targets = indices[is_frequent], targets[is_frequent]
+        folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=random_state)
+        model = ensemble.GradientBoostingClassifier(random_state=random_state)
     else:
-        folds = selection.KFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
-        model = ensemble.GradientBoostingRegressor(random_state=seed % (1 << 32))
-    if len(known) < 2 * FOLDS or len(np.unique(targets)) < 2:
-        where = f" in groups of at least {FOLDS}" if column.numbers is None else ""
-        raise UserError(f"{column.name}: expected at least {2 * FOLDS} different values{where}, got {len(known)}")
-    vectors, predicted, accuracies = embeddings.vectors[known], targets.copy(), []
-    parts = list(folds.split(vectors, targets))
-    for train, test in progress_bar(parts, desc=f"predicting {column.name}", unit="folds", show=progress):
-        predicted[test] = model.fit(vectors[train], targets[train]).predict(vectors[test])
-        accuracies.append(float((predicted[test] == targets[test]).mean()))
-    row = {"column": column.name, "variable": embeddings.variable, "values": len(known), "folds": FOLDS}
+        folds = selection.KFold(FOLDS, shuffle=True, random_state=random_state)
+        model = ensemble.GradientBoostingRegressor(random_state=random_state)
+    if len(indices) < 2 * FOLDS or len(np.unique(targets)) < 2:
+        group_condition = f" in groups of at least {FOLDS}" if column.numbers is None else ""
+        valid = f"at least {2 * FOLDS} values{group_condition} with two or more different entries"
+        actual = f"{len(indices)} values (different entries: {len(np.unique(targets))})"
+        raise UserError(f"{column.name}: expected {valid}, got {actual}")
+    vectors, predictions, fold_accuracies = embeddings.vectors[indices], targets.copy(), []
+    splits = list(folds.split(vectors, targets))  # pairs of indices of the training values and the test values
+    for train, test in progress_bar(splits, desc=f"predicting {column.name}", unit="folds", show=progress):
+        model.fit(vectors[train], targets[train])
+        predictions[test] = model.predict(vectors[test])
+        fold_accuracies.append(float((predictions[test] == targets[test]).mean()))
+    row = {"column": column.name, "variable": embeddings.variable, "values": len(indices), "folds": FOLDS}
     if column.numbers is None:
-        sizes = np.unique(targets, return_counts=True)[1]
-        rates = {"accuracy": float((predicted == targets).mean()), "deviation": float(np.std(accuracies, ddof=1))}
-        return row | {"groups": len(sizes), **rates, "majority": float(sizes.max() / len(targets))}
-    total = ((targets - targets.mean()) ** 2).sum()
-    r2 = float(1 - ((predicted - targets) ** 2).sum() / total)
-    return row | {"r2": r2, "correlation": _correlation(predicted, targets)}
+        group_sizes = np.unique(targets, return_counts=True)[1]
+        accuracy = float((predictions == targets).mean())
+        rates = {"accuracy": accuracy, "deviation": float(np.std(fold_accuracies, ddof=1))}
+        return row | {"groups": len(group_sizes), **rates, "majority": float(group_sizes.max() / len(targets))}
+    sum_of_squares = ((targets - targets.mean()) ** 2).sum()
+    r2 = float(1 - ((predictions - targets) ** 2).sum() / sum_of_squares)
+    return row | {"r2": r2, "correlation": _correlation(predictions, targets)}

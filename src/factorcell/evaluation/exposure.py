@@ -4,10 +4,10 @@
 
 The canary and A random alternatives of the same form are ranked by their probability; together they are the set R
 (Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1). The rank of a canary that is not
-memorized is uniform, and its exposure is 1.44 bits on average. A one-sided Kolmogorov-Smirnov test gives the
-probability that uniform ranks are as low as the observed ones.
+memorized is uniformly distributed, and the mean of such exposures is 1.44 bits. A one-sided Kolmogorov-Smirnov test
+gives the probability that uniformly distributed ranks are as low as the observed ones.
 
-A canary is ranked for three readers, that is, in three contexts of the model. The `owner` is the user among whose texts
+A canary is ranked for three readers, which are contexts of the model. The `owner` is the user among whose texts
 the canary was planted. The `stranger` is the unknown user in an otherwise equal context. The `others` are the owners of
 all other canaries; here the nats of a text are the lowest over these owners.
 
@@ -41,7 +41,7 @@ from factorcell.progress import progress_bar
 
 READERS = ("stranger", "others", "owner")
 COMPLETION_SOURCES = ("model", "popularity", "blend")
-SUGGESTIONS = 10  # number of completions among which a canary is searched
+SUGGESTIONS = 10  # number of completions in which a canary is searched
 ALTERNATIVES_KEY = 0xA17E  # makes the random numbers of the alternatives differ from those of the canaries
 SIGNIFICANCE_LEVEL = 0.01  # of the Kolmogorov-Smirnov test
 
@@ -91,15 +91,16 @@ def audit(
     rows = [
         {
             "canary": run.tokenizer.join(text),
-            "times": int(times),
-            **{reader: exposure(ranks[reader][number], alternatives) for reader in READERS},
-            **suggestions[number],
+            "times": int(repetitions),
+            **{reader: exposure(ranks[reader][index], alternatives) for reader in READERS},
+            **suggestions[index],
         }
-        for number, (text, times) in enumerate(zip(canaries.texts, canaries.repetitions, strict=True))
+        for index, (text, repetitions) in enumerate(zip(canaries.texts, canaries.repetitions, strict=True))
     ]
     groups = [("all", list(range(len(rows))))]
     groups += [
-        (str(times), np.flatnonzero(canaries.repetitions == times).tolist()) for times in range(1, MAX_REPETITIONS + 1)
+        (str(repetitions), np.flatnonzero(canaries.repetitions == repetitions).tolist())
+        for repetitions in range(1, MAX_REPETITIONS + 1)
     ]
     return {
         "texts": {"table": table_name(table), **perplexity.evaluate(run, table, unknown=unknown)},
@@ -111,21 +112,21 @@ def audit(
 
 
 def exposure(rank: float, alternatives: int) -> float | None:
-    """Return the exposure in bits of a canary with this rank among `alternatives` other texts; None for NaN."""
+    """Return the exposure in bits of a canary with this rank among `alternatives` other texts; None for rank NaN."""
     return None if math.isnan(rank) else math.log2((alternatives + 1) / rank)
 
 
 def chance_exposure(alternatives: int) -> float:
-    """Return the mean exposure of uniform ranks, which is about log2 e bits."""
+    """Return the mean exposure of uniformly distributed ranks, which is about log2 e = 1.44 bits."""
     return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
 
 
 def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
-    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test that ranks are uniform.
+    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test that ranks are uniformly distributed.
 
     p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j)      (Birnbaum and Tingey 1951)
 
-    d is the largest difference by which the distribution function of the n ranks exceeds the uniform one.
+    d is the largest difference by which the distribution function of the n ranks exceeds the uniform distribution.
     """
     count, shares = len(ranks), np.sort(ranks) / (alternatives + 1)
     d = float(np.max(np.arange(1, count + 1) / count - shares))
@@ -133,40 +134,41 @@ def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
         return 1.0
     terms = []
     for j in range(math.floor(count * (1 - d)) + 1):
-        rest = 1 - d - j / count
-        if rest > 0:
+        remainder = 1 - d - j / count
+        if remainder > 0:
             log_binomial = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
-            terms.append(log_binomial + (j - 1) * math.log(d + j / count) + (count - j) * math.log(rest))
+            terms.append(log_binomial + (j - 1) * math.log(d + j / count) + (count - j) * math.log(remainder))
     return min(1.0, d * math.fsum(map(math.exp, terms)))
 
 
 def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
     """Return the rank (N,) of every canary for each reader, 1 for the most likely; NaN if there is no such reader."""
-    count, owners, user = len(canaries.texts), canaries.corpus, run.config.data.user
+    count, owner_corpus, user_column = len(canaries.texts), canaries.corpus, run.config.data.user
     texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, ALTERNATIVES_KEY))]
-    user_column = next(
-        (index for index, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
-    )
-    if user_column is None:
-        strangers = owners.without_context(owners.schema)
+    columns = [variable.source_column for variable in run.schema.categories]
+    user_index = columns.index(user_column) if user_column and user_column in columns else None
+    if user_index is None:
+        unknown_user_corpus = owner_corpus.without_context(owner_corpus.schema)
     else:
-        strangers = replace(owners, categories=owners.categories.copy())
-        strangers.categories[:, user_column] = 0  # the unknown user
-    both = owners.concatenate(strangers)
-    context_of = both.context(np.arange(2 * count)).distinct()[1].numpy()  # index of the distinct context of each row
-    rows = [int(np.flatnonzero(context_of == context)[0]) for context in range(context_of.max() + 1)]  # one of each
+        unknown_user_corpus = replace(owner_corpus, categories=owner_corpus.categories.copy())
+        unknown_user_corpus.categories[:, user_index] = 0  # the unknown user
+    both_corpora = owner_corpus.concatenate(unknown_user_corpus)
+    _, context_indices = both_corpora.context(np.arange(2 * count)).distinct()
+    context_of_row = context_indices.numpy()  # index of the distinct context of each row
+    first_rows = [np.flatnonzero(context_of_row == context)[0] for context in range(context_of_row.max() + 1)]
     nats_by_context = []
-    for row in progress_bar(rows, desc="exposure", unit="contexts", show=progress):
-        corpus = replace_texts(both.select(np.full(len(texts), row)), texts)
+    for row in progress_bar(first_rows, desc="exposure", unit="contexts", show=progress):
+        corpus = replace_texts(both_corpora.select(np.full(len(texts), row)), texts)
         nats_by_context.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
     nats = np.stack(nats_by_context)  # (C, N + A)
+    owner_contexts, unknown_user_contexts = context_of_row[:count], context_of_row[count:]
     # Without a user column, each distinct context counts as an owner.
-    owner_ids = context_of[:count] + 1 if user_column is None else owners.categories[:, user_column]
-    others = np.full((count, len(texts)), np.nan)
+    owner_ids = owner_contexts + 1 if user_index is None else owner_corpus.categories[:, user_index]
+    nats_of_others = np.full((count, len(texts)), np.nan)
     for canary, owner in enumerate(owner_ids):
-        if len(contexts := context_of[:count][(owner_ids != owner) & (owner_ids > 0)]):
-            others[canary] = nats[np.unique(contexts)].min(0)
-    by_reader = {"stranger": nats[context_of[count:]], "others": others, "owner": nats[context_of[:count]]}
+        if len(contexts := owner_contexts[(owner_ids != owner) & (owner_ids > 0)]):
+            nats_of_others[canary] = nats[np.unique(contexts)].min(0)
+    by_reader = {"stranger": nats[unknown_user_contexts], "others": nats_of_others, "owner": nats[owner_contexts]}
     return {reader: _ranks_from_nats(reader_nats, count) for reader, reader_nats in by_reader.items()}
 
 
@@ -175,20 +177,22 @@ def _ranks_from_nats(nats: Floats, count: int) -> Floats:
 
     Row n of `nats` (N, N + A) has the nats of all canaries, then of all alternatives, for the reader of canary n.
     """
-    canaries, alternatives = np.diagonal(nats)[:, None], nats[:, count:]
-    ranks: Floats = 1 + (alternatives < canaries).sum(1) + (alternatives == canaries).sum(1) / 2
-    ranks[np.isnan(canaries[:, 0])] = np.nan
+    canary_nats, alternative_nats = np.diagonal(nats)[:, None], nats[:, count:]
+    ranks: Floats = 1 + (alternative_nats < canary_nats).sum(1) + (alternative_nats == canary_nats).sum(1) / 2
+    ranks[np.isnan(canary_nats[:, 0])] = np.nan
     return ranks
 
 
 def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
-    """Return whether each source suggests each canary to an unseen user who has typed its first half.
+    """Return for each canary which sources of completions suggest it to an unseen user.
 
-    The rows are empty unless the tokenizer of the run is character-level, because only such runs complete texts.
+    A row has an entry (true or false) for each source. The user has typed the first half of the canary. The rows are
+    empty unless the tokenizer of the run is character-level, because only such runs complete texts.
     """
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
-    completer, user = Completer(run, unknown="group"), User.new(run) if distinguishes_users(run) else None
+    completer = Completer(run, unknown="group")
+    user = User.new(run) if distinguishes_users(run) else None
     sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
         "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
     }
@@ -200,29 +204,34 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
             sources["blend"] = lambda prefix: blend.complete(prefix, user, k=SUGGESTIONS) if blend.fits(prefix) else []
     rows = []
     for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
-        whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
-        rows.append({name: any(item.text == whole for item in suggest(prefix)) for name, suggest in sources.items()})
+        canary, prefix = run.tokenizer.join(text), run.tokenizer.join(text[: (len(text) + 1) // 2])
+        suggestions = {name: suggest(prefix) for name, suggest in sources.items()}
+        rows.append({name: canary in [item.text for item in items] for name, items in suggestions.items()})
     return rows
 
 
-def _summarize(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
-    """Summarize the canaries `rows[i]` for i in `members`: mean exposure, interval, maximum and p-value per reader."""
-    group = [rows[number] for number in members]
-    summary: Row = {"times": name, "canaries": len(group)}
+def _summarize(repetitions: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
+    """Summarize the rows of canaries with the indices `members`: mean exposure, interval, maximum, p-value per reader.
+
+    `repetitions` is the number of times that these canaries were planted, or "all".
+    """
+    group_rows = [rows[index] for index in members]
+    summary: Row = {"times": repetitions, "canaries": len(group_rows)}
     for reader in READERS:
-        bits = np.array([row[reader] for row in group if row[reader] is not None])
+        bits = np.array([row[reader] for row in group_rows if row[reader] is not None])
         if len(bits):
             half_width = NORMAL_QUANTILE * float(bits.std(ddof=1)) / math.sqrt(len(bits)) if len(bits) > 1 else math.nan
-            mean, p = float(bits.mean()), uniformity_p_value((alternatives + 1) / 2**bits, alternatives)
+            mean, ranks = float(bits.mean()), (alternatives + 1) / 2**bits
+            p_value = uniformity_p_value(ranks, alternatives)
             summary |= {
                 reader: mean,
                 f"{reader}_low": mean - half_width,
                 f"{reader}_high": mean + half_width,
                 f"{reader}_largest": float(bits.max()),
-                f"{reader}_p": p,
-                f"{reader}_at_chance": p >= SIGNIFICANCE_LEVEL,
+                f"{reader}_p": p_value,
+                f"{reader}_at_chance": p_value >= SIGNIFICANCE_LEVEL,
             }
     for source in COMPLETION_SOURCES:
-        if source in group[0]:
-            summary[source] = sum(row[source] for row in group)
+        if source in group_rows[0]:
+            summary[source] = sum(row[source] for row in group_rows)
     return summary

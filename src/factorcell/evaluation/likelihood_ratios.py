@@ -4,8 +4,8 @@
 
 w_t is token t of the text, and w_<t are the tokens before it. The end of the text counts as a token; therefore the r_t
 of a text sum to the difference of its log likelihoods. To reduce noise, log likelihoods can be averaged over several
-runs. The posterior p(context | w_<=t) of any number of contexts after token t has a uniform prior. A column that a
-context lacks has its expected value.
+runs. The posterior p(context | w_<=t) after token t assumes a uniform prior over the contexts, of which there may be
+more than two. A column that a context lacks has the expected value.
 
 Shapes: K contexts, T targets of a text.
 """
@@ -45,9 +45,10 @@ def explain(
 
     Returns:
         A row per text with `text`, `tokenizer` (the kind of tokenizer), `nats` and `posterior` by context, and
-        `tokens`. This has a row per token with `token`, `known` (whether the token is in the vocabulary), the `nats` of
-        the token, and the `posterior` after it. For two contexts, rows of texts and of tokens also have the `ratio`
-        (the log likelihood ratio in nats), which is positive if the first context is more likely.
+        `tokens`, which has a row per token. The row of a token has `token`, `known` (whether the token is in the
+        vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
+        tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
+        likely.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
@@ -55,40 +56,44 @@ def explain(
     """
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
-    names = list(contexts)
+    context_names = list(contexts)
     nats, corpus = _mean_nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
     tokenizer = runs[0].tokenizer
     end = tokenizer.specials.end
     for text_index, text in enumerate(texts):
         text_nats = nats[:, starts[text_index] : starts[text_index + 1]]
-        ids = corpus.tokens[corpus.offsets[text_index] + 1 : corpus.offsets[text_index + 1]].tolist()
+        first_target, end_of_text = corpus.offsets[text_index] + 1, corpus.offsets[text_index + 1]
+        ids = corpus.tokens[first_target:end_of_text].tolist()
         text_tokens = [*tokenizer.split(text), *tokenizer.decode([end])]
         posterior = _posterior(text_nats)
         tokens = []
         for position, (token, token_id) in enumerate(zip(text_tokens, ids, strict=True)):
-            known = token_id != tokenizer.specials.unknown
-            figures = _figures(names, text_nats[:, position], posterior[:, position])
-            tokens.append({"token": token, "known": known} | figures)
-        totals = _figures(names, text_nats.sum(1), posterior[:, -1])
+            is_known = token_id != tokenizer.specials.unknown
+            figures = _figures(context_names, text_nats[:, position], posterior[:, position])
+            tokens.append({"token": token, "known": is_known} | figures)
+        totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     return rows
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
-    """Return the nats (K,) and the posterior (K,) of a text or token by context; for two contexts also the ratio."""
+    """Return the nats (K,) and the posterior (K,) of a text or token by context; for two contexts, also their ratio."""
     row: Row = {
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),
     }
-    return row | {"ratio": float(nats[1] - nats[0])} if len(names) == 2 else row
+    if len(names) == 2:
+        first_nats, second_nats = nats
+        row["ratio"] = float(second_nats - first_nats)
+    return row
 
 
 def _posterior(nats: Floats) -> Floats:
     """Return the posterior of the contexts after each token (K, T) from the nats of the tokens (K, T)."""
     log_joint = -nats.cumsum(1)
-    likelihood = np.exp(log_joint - log_joint.max(0))
-    posterior: Floats = likelihood / likelihood.sum(0)
+    scaled_likelihoods = np.exp(log_joint - log_joint.max(0))
+    posterior: Floats = scaled_likelihoods / scaled_likelihoods.sum(0)
     return posterior
 
 
@@ -96,17 +101,18 @@ def _mean_nats(
     runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues], unknown: str
 ) -> tuple[Floats, Corpus]:
     """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read."""
-    total, key = None, ""
+    sum_of_nats, first_digest = None, ""
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
-        key = texts_digest(corpora[0]) if total is None else key
-        if texts_digest(corpora[0]) != key:
-            both = f"{run.folder} and {runs[0].folder}"
-            raise UserError(f"{both}: the runs read the texts differently, so they cannot be averaged")
+        digest = texts_digest(corpora[0])  # equal for all contexts
+        first_digest = first_digest or digest
+        if digest != first_digest:
+            folders = f"{run.folder} and {runs[0].folder}"
+            raise UserError(f"{folders}: the runs read the texts differently, so they cannot be averaged")
         nats = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
-        total = nats if total is None else total + nats
-    assert total is not None
-    return total / len(runs), corpora[0]
+        sum_of_nats = nats if sum_of_nats is None else sum_of_nats + nats
+    assert sum_of_nats is not None
+    return sum_of_nats / len(runs), corpora[0]
 
 
 def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues]) -> None:
@@ -133,5 +139,5 @@ def context_text(context: ContextValues) -> str:
 
 
 def strength(ratio: float) -> int:
-    """Return the number of `STRENGTHS` that a log ratio reaches, with the sign of the ratio (-3 to 3)."""
+    """Return how many of `STRENGTHS` a log ratio reaches, with the sign of the ratio (-3 to 3)."""
     return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)

@@ -34,11 +34,11 @@ from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # higher orders lower the perplexity little
+DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # higher orders hardly lower the perplexity
 TOKENS = 1 << 20  # approximate number of tokens in a block of texts
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
-FORMAT = 1  # version of the folder's format
-FILE, TABLES = "ngram.json", "ngrams.safetensors"
+FORMAT = 1  # version of the format of an n-gram model's folder
+FILE, TABLES = "ngram.json", "ngrams.safetensors"  # names of the files of options and of n-grams
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -59,32 +59,38 @@ class OrderTables:
     """
 
     def __init__(self, grams: NGramCounts, history_count: int, vocabulary_size: int) -> None:
-        self.size, self.discounts = vocabulary_size, estimate_discounts(grams.counts)
-        discount = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
-        history = grams.keys // vocabulary_size
-        total = np.bincount(history, grams.counts, history_count)  # c(h .)
-        total_discount = np.bincount(history, discount, history_count)
-        backoff = np.divide(total_discount, total, out=np.ones(history_count), where=total > 0)
+        self.vocabulary_size = vocabulary_size
+        self.discounts = estimate_discounts(grams.counts)
+        discounts_of_grams = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
+        history_ids = grams.keys // vocabulary_size
+        total_counts = np.bincount(history_ids, grams.counts, history_count)  # c(h .)
+        total_discounts = np.bincount(history_ids, discounts_of_grams, history_count)
+        backoff = np.divide(total_discounts, total_counts, out=np.ones(history_count), where=total_counts > 0)
         self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
-        self.discounted = np.append((grams.counts - discount) / total[history], 0.0)
+        self.discounted = np.append((grams.counts - discounts_of_grams) / total_counts[history_ids], 0.0)
         self.backoff = np.append(backoff, 1.0)
 
-    def find(self, history: Ids, tokens: Ids) -> Ids:
-        """Return the ids of the n-grams with these histories (ids, (T,)) and last `tokens` (T,); -1 if not counted."""
-        keys = history * self.size + tokens
+    def find(self, history_ids: Ids, tokens: Ids) -> Ids:
+        """Return the ids (T,) of the n-grams with the histories `history_ids` (T,) and the last tokens `tokens` (T,).
+
+        The id of an n-gram that was not counted is -1.
+        """
+        keys = history_ids * self.vocabulary_size + tokens
         ids = np.searchsorted(self.keys, keys)
         return np.where(self.keys[ids] == keys, ids, -1)
 
-    def followers(self, history: Ids) -> tuple[Ids, Ids]:
-        """Return all counted n-grams that extend a history by one token.
+    def followers(self, history_ids: Ids) -> tuple[Ids, Ids]:
+        """Return all counted n-grams that extend one of the histories `history_ids` (T,) by one token.
 
-        `history` (T,) has the ids of the histories. Returns for each n-gram the index of its history in this array, and
-        the id of the n-gram.
+        The two results are, for each n-gram, the index of its history in `history_ids`, and the id of the n-gram.
         """
-        begin = np.searchsorted(self.keys, history * self.size)
-        count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # 0 for the id -1
-        rows = np.repeat(np.arange(len(history)), count)
-        return rows, np.arange(len(rows)) + np.repeat(begin - np.cumsum(count) + count, count)
+        first_ids = np.searchsorted(self.keys, history_ids * self.vocabulary_size)
+        end_ids = np.searchsorted(self.keys, (history_ids + 1) * self.vocabulary_size)
+        follower_counts = end_ids - first_ids  # 0 for the id -1
+        history_indices = np.repeat(np.arange(len(history_ids)), follower_counts)
+        # The n-grams of a history have consecutive ids; the result lists the histories one after the other.
+        first_places = np.cumsum(follower_counts) - follower_counts
+        return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, follower_counts)
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
@@ -92,7 +98,7 @@ def estimate_discounts(counts: Ids) -> tuple[float, ...]:
 
     Returns `FALLBACK_DISCOUNTS` if no n-gram has count 1, 2 or 3, or if an estimate is not positive.
     """
-    ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
+    _, ones, twos, threes, fours, _ = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
     if not (ones and twos and threes):
         return FALLBACK_DISCOUNTS
     y = ones / (ones + 2 * twos)  # Y in Chen and Goodman
@@ -101,36 +107,36 @@ def estimate_discounts(counts: Ids) -> tuple[float, ...]:
 
 
 def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
-    """Return the Kneser-Ney counts of orders 1 to `order`, or 1 to the length of the longest text if that is less."""
-    size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
-    keys = [np.arange(size)]
-    counts = [np.bincount(target_ids(corpus), minlength=size)]
+    """Return the Kneser-Ney counts of the orders from 1 to `order`, or to the length of the longest text if shorter."""
+    vocabulary_size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
+    keys = [np.arange(vocabulary_size)]  # `keys` and `counts` have an array for each order
+    counts = [np.bincount(target_ids(corpus), minlength=vocabulary_size)]
     ids = tokens  # id of the n-gram that ends at each token; -1 if it would reach into the previous text
     for _ in progress_bar(range(1, order), desc="counting", unit="orders", show=progress):
-        history = _before(ids, begins)
-        inside = history >= 0
-        if not inside.any():
+        history_ids = _preceding_ids(ids, begins)
+        is_inside = history_ids >= 0
+        if not is_inside.any():
             break
-        order_keys, inverse, order_counts = np.unique(
-            history[inside] * size + tokens[inside], return_inverse=True, return_counts=True
+        order_keys, order_ids, order_counts = np.unique(
+            history_ids[is_inside] * vocabulary_size + tokens[is_inside], return_inverse=True, return_counts=True
         )
-        suffixes = np.empty(len(order_keys), dtype=np.int64)
-        suffixes[inverse] = ids[inside]  # id of each n-gram without its first token
-        preceding = np.bincount(suffixes, minlength=len(keys[-1]))
-        counts[-1] = np.where(preceding > 0, preceding, counts[-1])  # no token precedes a start token
+        suffix_ids = np.empty(len(order_keys), dtype=np.int64)
+        suffix_ids[order_ids] = ids[is_inside]  # id of each n-gram without its first token
+        preceding_tokens = np.bincount(suffix_ids, minlength=len(keys[-1]))  # number of distinct ones per n-gram
+        counts[-1] = np.where(preceding_tokens > 0, preceding_tokens, counts[-1])  # no token precedes a start token
         ids = np.full(len(tokens), -1)
-        ids[inside] = inverse
+        ids[is_inside] = order_ids
         keys.append(order_keys)
         counts.append(order_counts)
     return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
 
 
-def _before(ids: Ids, begins: Ids) -> Ids:
+def _preceding_ids(ids: Ids, begins: Ids) -> Ids:
     """Return the ids of the n-grams that end one token earlier, -1 at the beginning of a text."""
-    history = np.empty(len(ids), dtype=np.int64)
-    history[1:] = ids[:-1]
-    history[begins] = -1  # `begins` are the positions of the start tokens
-    return history
+    preceding_ids = np.empty(len(ids), dtype=np.int64)
+    preceding_ids[1:] = ids[:-1]
+    preceding_ids[begins] = -1  # `begins` are the positions of the start tokens
+    return preceding_ids
 
 
 class NGram:
@@ -142,8 +148,11 @@ class NGram:
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
         self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
         self.schema = ContextSchema()
-        histories = [1, *(len(table.keys) for table in grams)]
-        self.levels = [OrderTables(*pair, len(tokenizer)) for pair in zip(grams, histories, strict=False)]
+        history_counts = [1, *(len(order_counts.keys) for order_counts in grams[:-1])]
+        self.order_tables = [
+            OrderTables(order_counts, history_count, len(tokenizer))
+            for order_counts, history_count in zip(grams, history_counts, strict=True)
+        ]
         self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
 
     @classmethod
@@ -169,13 +178,13 @@ class NGram:
             progress: Whether to show a progress bar.
         """
         folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
-        tokenizer_of_texts = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
-        config = Config(data=data, tokenizer=tokenizer_of_texts.options)
+        chosen_tokenizer = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
+        config = Config(data=data, tokenizer=chosen_tokenizer.options)
         if order is None:
-            order = DEFAULT_CHARACTER_ORDER if tokenizer_of_texts.is_character_level else DEFAULT_ORDER
+            order = DEFAULT_CHARACTER_ORDER if chosen_tokenizer.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
-            files.new_folder(folder, (TABLES, *tokenizer_of_texts.FILES))
+            files.new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
             is_corpus = isinstance(source, Corpus)
             corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
@@ -185,13 +194,13 @@ class NGram:
     def _save(self) -> None:
         files.create_manifest(self.folder, (FILE, *self.tokenizer.FILES))
         tensors = {}
-        for order, table in enumerate(self.grams, 1):
-            tensors[f"keys{order}"] = torch.from_numpy(table.keys)
-            tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
+        for order, order_counts in enumerate(self.grams, 1):
+            tensors[f"keys{order}"] = torch.from_numpy(order_counts.keys)
+            tensors[f"counts{order}"] = torch.from_numpy(order_counts.counts.astype(np.int32))
         files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.tokenizer)})
         self.tokenizer.save(self.folder)
-        reading = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
-        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading}, FORMAT)
+        reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
+        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading_options}, FORMAT)
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
@@ -204,11 +213,17 @@ class NGram:
         sections = {name: values for name, values in saved.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
-        names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
-        if set(tensors) != names or not isinstance(metadata, dict) or metadata.get("vocabulary") != len(tokenizer):
+        tensor_names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
+        if (
+            set(tensors) != tensor_names
+            or not isinstance(metadata, dict)
+            or metadata.get("vocabulary") != len(tokenizer)
+        ):
             raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, saved["order"] + 1)]
+        grams = [
+            NGramCounts(arrays[f"keys{order}"], arrays[f"counts{order}"]) for order in range(1, saved["order"] + 1)
+        ]
         return cls(folder, config, tokenizer, grams)
 
     def prepare(self, source: Any, **options: Any) -> Corpus:
@@ -217,48 +232,55 @@ class NGram:
 
     def nats(self, corpus: Corpus) -> Floats:
         """Return the nats of all targets of `corpus`, -log p(w | h)."""
-        nats = []
+        nats_of_blocks = []
         for histories, grams, _ in self.blocks(corpus):
-            probability = np.full(len(grams[0]), self.uniform)
-            for level, history, gram in zip(self.levels, histories, grams, strict=True):
-                probability = level.discounted[gram] + level.backoff[history] * probability
-            nats.append(-np.log(probability))
-        return np.concatenate(nats)
+            probabilities = np.full(len(grams[0]), self.uniform)
+            for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
+                probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
+            nats_of_blocks.append(-np.log(probabilities))
+        return np.concatenate(nats_of_blocks)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
-        """Return p(w | h) of every token w (T, V); `histories` has the ids of each target's history (T,) per order."""
-        weights = [np.ones(len(histories[0]))]  # the product of the backoffs of all higher orders
-        for level, history in zip(self.levels[:0:-1], histories[:0:-1], strict=True):
-            weights.insert(0, weights[0] * level.backoff[history])
-        unigrams = self.levels[0]
+        """Return p(w | h) of every token w (T, V).
+
+        `histories` has an array (T,) for each order, with the id of the history of each target.
+        """
+        weights = [np.ones(len(histories[0]))]  # for each order, the product of the backoffs of all higher orders
+        for tables, history_ids in zip(
+            self.order_tables[:0:-1], histories[:0:-1], strict=True
+        ):  # from the highest order to 2
+            weights.insert(0, weights[0] * tables.backoff[history_ids])
+        unigrams = self.order_tables[0]
         probabilities: Floats = np.outer(weights[0], unigrams.discounted[:-1] + unigrams.backoff[0] * self.uniform)
-        for level, history, weight in zip(self.levels[1:], histories[1:], weights[1:], strict=True):
-            rows, grams = level.followers(history)
-            probabilities[rows, level.keys[grams] % level.size] += level.discounted[grams] * weight[rows]
+        for tables, history_ids, weight in zip(self.order_tables[1:], histories[1:], weights[1:], strict=True):
+            target_indices, gram_ids = tables.followers(history_ids)
+            tokens = tables.keys[gram_ids] % tables.vocabulary_size
+            probabilities[target_indices, tokens] += tables.discounted[gram_ids] * weight[target_indices]
         probabilities[:, self.tokenizer.specials.start] = 0.0
         return probabilities
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
         """Yield three results for each block of texts: ids of histories, ids of n-grams, and the targets (T,).
 
-        The ids are lists of arrays (T,), one for each order, with the history and the n-gram of each target.
+        The two results of ids are lists with an array (T,) for each order: the history or n-gram of each target.
         """
         if corpus.tokenizer.tokens != self.tokenizer.tokens:
             raise UserError(
                 f"{self.folder}: expected texts read with the vocabulary of the model, got another vocabulary"
             )
         offsets = np.asarray(corpus.offsets)
-        first_texts = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))
-        for first, end in zip(first_texts, [*first_texts[1:], len(corpus)], strict=True):
-            tokens = corpus.tokens[offsets[first] : offsets[end]].astype(np.int64)
-            begins = offsets[first:end] - offsets[first]
+        block_of_text = offsets[:-1] // TOKENS
+        first_texts = np.flatnonzero(np.diff(block_of_text, prepend=-1))
+        for first_text, end_text in zip(first_texts, [*first_texts[1:], len(corpus)], strict=True):
+            tokens = corpus.tokens[offsets[first_text] : offsets[end_text]].astype(np.int64)
+            begins = offsets[first_text:end_text] - offsets[first_text]
             is_target = np.ones(len(tokens), dtype=bool)
             is_target[begins] = False
             ids, grams = tokens, [tokens[is_target]]
             histories = [np.zeros(int(is_target.sum()), dtype=np.int64)]
-            for level in self.levels[1:]:
-                history = _before(ids, begins)
-                ids = level.find(history, tokens)
-                histories.append(history[is_target])
+            for tables in self.order_tables[1:]:
+                history_ids = _preceding_ids(ids, begins)
+                ids = tables.find(history_ids, tokens)
+                histories.append(history_ids[is_target])
                 grams.append(ids[is_target])
             yield histories, grams, tokens[is_target]

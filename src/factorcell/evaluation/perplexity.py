@@ -28,7 +28,7 @@ from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 
 BITS_PER_BYTE = "bits_per_byte"
-QUANTILE_RANGES = 5  # number of quantile ranges of a numeric column
+QUANTILE_RANGES = 5  # number of ranges with about equally many values into which a numeric column is divided
 MISSING_GROUP = "(missing)"
 
 Row = dict[str, Any]
@@ -61,12 +61,12 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
             "expected" (as the expected value).
 
     Returns:
-        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets. `texts`,
-        `truncated` (texts), `targets` and `unknown_targets` (out-of-vocabulary) are numbers, `unknown_share` is a share
-        of the targets. `bits_per_byte` has an interval (`bits_per_byte_low`, `bits_per_byte_high`);
-        `bits_per_byte_texts` is the number of texts that were not truncated, and `bits_per_byte_bound` is whether the
-        figure is only a lower bound. With a `baseline`, the row also has `gain` (if the vocabularies are equal) and
-        `bits_per_byte_difference`, both with intervals.
+        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets. `texts` and
+        `truncated` are the numbers of all and of truncated texts, `targets` and `unknown_targets` those of all and of
+        out-of-vocabulary targets; `unknown_share` is `unknown_targets` / `targets`. `bits_per_byte` has an interval
+        from `bits_per_byte_low` to `bits_per_byte_high`; `bits_per_byte_texts` is the number of texts that were not
+        truncated, and `bits_per_byte_bound` is whether the figure is only a lower bound. With a `baseline`, the row
+        also has `gain` (if the vocabularies are equal) and `bits_per_byte_difference`, both with intervals.
 
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
@@ -85,42 +85,44 @@ def evaluate_by_columns(
     """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
     With a baseline, the row also has the gain over the baseline. With columns but no baseline, it has the gain over the
-    same model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies differ,
-    the row has no gain but only the difference in bits per byte.
+    same model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies of the
+    model and the baseline differ, the row has the difference in bits per byte instead of the gain.
     """
-    if baseline is not None and by:  # fail before the table is read
-        check_vocabularies(run, baseline)
-    columns = {column: column_groups(source, column) for column in by}
+    if baseline is not None and by:
+        check_vocabularies(run, baseline)  # before the table is read
+    groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     nats = run.nats(corpus)
-    texts, row, groups = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus), dict[str, list[Row]]()
+    model_figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
+    group_rows_by_column: dict[str, list[Row]] = {}
     if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
         baseline_corpus = baseline.prepare(source, unknown=unknown)
-        figures = text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
-        row |= _bits_difference_row(texts, figures, baseline_corpus, baseline)
+        baseline_figures = text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
+        row |= _bits_difference_row(model_figures, baseline_figures, baseline_corpus, baseline)
     elif by or baseline is not None:
-        figures = _baseline_figures(run, baseline, corpus, source, unknown)
-        model_sums, baseline_sums = texts["perplexity"], figures["perplexity"]
+        baseline_figures = _baseline_figures(run, baseline, corpus, source, unknown)
+        model_sums, baseline_sums = model_figures["perplexity"], baseline_figures["perplexity"]
         row |= gain(model_sums, baseline_sums).to_row("gain")
         over = None if baseline is None else baseline.folder.name
         row |= {"perplexity_without": _perplexity(baseline_sums), "over": over}
-        row |= {} if baseline is None else _bits_difference_row(texts, figures, corpus, baseline)
-        row |= {"only_unknown_users": True} if only_unknown_users(run, corpus) else {}
-        groups = {column: gains(model_sums, baseline_sums, values) for column, values in columns.items()}
-    return Evaluation(row, groups, texts)
+        row |= {} if baseline is None else _bits_difference_row(model_figures, baseline_figures, corpus, baseline)
+        row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
+        for column, groups in groups_by_column.items():
+            group_rows_by_column[column] = gains(model_sums, baseline_sums, groups)
+    return Evaluation(row, group_rows_by_column, model_figures)
 
 
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
     """Return the row of `evaluate` from the nats of all targets of `corpus`."""
-    nats, known = nats.astype(np.float64), is_known_target(corpus)
+    nats, is_known = nats.astype(np.float64), is_known_target(corpus)
     return {
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
-        "unknown_targets": int((~known).sum()),
-        "unknown_share": float(1 - known.mean()),
+        "unknown_targets": int((~is_known).sum()),
+        "unknown_share": float(1 - is_known.mean()),
         "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
-        "perplexity_known": Tally(float(nats[known].sum()), int(known.sum())).perplexity,
+        "perplexity_known": Tally(float(nats[is_known].sum()), int(is_known.sum())).perplexity,
         **_bits_per_byte(text_figures.sum_per_text(nats, corpus), corpus),
     }
 
@@ -133,11 +135,11 @@ def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
     sums = text_figures.bits_per_byte("", nats, corpus)
     if sums is None:
         return {}
-    included = sums.is_included
-    ratios = Ratios.from_sums([[sums]]) if sums.denominator[included].any() else None
+    is_included = sums.is_included
+    ratios = Ratios.from_sums([[sums]]) if sums.denominator[is_included].any() else None
     figure = ratios.interval(0).to_row(BITS_PER_BYTE) if ratios else dict.fromkeys(Interval(0.0).to_row(BITS_PER_BYTE))
-    bound = bool((text_figures.has_lower_bound(corpus) & included).any())
-    return {**figure, f"{BITS_PER_BYTE}_bound": bound, f"{BITS_PER_BYTE}_texts": int(included.sum())}
+    is_lower_bound = bool((text_figures.has_lower_bound(corpus) & is_included).any())
+    return {**figure, f"{BITS_PER_BYTE}_bound": is_lower_bound, f"{BITS_PER_BYTE}_texts": int(is_included.sum())}
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
@@ -146,7 +148,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Args:
         run: The model.
         corpus: The texts, as `run` has prepared them.
-        values: The group of every text (N,); None puts a text in the group "(missing)".
+        values: The name of the group of every text (N,); None puts a text in the group "(missing)".
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
@@ -157,11 +159,11 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Raises:
         UserError: The number of values is not the number of texts, or the vocabularies differ.
     """
-    names = [label or MISSING_GROUP for label in category_names(values, "values", len(corpus))]
+    groups = [label or MISSING_GROUP for label in category_names(values, "values", len(corpus))]
     if baseline is not None:
         check_vocabularies(run, baseline)
     model_figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
-    return gains(model_figures["perplexity"], without_context(baseline or run, corpus)["perplexity"], names)
+    return gains(model_figures["perplexity"], without_context(baseline or run, corpus)["perplexity"], groups)
 
 
 def without_context(model: Scorer, corpus: Corpus) -> Figures:
@@ -172,8 +174,10 @@ def without_context(model: Scorer, corpus: Corpus) -> Figures:
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
     """Raise a `UserError` unless both models predict the same tokens."""
     if baseline.tokenizer.tokens != run.tokenizer.tokens:
-        both = f"{baseline.folder} and {run.folder}"
-        raise UserError(f"{both}: the vocabularies differ, so perplexities cannot be compared; compare bits per byte")
+        folders = f"{baseline.folder} and {run.folder}"
+        raise UserError(
+            f"{folders}: the vocabularies differ, so perplexities cannot be compared; compare bits per byte"
+        )
 
 
 def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, source: Any, unknown: str) -> Figures:
@@ -185,22 +189,22 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
         return without_context(baseline or run, corpus)
     baseline_corpus = baseline.prepare(source, unknown=unknown)
     if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
-        both = f"{baseline.folder} and {run.folder}"
-        raise UserError(f"{both}: the models read the texts differently, so perplexities cannot be compared")
+        folders = f"{baseline.folder} and {run.folder}"
+        raise UserError(f"{folders}: the models read the texts differently, so perplexities cannot be compared")
     return text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
 
 
-def gains(model: TextSums, baseline: TextSums, values: Sequence[str]) -> list[Row]:
+def gains(model: TextSums, baseline: TextSums, groups: Sequence[str]) -> list[Row]:
     """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text."""
-    groups: dict[str, list[int]] = {}
-    for index, value in enumerate(values):
-        groups.setdefault(value, []).append(index)
+    members_by_group: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members_by_group.setdefault(group, []).append(index)
     rows = []
-    for value, members in groups.items():
-        model_group, baseline_group = (sums.select(np.array(members)) for sums in (model, baseline))
-        row: Row = {"value": value, "count": len(members), "targets": int(model_group.denominator.sum())}
-        row |= {"perplexity": _perplexity(model_group), "perplexity_without": _perplexity(baseline_group)}
-        rows.append({**row, **gain(model_group, baseline_group).to_row("gain")})
+    for group, members in members_by_group.items():
+        model_sums, baseline_sums = (sums.select(np.array(members)) for sums in (model, baseline))
+        row: Row = {"value": group, "count": len(members), "targets": int(model_sums.denominator.sum())}
+        row |= {"perplexity": _perplexity(model_sums), "perplexity_without": _perplexity(baseline_sums)}
+        rows.append({**row, **gain(model_sums, baseline_sums).to_row("gain")})
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
 
 
@@ -209,16 +213,17 @@ def _perplexity(sums: TextSums) -> float:
 
 
 def gain(model: TextSums, baseline: TextSums) -> Interval:
-    """Return the relative reduction of the perplexity by `model` against `baseline`; both must have the same texts."""
+    """Return the relative reduction of the perplexity from `baseline` to `model`; both must have the same texts."""
     ratios = Ratios.from_sums([[baseline], [model]])
     assert ratios is not None
     return statistics.gain_from_nats(ratios.difference(0, 1))
 
 
 def bits_difference(model: TextSums, baseline: TextSums) -> Interval | None:
-    """Return the bits per byte of `model` minus `baseline` over texts that neither truncated; None if there are none.
+    """Return the bits per byte of `model` minus those of `baseline` over texts that neither of them truncated.
 
-    The tokenizers and vocabularies may differ. Raises a `UserError` if the original texts differ.
+    The result is None if there is no such text. The tokenizers and vocabularies may differ. Raises a `UserError` if the
+    original texts differ.
     """
     if model.texts != baseline.texts:
         raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
@@ -226,9 +231,9 @@ def bits_difference(model: TextSums, baseline: TextSums) -> Interval | None:
     return None if ratios is None else ratios.difference(0, 1)
 
 
-def _bits_difference_row(model: Figures, baseline_figures: Figures, corpus: Corpus, baseline: Scorer) -> Row:
+def _bits_difference_row(model_figures: Figures, baseline_figures: Figures, corpus: Corpus, baseline: Scorer) -> Row:
     """Return a row of the difference in bits per byte; `corpus` has the texts as `baseline` reads them."""
-    difference = bits_difference(model[BITS_PER_BYTE], baseline_figures[BITS_PER_BYTE])
+    difference = bits_difference(model_figures[BITS_PER_BYTE], baseline_figures[BITS_PER_BYTE])
     if difference is None:
         return {}
     return {
@@ -241,15 +246,15 @@ def _bits_difference_row(model: Figures, baseline_figures: Figures, corpus: Corp
     }
 
 
-def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
+def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
     """Return whether `run` distinguishes users but no text of `corpus` is by a known user.
 
-    Then the model reads all texts as written by the unknown user, and its gain does not show what known users gain.
+    If so, the model reads all texts as written by the unknown user, and its gain does not show that of known users.
     """
     if not isinstance(run, Run) or not run.config.data.user or run.model.encoder is None:
         return False
-    user = run.schema.categories.index(run.schema.variable(run.config.data.user))
-    return not (corpus.categories[:, user] > 0).any()
+    user_index = run.schema.categories.index(run.schema.variable(run.config.data.user))
+    return not (corpus.categories[:, user_index] > 0).any()
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
@@ -267,16 +272,16 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     """Return the name of the group of each value.
 
     A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
-    are distinct, their groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5".
-    Otherwise, each distinct value is a group of its own name.
+    are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5". Otherwise,
+    there is a group for each distinct value, named after the value.
     """
-    numbers = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
-    if None in numbers.values() or len(set(numbers.values())) <= 4 * QUANTILE_RANGES:
+    number_by_row = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
+    if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
-    present_numbers = np.array(list(numbers.values()), dtype=np.float64)
+    present_numbers = np.array(list(number_by_row.values()), dtype=np.float64)
     edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
-    indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
+    range_indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
     groups = [MISSING_GROUP] * len(values)
-    for row, index in zip(numbers, indices.tolist(), strict=True):
-        groups[row] = f"{edges[index]:.4g} to {edges[index + 1]:.4g}"
+    for row, range_index in zip(number_by_row, range_indices.tolist(), strict=True):
+        groups[row] = f"{edges[range_index]:.4g} to {edges[range_index + 1]:.4g}"
     return groups

@@ -31,9 +31,9 @@ def open_model(folder: str | Path, device: str = "cpu", precision: str = "float3
 
 
 def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
-    """Return the folders of models, which are runs or contain a file with one of `names`.
+    """Return the folders that contain a run or a file with one of `names`.
 
-    Each of `folders` is a model itself or has models as subfolders; otherwise a `UserError` is raised.
+    Each of `folders` is such a folder or has such subfolders; otherwise the function raises a `UserError`.
     """
     models: list[Path] = []
     for folder in folders:
@@ -47,10 +47,10 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
 
 
 def reading_options(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
-    """Return the options for reading texts, and the tokenizer if a model has determined it.
+    """Return the options for reading texts, and a tokenizer or None.
 
-    They are those of the model in the folder `like`, or those of the file `config` without a tokenizer, or the
-    defaults. `text` replaces the name of the text column.
+    The options and the tokenizer are those of the model in the folder `like`. Without `like`, the options are those of
+    the file `config`, or the defaults, and the tokenizer is None. `text` replaces the name of the text column.
     """
     if like is not None and config is not None:
         raise UserError("expected either --like or --config, got both")
@@ -64,8 +64,8 @@ def reading_options(like: Path | None, config: Path | None, text: str | None = N
 def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
     """Save a result in the folder of a model, for the model card and for reports; return a notice if saving fails.
 
-    `row` is the result, and `texts` has the contribution of every text. The groups of `row` by user are not saved for
-    an anonymous run.
+    `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
+    groups of `row` by user are not saved.
     """
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
@@ -116,20 +116,20 @@ def classification_row(
 
 
 def precision_fields(model: Scorer) -> Row:
-    """Return the entry `precision`, that of the model's matrix products, which changes the last digits of figures.
+    """Return a row with the numeric `precision` of a model's matrix products, which changes the last digits of figures.
 
-    The entry is missing for models without matrix products, such as n-gram models.
+    The row is empty for models without matrix products, such as n-gram models.
     """
     return {"precision": model.precision} if hasattr(model, "precision") else {}
 
 
 def saved_text_figures(folder: Path, key: str | None) -> Figures:
-    """Return the figures per text that a model has saved: those of the texts with digest `key`, and of `classify`.
+    """Return the figures per text that a model has saved for the texts with digest `key` and for `classify`.
 
-    If `classify` was called several times, the last call counts.
+    If `classify` was called several times, the figures are those of the last call.
     """
-    rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
-    classified_key = rows[-1].get("texts_key") if rows else None
+    classification_rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
+    classified_key = classification_rows[-1].get("texts_key") if classification_rows else None
     return {**text_figures.load(folder, key), **text_figures.load(folder, classified_key)}
 
 
@@ -141,9 +141,11 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
     points = {}
     for chunk in table.chunks(table.columns):
         for index, name in enumerate(chunk["name"]):
-            values = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
-            invalid = [column for column, value in values.items() if value is None]
-            if invalid:
-                raise UserError(f"{path}: {invalid[0]} of {name} is not a number")  # the first invalid column
-            points[category_name(name)] = {column: value for column, value in values.items() if value is not None}
+            value_by_column = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
+            point: dict[str, float] = {}
+            for column, value in value_by_column.items():
+                if value is None:
+                    raise UserError(f"{path}: {column} of {name} is not a number")
+                point[column] = value
+            points[category_name(name)] = point
     return points

@@ -44,7 +44,7 @@ class Ratios:
         resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
             array (1 + D, M).
         training_figures: For each model, the figure of each training; an empty array for a deterministic model.
-        text_count: The number of texts.
+        text_count: The number of texts that count, i.e. whose denominator is not 0.
     """
 
     resampled: Floats
@@ -57,50 +57,47 @@ class Ratios:
     ) -> "Ratios | None":
         """Compute the figure of each model from the sums of its trainings; None unless all models read the same texts.
 
-        A text that one model omits is omitted for all. `seed` is that of the bootstrap, and `deterministic` has the
-        indices of the deterministic models.
+        A text that one model omits is omitted for all models. `seed` is the seed of the bootstrap, and `deterministic`
+        has the indices of the deterministic models.
         """
         trainings = [sums for model in models for sums in model]
         if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in trainings}) > 1:
             return None
-        included = np.logical_and.reduce([sums.is_included for sums in trainings])
-        denominator = trainings[0].denominator[included]
+        is_included = np.logical_and.reduce([sums.is_included for sums in trainings])
+        denominator = trainings[0].denominator[is_included]
         if not len(denominator) or not all(
-            np.array_equal(sums.denominator[included], denominator) for sums in trainings
+            np.array_equal(sums.denominator[is_included], denominator) for sums in trainings
         ):
             return None
-        numerators = [np.mean([sums.numerator[included] for sums in model], axis=0) for model in models]
+        numerators = [np.mean([sums.numerator[is_included] for sums in model], axis=0) for model in models]
         resampled = bootstrap.resampled_sums(np.stack([denominator, *numerators], axis=1), seed=seed)
         with np.errstate(invalid="ignore", divide="ignore"):
-            trained = tuple(
-                np.array(
-                    [sums.numerator[included].sum() / denominator.sum() for sums in model if index not in deterministic]
-                )
+            training_figures = tuple(
+                np.array([sums.numerator[is_included].sum() for sums in model if index not in deterministic])
+                / denominator.sum()
                 for index, model in enumerate(models)
             )
-            return cls(resampled[:, 1:] / resampled[:, :1], trained, int(np.count_nonzero(denominator)))
+            denominators, numerators_by_model = resampled[:, :1], resampled[:, 1:]
+            return cls(numerators_by_model / denominators, training_figures, int(np.count_nonzero(denominator)))
 
     def interval(self, model: int) -> Interval:
-        """Return the figure of `model` with its interval over texts and trainings."""
-        return add_training_variance(
-            bootstrap.percentile_interval(self.resampled[:, model], self.text_count),
-            self.training_figures[model],
-            np.zeros(0),
-        )
+        """Return the figure of the model with index `model`, with its interval over texts and trainings."""
+        text_interval = bootstrap.percentile_interval(self.resampled[:, model], self.text_count)
+        return add_training_variance(text_interval, self.training_figures[model], np.zeros(0))
 
     def difference(self, first: int, second: int, paired: bool = False) -> Interval:
-        """Return the figure of model `first` minus that of model `second`, with its interval over texts and trainings.
+        """Return the figure of one model minus that of another, with its interval over texts and trainings.
 
-        If `paired`, training s of one model corresponds to training s of the other; then the variance between trainings
-        is that of the differences of corresponding trainings.
+        `first` and `second` are the indices of the models. If `paired`, training s of one model corresponds to training
+        s of the other; then the interval includes the variance of the differences between corresponding trainings.
         """
         with np.errstate(invalid="ignore"):
             differences = self.resampled[:, first] - self.resampled[:, second]
-            interval = bootstrap.percentile_interval(differences, self.text_count)
+            text_interval = bootstrap.percentile_interval(differences, self.text_count)
         first_values, second_values = self.training_figures[first], self.training_figures[second]
         if paired:
-            return add_training_variance(interval, first_values - second_values, second_values[:0])
-        return add_training_variance(interval, first_values, second_values)
+            return add_training_variance(text_interval, first_values - second_values, second_values[:0])
+        return add_training_variance(text_interval, first_values, second_values)
 
     def best_model(self, higher_is_better: bool) -> int | None:
         """Return the index of the model that is significantly better than every other one, or None."""
@@ -108,19 +105,22 @@ class Ratios:
 
 
 def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:
-    """Widen an interval over texts by the variance between trainings (see the module header).
+    """Widen an interval over texts by the variance between trainings (equation in the module header).
 
-    `first` and `second` have the figures of the trainings of two models; one of them may be empty.
+    `first` and `second` have the figures of the trainings of two models; either array may be empty.
     """
     if interval.low is None or interval.high is None:
         return interval
-    trained = [values for values in (first, second) if len(values)]
-    degrees = sum(len(values) - 1 for values in trained)
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in trained)
-    pooled = squares / max(1, degrees) * sum(1 / len(values) for values in trained)
-    half_width = student_quantile(degrees) * math.sqrt(pooled) if degrees else 0.0
-    low, high = (math.hypot(end - interval.point, half_width) for end in (interval.low, interval.high))
-    return Interval(interval.point, interval.point - low, interval.point + high)
+    figures_by_model = [values for values in (first, second) if len(values)]
+    degrees_of_freedom = sum(len(values) - 1 for values in figures_by_model)
+    sum_of_squares = sum(float(((values - values.mean()) ** 2).sum()) for values in figures_by_model)
+    pooled_variance = sum_of_squares / max(1, degrees_of_freedom)
+    standard_error = math.sqrt(pooled_variance * sum(1 / len(values) for values in figures_by_model))
+    half_width = student_quantile(degrees_of_freedom) * standard_error if degrees_of_freedom else 0.0
+    distance_to_low, distance_to_high = (
+        math.hypot(end - interval.point, half_width) for end in (interval.low, interval.high)
+    )
+    return Interval(interval.point, interval.point - distance_to_low, interval.point + distance_to_high)
 
 
 @cache
@@ -160,13 +160,14 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     if abs(r) > 1 - 1e-12:
         return {"r": r, "low": r, "high": r, "n": count}
     half_width = NORMAL_QUANTILE / math.sqrt(count - 3)
-    low, high = (math.tanh(math.atanh(r) + side * half_width) for side in (-1, 1))
+    low, high = (math.tanh(math.atanh(r) + sign * half_width) for sign in (-1, 1))
     return {"r": r, "low": low, "high": high, "n": count}
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Return Spearman's rank correlation in the format of `correlation`."""
-    return correlation(*(ranks(column).tolist() for column in _finite_pairs(first, second).T))
+    first_values, second_values = _finite_pairs(first, second).T
+    return correlation(ranks(first_values).tolist(), ranks(second_values).tolist())
 
 
 def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> Floats:
@@ -180,13 +181,15 @@ def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:
     return mean_ranks
 
 
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+def auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve (AUC); NaN without positive or without negative items.
 
     The AUC is the share of pairs of a positive and a negative item in which the positive item has the higher score; a
     tie counts half.
     """
-    count, total = int(positive.sum()), len(positive)
-    if count in (0, total):
+    positive_count, total_count = int(is_positive.sum()), len(is_positive)
+    if positive_count in (0, total_count):
         return math.nan
-    return float((ranks(scores)[positive].sum() - count * (count + 1) / 2) / (count * (total - count)))
+    rank_sum = ranks(scores)[is_positive].sum()
+    pairs_won = rank_sum - positive_count * (positive_count + 1) / 2
+    return float(pairs_won / (positive_count * (total_count - positive_count)))

@@ -42,13 +42,13 @@ class TextSums(NamedTuple):
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
-        """Return the contributions of some texts; their key differs from that of all texts."""
+        """Return the contributions of the texts with the indices `rows`; the key differs from that of all texts."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
 
     @property
     def texts(self) -> str:
-        """The digest of the texts; two models can be compared text by text only if it is the same for both."""
+        """The digest of the texts, which is equal for two models if these can be compared text by text."""
         return self.originals or self.key
 
     @property
@@ -69,7 +69,7 @@ Figures = dict[str, TextSums]
 def texts_digest(corpus: Corpus, *task: str) -> str:
     """Return a digest of the texts and the vocabulary of `corpus`, and of a `task`.
 
-    The task of a classification is the target and the candidates; evaluations of perplexity have none.
+    The task of a classification is the target and the candidates; an evaluation of perplexity has no task.
     """
     digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, task]).encode())
     for array in (corpus.tokens, corpus.offsets):
@@ -85,14 +85,14 @@ def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
     """Return the figures `perplexity`, `perplexity_known` and `bits_per_byte` from the nats of all targets."""
-    known, key, sums = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
+    is_known, key, nats_of_texts = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
     figures = {
-        "perplexity": TextSums(key, sums, corpus.lengths.astype(np.float64)),
+        "perplexity": TextSums(key, nats_of_texts, corpus.lengths.astype(np.float64)),
         "perplexity_known": TextSums(
-            key, sum_per_text(np.where(known, nats, 0.0), corpus), sum_per_text(known, corpus)
+            key, sum_per_text(np.where(is_known, nats, 0.0), corpus), sum_per_text(is_known, corpus)
         ),
     }
-    bits = bits_per_byte(key, sums, corpus)
+    bits = bits_per_byte(key, nats_of_texts, corpus)
     return figures if bits is None else {**figures, "bits_per_byte": bits}
 
 
@@ -103,18 +103,20 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
     """
     if corpus.originals is None:
         return None
-    is_cut = corpus.truncated
-    bits, sizes = np.where(is_cut, math.nan, nats / math.log(2)), np.where(is_cut, math.nan, corpus.originals.sizes)
+    is_truncated = corpus.truncated
+    bits = np.where(is_truncated, math.nan, nats / math.log(2))
+    sizes = np.where(is_truncated, math.nan, corpus.originals.sizes)
     return TextSums(key, bits, sizes, corpus.originals.key)
 
 
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
     """Return for each text (N,) whether its bits are only a lower bound.
 
-    They are if the tokens do not determine the original text, for example because of an out-of-vocabulary token.
+    The bits are a lower bound if the tokens do not determine the original text, for example because of an
+    out-of-vocabulary token.
     """
-    unknown = sum_per_text(~is_known_target(corpus), corpus) > 0
-    return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
+    has_unknown_token = sum_per_text(~is_known_target(corpus), corpus) > 0
+    return has_unknown_token if corpus.originals is None else has_unknown_token | ~corpus.originals.restorable
 
 
 def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.bool_]) -> TextSums:
@@ -123,7 +125,7 @@ def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.
 
 
 def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
-    """Save figures in the `folder` of a model, merged with those that the folder has for the same texts."""
+    """Save figures in the `folder` of a model; keep other figures that the folder has for the same texts."""
     for key in {sums.key for sums in figures.values()}:
         merged = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
@@ -139,10 +141,10 @@ def load(folder: Path, key: str | None) -> Figures:
     """Return the figures that `folder` has for the texts with digest `key`; an empty dict without such figures."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
-    tensors, facts = files.load_tensors(_path(folder, key))
+    tensors, metadata = files.load_tensors(_path(folder, key))
     names = dict.fromkeys(name.rpartition(" ")[0] for name in tensors)
     try:
-        originals = facts["originals"]
+        originals = metadata["originals"]
         return {
             name: TextSums(
                 key,

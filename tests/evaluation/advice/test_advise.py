@@ -15,7 +15,7 @@ from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
-from factorcell.evaluation.advice.advise import advise, expected, recommend
+from factorcell.evaluation.advice.advise import advise, expected_gain, recommend
 from factorcell.evaluation.advice.sample import label_columns, sample
 from tests import synthetic
 
@@ -72,7 +72,7 @@ def test_estimates_for_the_dialect_are_near_the_true_values(advice: dict[str, An
     assert row["information"] == pytest.approx(information, rel=0.15)
     assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
     assert row["least"] == pytest.approx(1 - math.exp(-row["information"] / advice["tokens_per_text"]), rel=0.15)
-    assert row["least"] < row["expected"] == expected(row["least"], row["most"]) < row["most"]
+    assert row["least"] < row["expected"] == expected_gain(row["least"], row["most"]) < row["most"]
     nothing, knowing = (row[f"perplexity_{reader}"] for reader in ("nothing", "knowing"))
     assert chains.perplexity() * 0.97 < knowing < nothing
     assert row["most"] == pytest.approx(1 - knowing / nothing)
@@ -183,7 +183,7 @@ def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> Non
     file.write_text("text,height\n" + "a,1\n" * 24 + "a,\n" * 6)
     with pytest.raises(UserError, match=r"^t\.csv row 25: height is empty, not a number; fill it in"):
         advise(file, config_of("height:number"))
-    with pytest.raises(UserError, match=r"^t\.csv, of 29 rows drawn, row \d+: height is empty"):
+    with pytest.raises(UserError, match=r"^t\.csv, sample of 29 rows, row \d+: height is empty"):
         advise(file, config_of("height:number"), rows=29)
 
 

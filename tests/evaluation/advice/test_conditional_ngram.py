@@ -15,8 +15,8 @@ from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
     IndexedTexts,
     ValueNGram,
-    exponents,
-    posterior,
+    compute_log_posterior,
+    fit_exponents,
     tilted_log_probs,
 )
 from factorcell.evaluation.ngram import NGram
@@ -48,8 +48,8 @@ class Case:
         model = ValueNGram(self.model, self.find(self.train), self.of_train, 2)
         tune = self.find(self.tune)
         model.fit_prior(tune, self.of_tune)
-        ratios = model.ratios()
-        model.beta = float(exponents(self.model, tune, [ratios], [self.of_tune])[0])
+        ratios = model.log_ratios()
+        model.beta = float(fit_exponents(self.model, tune, [ratios], [self.of_tune])[0])
         bias_log_probs = tilted_log_probs(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
         model.fit_longer(tune, self.of_tune, np.exp(bias_log_probs))
         return model
@@ -115,18 +115,18 @@ def test_probabilities_of_true_values_equal_those_of_all_values(case: Case, fitt
 
 
 def test_exponents_maximize_the_likelihood(case: Case, fitted: ValueNGram) -> None:
-    tune, ratios, labels = case.find(case.tune), fitted.ratios(), case.of_tune
-    (beta,) = exponents(case.model, tune, [ratios], [labels])
+    tune, ratios, labels = case.find(case.tune), fitted.log_ratios(), case.of_tune
+    (beta,) = fit_exponents(case.model, tune, [ratios], [labels])
 
     def likelihood(exponent: float) -> float:
         return float(tilted_log_probs(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
 
     assert 0.1 < beta < 2
     assert likelihood(beta) > max(likelihood(beta + 0.01), likelihood(beta - 0.01))
-    both = exponents(case.model, tune, [ratios, ratios], [labels, labels])
+    both = fit_exponents(case.model, tune, [ratios, ratios], [labels, labels])
     assert both.sum() == pytest.approx(beta, abs=2e-3)
     nothing = np.random.default_rng(0).permutation(labels)
-    more = exponents(case.model, tune, [ratios, ratios], [labels, nothing])
+    more = fit_exponents(case.model, tune, [ratios, ratios], [labels, nothing])
     assert more[1] < 0.3 * more[0]
     np.testing.assert_allclose(
         tilted_log_probs(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5
@@ -140,6 +140,8 @@ def test_the_posterior_equals_bayes_rule(case: Case, fitted: ValueNGram) -> None
     for row, (begin, end) in enumerate(zip(texts.starts[:-1], texts.starts[1:], strict=True)):
         joint = prior + every[begin:end, :2].sum(0, dtype=np.float64)
         expected = joint - np.logaddexp(*joint)
-        np.testing.assert_allclose(posterior(every, texts, prior, 1.0)[row], expected, atol=1e-5)
+        np.testing.assert_allclose(compute_log_posterior(every, texts, prior, 1.0)[row], expected, atol=1e-5)
         early = prior + 0.5 * every[begin : min(end, begin + 2), :2].sum(0, dtype=np.float64)
-        np.testing.assert_allclose(posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5)
+        np.testing.assert_allclose(
+            compute_log_posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5
+        )

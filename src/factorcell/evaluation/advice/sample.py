@@ -24,9 +24,9 @@ HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts
 MAX_VALUES = 2000  # maximum number of values of a column with their own label; rarer values share a label
 TUNE_TARGETS = 4000  # approximate number of targets of the tune texts
 TEST_TARGETS = 10_000, 30_000  # minimum and maximum of the approximate number of targets of the test texts
-TEST_PRODUCTS = 3.0e11  # limits targets * values * vocabulary of the test texts, and thereby the computing time
-BINS = 10  # quantile ranges of a numeric column
-ORDER, CHARACTER_ORDER = 3, 6  # of the n-gram models
+TEST_PRODUCTS = 3.0e11  # maximum of test targets * values * vocabulary size, which limits the computing time
+BINS = 10  # number of quantile ranges of a numeric column
+ORDER, CHARACTER_ORDER = 3, 6  # order of the n-gram models, in general and for characters
 
 Ids = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ Ids = NDArray[np.int64]
 class LabelColumn:
     """A context column whose values have the labels 0 to K - 1; the label K stands for a missing value.
 
-    `labels` (B,) are those of the texts. `rare` is the number of rare values, which share label 0.
+    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0.
     """
 
     name: str
@@ -53,22 +53,23 @@ def sample(
     The table is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys are
     selected.
     """
-    random, bound, total = np.random.default_rng(seed), 1.0, 0
+    generator, key_limit, row_count = np.random.default_rng(seed), 1.0, 0
+    first_column = columns[0]
     selected: dict[str, list[Any]] = {name: [] for name in columns}
     keys = np.zeros(0)
     for chunk in open_table(source).chunks(columns):
-        chunk_keys = random.random(len(chunk[columns[0]]))
-        total += len(chunk_keys)
-        below = np.flatnonzero(chunk_keys < bound)
+        chunk_keys = generator.random(len(chunk[first_column]))
+        row_count += len(chunk_keys)
+        added_rows = np.flatnonzero(chunk_keys < key_limit)
         for name in selected:
-            selected[name] += [chunk[name][row] for row in below]
-        keys = np.append(keys, chunk_keys[below])
+            selected[name] += [chunk[name][row] for row in added_rows]
+        keys = np.append(keys, chunk_keys[added_rows])
         if len(keys) > rows:
-            bound = float(np.partition(keys, rows)[rows])
-            below = np.flatnonzero(keys < bound)
-            selected = {name: [values[row] for row in below] for name, values in selected.items()}
-            keys = keys[below]
-    return selected, total
+            key_limit = float(np.partition(keys, rows)[rows])
+            remaining_rows = np.flatnonzero(keys < key_limit)
+            selected = {name: [values[row] for row in remaining_rows] for name, values in selected.items()}
+            keys = keys[remaining_rows]
+    return selected, row_count
 
 
 def label_columns(corpus: Corpus) -> list[LabelColumn]:
@@ -78,9 +79,10 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
         if variable.kind == "category":
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
             values = variable.values[: MAX_VALUES + 1]
-            ids = np.where(ids >= len(values), 0, ids)
-            labels, rare = np.where(ids < 0, len(values), ids), variable.rare_count + len(variable.values) - len(values)
-            columns.append(LabelColumn(variable.name, "category", values, labels, rare))
+            ids = np.where(ids >= len(values), 0, ids)  # further values count as rare
+            labels = np.where(ids < 0, len(values), ids)
+            rare_count = variable.rare_count + len(variable.values) - len(values)
+            columns.append(LabelColumn(variable.name, "category", values, labels, rare_count))
         elif variable in schema.numbers:
             columns.append(_bin_numbers(variable, corpus.numbers[:, schema.numbers.index(variable)]))
         else:
@@ -115,24 +117,31 @@ class Split:
     baseline: NDArray[np.float64]  # log probabilities of the test targets (T,) in the model "nothing"
 
     @classmethod
-    def from_corpus(cls, corpus: Corpus, config: Config, values: int, seed: int, progress: bool = False) -> "Split":
-        """Split a corpus whose columns have at most `values` values; with more values there are fewer test texts."""
-        order = np.random.default_rng(seed).permutation(len(corpus))
-        size = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
-        test_targets = int(np.clip(TEST_PRODUCTS / (values * len(corpus.tokenizer)), *TEST_TARGETS))
-        tune_rows, test_rows = order[: size // 2], order[size // 2 : size]
+    def from_corpus(
+        cls, corpus: Corpus, config: Config, value_count: int, seed: int, progress: bool = False
+    ) -> "Split":
+        """Split a corpus whose columns have at most `value_count` values; the more values, the fewer test texts."""
+        shuffled = np.random.default_rng(seed).permutation(len(corpus))
+        held_out_count = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
+        tune_rows, test_rows, train_rows = np.split(shuffled, [held_out_count // 2, held_out_count])
+        test_targets = int(np.clip(TEST_PRODUCTS / (value_count * len(corpus.tokenizer)), *TEST_TARGETS))
         tune_rows = _first_rows(corpus, tune_rows, TUNE_TARGETS)
-        rows = order[size:], tune_rows, _first_rows(corpus, test_rows, test_targets)
-        parts = [corpus.select(part) for part in rows]
-        counts = ngram.count_ngrams(
-            parts[0], CHARACTER_ORDER if corpus.tokenizer.is_character_level else ORDER, progress
+        test_rows = _first_rows(corpus, test_rows, test_targets)
+        train_texts, tune_texts, test_texts = (corpus.select(rows) for rows in (train_rows, tune_rows, test_rows))
+        order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else ORDER
+        grams = ngram.count_ngrams(train_texts, order, progress)
+        model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, grams)
+        train = IndexedTexts.from_corpus(model, train_texts, only_counted=True)
+        tune, test = (IndexedTexts.from_corpus(model, texts) for texts in (tune_texts, test_texts))
+        # The model "nothing" is the conditional model of a column with one value, the label 0 of every text.
+        train_labels, tune_labels, test_labels = (
+            np.zeros(len(texts), dtype=np.int64) for texts in (train_texts, tune_texts, test_texts)
         )
-        model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, counts)
-        train, tune, test = (IndexedTexts.from_corpus(model, part, only_counted=part is parts[0]) for part in parts)
-        single = ValueNGram(model, train, np.zeros(len(parts[0]), dtype=np.int64), 1)
-        single.fit_longer(tune, np.zeros(len(parts[1]), dtype=np.int64), np.exp(tune.base))
-        baseline = np.log(single.apply_longer(test, np.zeros(len(parts[2]), dtype=np.int64), np.exp(test.base)))
-        return cls(corpus, model, rows, train, tune, test, baseline)
+        unconditional = ValueNGram(model, train, train_labels, value_count=1)
+        unconditional.fit_longer(tune, tune_labels, np.exp(tune.base))
+        baseline = np.log(unconditional.apply_longer(test, test_labels, np.exp(test.base)))
+        rows = train_rows, tune_rows, test_rows
+        return cls(corpus=corpus, model=model, rows=rows, train=train, tune=tune, test=test, baseline=baseline)
 
     def labels(self, column: LabelColumn) -> tuple[Ids, Ids, Ids]:
         """Return the labels of a column for the train, tune and test texts."""

@@ -15,8 +15,8 @@ SRILM        a file per utterance, named after the utterance, or a folder of suc
              `acoustic lm words-count so it is`.
 
 The first hypothesis of a list is the result of the recognizer (the first pass). Scores are converted to log
-probabilities in nats: Kaldi's costs are negated, SRILM's logarithms to base 10 are multiplied by ln 10. Files may be
-compressed (.gz).
+probabilities in nats: Kaldi's costs are negated, and SRILM's logarithms to base 10 are multiplied by ln 10. Files may
+be compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
@@ -95,8 +95,10 @@ class NBest:
                 raise UserError(f"utterance {utterance.id!r} occurs twice; ids must be unique")
             ids.add(utterance.id)
             if (utterance.reference is None) == self.has_references:
-                without = utterance.id if self.has_references else self.utterances[0].id
-                raise UserError(f"utterance {without}: expected a reference; either all or no utterances have one")
+                id_without_reference = utterance.id if self.has_references else self.utterances[0].id
+                raise UserError(
+                    f"utterance {id_without_reference}: expected a reference; either all or no utterances have one"
+                )
 
     @property
     def has_references(self) -> bool:
@@ -120,27 +122,27 @@ def read_nbest(source: Any) -> NBest:
     """
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else to_rows(source)
-        return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
+        return _nbest_from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
         if path.is_dir():
-            return _kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _srilm(path)
-        first = next((line for _, line in _lines(path)), "")
-        if not first.startswith("{"):
-            return _srilm(path)
-        lists = _rows(_lines(path))
-        if '"beams"' in first and '"hypotheses"' not in first:
-            return _from_rows((where, _nemo_row(row, where)) for where, row in lists)
-        return _from_rows(lists)
+            return _read_kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _read_srilm(path)
+        first_line = next((line for _, line in _read_lines(path)), "")
+        if not first_line.startswith("{"):
+            return _read_srilm(path)
+        lists = _parse_json_lines(_read_lines(path))
+        if '"beams"' in first_line and '"hypotheses"' not in first_line:
+            return _nbest_from_rows((where, _convert_nemo_row(row, where)) for where, row in lists)
+        return _nbest_from_rows(lists)
     except UserError as error:
-        text = str(error)
-        raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
+        message = str(error)
+        raise (error if message.startswith(str(path)) else UserError(f"{path}: {message}")) from None
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines that are not blank, each with its file and line number for error messages."""
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a location (file and line number, for error messages) and a line; skip blank lines."""
     input_files.check(path)
     if path.suffix == ".Z":
         raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
@@ -155,7 +157,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _parse_score(text: str, where: str, line_format: str) -> float:
-    """Return a score of a line; the message of a `UserError` names the location `where` and the `line_format`."""
+    """Convert the text of a score to a number; name the location and the `line_format` in a `UserError`."""
     try:
         value = float(text)
     except ValueError:
@@ -165,8 +167,8 @@ def _parse_score(text: str, where: str, line_format: str) -> float:
     return value
 
 
-def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Parse lines of JSON, given with their locations; yield each value with its location."""
+def _parse_json_lines(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Parse pairs of a location and a line of JSON; yield pairs of the location and the value."""
     for where, line in lines:
         try:
             yield where, json.loads(line)
@@ -174,9 +176,9 @@ def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
             raise UserError(f"{where}: not valid JSON ({error})") from None
 
 
-def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
-    """Return the n-best lists from rows of the JSON lines format, each with its location for error messages."""
-    names: tuple[str, ...] | None = None
+def _nbest_from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
+    """Return the n-best lists from pairs of a location (for error messages) and a row of the JSON lines format."""
+    score_names: tuple[str, ...] | None = None
     utterances = []
     for where, row in rows:
         if not isinstance(row, Mapping) or not isinstance(row.get("id"), (str, int)):
@@ -186,35 +188,41 @@ def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
         if not isinstance(hypotheses, list) or not hypotheses:
             actual = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
             raise UserError(f"{where}: hypotheses: expected a list of at least one object, got {actual}")
-        if names is None:
-            first = hypotheses[0] if isinstance(hypotheses[0], Mapping) else {}
-            names = tuple(name for name in first if name != "text")
+        if score_names is None:
+            first_hypothesis, *_ = hypotheses
+            fields = first_hypothesis if isinstance(first_hypothesis, Mapping) else {}
+            score_names = tuple(name for name in fields if name != "text")
         reference, columns = row.get("reference"), {name: row[name] for name in row if name not in UTTERANCE_FIELDS}
         if not isinstance(reference, (str, type(None))):
             raise UserError(f"{where}: reference: expected a text, got {reference!r:.40}")
         for name, value in columns.items():
             if not isinstance(value, (str, int, float, type(None))):
                 raise UserError(f"{where}: {name}: expected a text or a number, got {value!r:.40}")
-        parsed = [_hypothesis(entry, names, f"{where} hypothesis {n}") for n, entry in enumerate(hypotheses, 1)]
-        utterances.append(replace(_utterance(str(row["id"]), parsed), reference=reference, columns=columns))
-    return NBest(names or (), tuple(utterances))
+        parsed_hypotheses = [
+            _parse_hypothesis(hypothesis, score_names, f"{where} hypothesis {number}")
+            for number, hypothesis in enumerate(hypotheses, 1)
+        ]
+        utterances.append(
+            replace(_new_utterance(str(row["id"]), parsed_hypotheses), reference=reference, columns=columns)
+        )
+    return NBest(score_names or (), tuple(utterances))
 
 
-def _hypothesis(entry: Any, names: Sequence[str], where: str) -> Hypothesis:
-    """Return the text and the scores of a hypothesis in the JSON lines format."""
+def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> Hypothesis:
+    """Return the text and the scores of a hypothesis in the JSON lines format, which must have all `score_names`."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
         raise UserError(f"{where}: expected an object with text and scores, got {entry!r:.60}")
     entry = _without_numpy(entry)
-    if set(entry) != {"text", *names}:
-        difference = ", ".join(sorted(set(entry) ^ {"text", *names}))
+    if set(entry) != {"text", *score_names}:
+        difference = ", ".join(sorted(set(entry) ^ {"text", *score_names}))
         raise UserError(
             f"{where}: expected scores with the same names as in the first hypothesis; the names differ in {difference}"
         )
-    for name in names:
+    for name in score_names:
         value = entry[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_SCORE <= value <= MAX_SCORE:
             raise UserError(f"{where}: {name}: expected {SCORE_RANGE} (log probability in nats), got {value!r:.40}")
-    return entry["text"], [float(entry[name]) for name in names]
+    return entry["text"], [float(entry[name]) for name in score_names]
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,16 +231,16 @@ def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | floats
 
 
-def _utterance(utterance_id: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
+def _new_utterance(utterance_id: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     texts, scores = zip(*hypotheses, strict=True)
     return Utterance(utterance_id, texts, np.array(scores, dtype=np.float64))
 
 
-def _nemo_row(row: Any, where: str) -> dict[str, Any]:
+def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
     """Convert a NeMo object to a row of the JSON lines format; drop fields that are lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
-    are_pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
-    if not are_pairs or not isinstance(row.get("audio_filepath"), str):
+    has_pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
+    if not has_pairs or not isinstance(row.get("audio_filepath"), str):
         raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
     columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
     reference = columns.pop("text", None)
@@ -240,56 +248,61 @@ def _nemo_row(row: Any, where: str) -> dict[str, Any]:
     return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
 
 
-def _kaldi(path: Path) -> NBest:
+def _read_kaldi(path: Path) -> NBest:
     """Read the n-best lists in a folder of Kaldi's text files."""
     texts_path = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
-    costs: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
+    costs_by_score: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
     for file_name, score in KALDI_COSTS.items():
         if (path / file_name).is_file():
-            # The empty string stands for the cost of a line without one, which `_parse_score` rejects.
-            lines = ((where, (*line.split(maxsplit=1), "")) for where, line in _lines(path / file_name))
-            costs[score] = {parts[0]: _parse_score(parts[1], where, "UTTERANCE-NUMBER COST") for where, parts in lines}
-    hypotheses_of: dict[str, list[Hypothesis]] = {}
-    for where, line in _lines(texts_path):
-        hypothesis_id, *words = line.split(maxsplit=1)
+            costs_by_score[score] = {}
+            for where, line in _read_lines(path / file_name):
+                # A line without a cost gets the empty string as its cost, which `_parse_score` rejects.
+                hypothesis_id, cost, *_ = *line.split(maxsplit=1), ""
+                costs_by_score[score][hypothesis_id] = _parse_score(cost, where, "UTTERANCE-NUMBER COST")
+    hypotheses_by_utterance: dict[str, list[Hypothesis]] = {}
+    for where, line in _read_lines(texts_path):
+        hypothesis_id, text, *_ = *line.split(maxsplit=1), ""  # the text of a line without words is empty
         utterance_id, dash, number = hypothesis_id.rpartition("-")
         if not dash or not utterance_id or not number.isdecimal():
             raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
-        for score, cost_of in costs.items():
-            if hypothesis_id not in cost_of:
+        for score, costs_of_hypotheses in costs_by_score.items():
+            if hypothesis_id not in costs_of_hypotheses:
                 raise UserError(f"{where}: {hypothesis_id} has no {score} cost; every hypothesis must have one")
-        scores = [-cost_of[hypothesis_id] for cost_of in costs.values()]
-        hypotheses_of.setdefault(utterance_id, []).append((" ".join(words), scores))
-    all_words = [word for hypotheses in hypotheses_of.values() for text, _ in hypotheses for word in text.split()]
+        scores = [-costs_of_hypotheses[hypothesis_id] for costs_of_hypotheses in costs_by_score.values()]
+        hypotheses_by_utterance.setdefault(utterance_id, []).append((text, scores))
+    all_texts = [text for hypotheses in hypotheses_by_utterance.values() for text, _ in hypotheses]
+    all_words = [word for text in all_texts for word in text.split()]
     if all_words and all(word.isdecimal() for word in all_words):
-        hint = f"map word ids to words with words.txt, and write them to {path / KALDI_TEXTS[0]}"
+        hint = f"map word ids to words with words.txt, and write the words to {path / KALDI_TEXTS[0]}"
         raise UserError(f"{texts_path}: expected words, got only numbers; {hint}")
-    return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in hypotheses_of.items()))
+    utterances = (_new_utterance(name, hypotheses) for name, hypotheses in hypotheses_by_utterance.items())
+    return NBest(tuple(costs_by_score), tuple(utterances))
 
 
-def _srilm(path: Path) -> NBest:
+def _read_srilm(path: Path) -> NBest:
     """Read SRILM's n-best list in a file, or those of all files in a folder."""
     files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
     utterances = []
     for file in files:
-        name = file.name
-        while suffix := next((suffix for suffix in SRILM_SUFFIXES if name.endswith(suffix)), ""):
-            name = name.removesuffix(suffix)
-        hypotheses = [_srilm_line(line, where) for where, line in _lines(file)]
+        utterance_id = file.name
+        while suffix := next((suffix for suffix in SRILM_SUFFIXES if utterance_id.endswith(suffix)), ""):
+            utterance_id = utterance_id.removesuffix(suffix)
+        hypotheses = [_parse_srilm_line(line, where) for where, line in _read_lines(file)]
         if not hypotheses:
             raise UserError(f"{file}: expected at least one hypothesis, got an empty file")
-        utterances.append(_utterance(name or file.name, hypotheses))
+        utterances.append(_new_utterance(utterance_id or file.name, hypotheses))
     return NBest(("acoustic", LM), tuple(utterances))
 
 
-def _srilm_line(line: str, where: str) -> Hypothesis:
-    """Return the hypothesis in a line of SRILM's format, without marks such as `<s>`, with scores in nats."""
-    parts = line.split()
-    if len(parts) < 3:
+def _parse_srilm_line(line: str, where: str) -> Hypothesis:
+    """Return the hypothesis in a line of SRILM's format: its text without marks such as `<s>`, and scores in nats."""
+    fields = line.split()
+    if len(fields) < 3:
         hint = "lists are in the format of JSON lines, Kaldi, NeMo or SRILM"
         raise UserError(f"{where}: expected {SRILM_LINE}, got {line!r:.40}; {hint}")
-    acoustic, lm, _ = (_parse_score(text, where, SRILM_LINE) for text in parts[:3])
-    return " ".join(word for word in parts[3:] if word not in SRILM_MARKS), [math.log(10) * acoustic, math.log(10) * lm]
+    *scores, _ = (_parse_score(field, where, SRILM_LINE) for field in fields[:3])  # without the number of words
+    text = " ".join(word for word in fields[3:] if word not in SRILM_MARKS)
+    return text, [math.log(10) * score for score in scores]
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
@@ -297,16 +310,16 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 
     Raises a `UserError` if the file lacks an utterance or contains one twice.
     """
-    references = {}
-    for where, line in _lines(Path(path)):
-        name, *rest = line.split(maxsplit=1)
-        if name in references:
-            raise UserError(f"{where}: {name} occurs twice; utterances must be unique")
-        references[name] = rest[0] if rest else ""
+    reference_by_id = {}
+    for where, line in _read_lines(Path(path)):
+        utterance_id, reference, *_ = *line.split(maxsplit=1), ""  # the reference of a line without words is empty
+        if utterance_id in reference_by_id:
+            raise UserError(f"{where}: {utterance_id} occurs twice; utterances must be unique")
+        reference_by_id[utterance_id] = reference
     for utterance in nbest.utterances:
-        if utterance.id not in references:
+        if utterance.id not in reference_by_id:
             raise UserError(f"{path}: no reference for {utterance.id}; a line is UTTERANCE WORD ...")
-    utterances = (replace(utterance, reference=references[utterance.id]) for utterance in nbest.utterances)
+    utterances = (replace(utterance, reference=reference_by_id[utterance.id]) for utterance in nbest.utterances)
     return replace(nbest, utterances=tuple(utterances))
 
 
@@ -316,16 +329,17 @@ def with_columns(nbest: NBest, path: str | Path) -> NBest:
     Raises a `UserError` if the table lacks an utterance.
     """
     table = open_table(path)
-    id_column, *others = table.columns
-    columns_of: dict[str, dict[str, Any]] = {}
+    id_column, *column_names = table.columns
+    columns_by_id: dict[str, dict[str, Any]] = {}
     for chunk in table.chunks(table.columns):
-        for name, *values in zip(*chunk.values(), strict=True):
-            utterance_id = name if isinstance(name, str) else category_name(name)
-            columns_of[utterance_id] = dict(zip(others, values, strict=True))
+        for id_value, *values in zip(*chunk.values(), strict=True):
+            utterance_id = id_value if isinstance(id_value, str) else category_name(id_value)
+            columns_by_id[utterance_id] = dict(zip(column_names, values, strict=True))
     for utterance in nbest.utterances:
-        if utterance.id not in columns_of:
+        if utterance.id not in columns_by_id:
             raise UserError(f"{path}: no row for {utterance.id}; the first column, {id_column}, has the utterances")
     utterances = (
-        replace(utterance, columns={**utterance.columns, **columns_of[utterance.id]}) for utterance in nbest.utterances
+        replace(utterance, columns={**utterance.columns, **columns_by_id[utterance.id]})
+        for utterance in nbest.utterances
     )
     return replace(nbest, utterances=tuple(utterances))

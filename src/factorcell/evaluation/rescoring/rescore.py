@@ -54,19 +54,19 @@ class ScoreWeights:
         and the number of words 0.
         """
         limits.check(share=share)
-        values = {name: 1 - share if name == LM else 1.0 for name in names}
-        return cls({**values, MODEL: share, WORDS: 0.0})
+        weights = {name: 1 - share if name == LM else 1.0 for name in names}
+        return cls({**weights, MODEL: share, WORDS: 0.0})
 
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
-        """Read weights from a JSON file: an object of names and numbers."""
-        values = files.read_json(path)
-        valid = isinstance(values, dict) and all(
-            isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
+        """Read weights from a JSON file with an object from names to numbers."""
+        weights = files.read_json(path)
+        is_valid = isinstance(weights, dict) and all(
+            isinstance(value, (int, float)) and np.isfinite(value) for value in weights.values()
         )
-        if not valid:
-            raise UserError(f"{path}: expected an object of names and finite numbers, got {values!s:.60}")
-        return cls({name: float(value) for name, value in values.items()})
+        if not is_valid:
+            raise UserError(f"{path}: expected an object of names and finite numbers, got {weights!s:.60}")
+        return cls({name: float(value) for name, value in weights.items()})
 
     def save(self, path: str | Path) -> None:
         files.write_json(path, dict(self.values))
@@ -83,7 +83,7 @@ class ScoreWeights:
 
 @dataclass(frozen=True)
 class ScoredNBest:
-    """N-best lists with the log probability of every hypothesis in nats, `log_probs` (H,) for each utterance."""
+    """N-best lists with `log_probs`: for each utterance, the log probabilities (H,) of its hypotheses in nats."""
 
     nbest: NBest
     log_probs: tuple[Floats, ...]
@@ -94,7 +94,7 @@ class ScoredNBest:
         return (*self.nbest.names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
-        """Return the features (H, F) of each utterance: scores, log probability, number of words."""
+        """Return for each utterance the features (H, F) of its hypotheses: scores, log probability, number of words."""
         return [
             np.column_stack([utterance.scores, log_probs, [float(len(text.split())) for text in utterance.texts]])
             for utterance, log_probs in zip(self.nbest.utterances, self.log_probs, strict=True)
@@ -104,7 +104,7 @@ class ScoredNBest:
 def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any]) -> list[Row]:
     """Return the context of each utterance: a value for each context column of the model.
 
-    The value is taken from `shared`, else from the columns of the utterance, else it is None.
+    The value comes from `shared` or, if that lacks the column, from the utterance; otherwise it is None.
     """
     columns = model.schema.columns()
     for name in shared:
@@ -121,21 +121,24 @@ def _read_hypotheses(
 ) -> Corpus:
     """Return the hypotheses of all `utterances`, without truncation, as one corpus.
 
-    The variables `optional` may be absent.
+    The contexts may lack the columns of the variables `optional`.
     """
-    text = model.config.data.text
+    text_column = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
-    rows = [{**context, text: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
+    rows = [{**context, text_column: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
     return model.prepare(rows, unknown=unknown, optional=optional, truncate=False)
 
 
-def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the variables whose column no utterance has.
-
-    Raises a `UserError` if a value is invalid; its message names the utterance.
-    """
+def _absent_variables(model: Run | NGram, contexts: Sequence[Row]) -> tuple[str, ...]:
+    """Return the names of the variables whose column has no value in any context."""
     present = {name for context in contexts for name, value in context.items() if not is_missing(value)}
-    optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+    return tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+
+
+def _check_contexts(
+    model: Run | NGram, nbest: NBest, contexts: Sequence[Row], optional: tuple[str, ...], unknown: str
+) -> None:
+    """Raise a `UserError` if a context has an invalid value; the message names the utterance."""
     checked = set()
     for utterance, context in zip(nbest.utterances, contexts, strict=True):
         if (key := repr(context)) in checked:
@@ -145,7 +148,6 @@ def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], u
             _read_hypotheses(model, [replace(utterance, texts=("",))], [context], optional, unknown)
         except UserError as error:
             raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW_PREFIX)}") from None
-    return optional
 
 
 def score_hypotheses(
@@ -173,14 +175,16 @@ def score_hypotheses(
         UserError: A context value is invalid; the message names the utterance.
     """
     contexts = _utterance_contexts(model, nbest, context or {})
-    optional = _check_contexts(model, nbest, contexts, unknown)
+    optional = _absent_variables(model, contexts)
+    _check_contexts(model, nbest, contexts, optional, unknown)
     log_probs: list[Floats] = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
             batch_log_probs = np.array([-tally.nats for tally in text_tallies(model, corpus)])
-            log_probs += np.split(batch_log_probs, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
+            ends = np.cumsum([len(utterance.texts) for utterance in utterances])
+            log_probs += np.split(batch_log_probs, ends[:-1])
             bar.update(len(utterances))
     return ScoredNBest(nbest, tuple(log_probs))
 
@@ -188,16 +192,17 @@ def score_hypotheses(
 def batches(nbest: NBest) -> Iterator[slice]:
     """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together.
 
-    An utterance that exceeds a limit alone is a slice of its own.
+    A slice of a single utterance may exceed these limits.
     """
-    begin = hypotheses = characters = 0
+    begin = hypothesis_count = character_count = 0
     for index, utterance in enumerate(nbest.utterances):
-        more_hypotheses, more_characters = len(utterance.texts), sum(map(len, utterance.texts))
-        is_full = hypotheses + more_hypotheses > MAX_HYPOTHESES or characters + more_characters > MAX_CHARACTERS
-        if index > begin and is_full:
+        characters_of_utterance = sum(map(len, utterance.texts))
+        hypothesis_count += len(utterance.texts)
+        character_count += characters_of_utterance
+        exceeds_limit = hypothesis_count > MAX_HYPOTHESES or character_count > MAX_CHARACTERS
+        if index > begin and exceeds_limit:
             yield slice(begin, index)
-            begin, hypotheses, characters = index, 0, 0
-        hypotheses, characters = hypotheses + more_hypotheses, characters + more_characters
+            begin, hypothesis_count, character_count = index, len(utterance.texts), characters_of_utterance
     yield slice(begin, len(nbest.utterances))
 
 
@@ -211,7 +216,7 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
     Returns:
-        The weights, and the nats of these hypotheses, averaged over lists.
+        The weights, and the negative log likelihood of these hypotheses in nats, averaged over lists.
 
     Raises:
         UserError: The lists have no references.
@@ -219,11 +224,12 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     nbest = scored.nbest
     if not nbest.has_references:
         raise UserError("n-best lists: weights cannot be fitted without references")
-    lists = scored.features()
-    features = np.asarray(weighting.pad_lists(lists), dtype=np.float64)
-    errors = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
-    padded_errors = np.asarray(weighting.pad_lists(errors), dtype=np.int64)
-    is_real = np.arange(features.shape[1]) < np.array([len(rows) for rows in lists])[:, None]
+    features_by_list = scored.features()
+    features = np.asarray(weighting.pad_lists(features_by_list), dtype=np.float64)
+    errors_by_list = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
+    padded_errors = np.asarray(weighting.pad_lists(errors_by_list), dtype=np.int64)
+    list_lengths = np.array([len(list_features) for list_features in features_by_list])
+    is_real = np.arange(features.shape[1]) < list_lengths[:, None]
     weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
     return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -log_prob
 
@@ -269,44 +275,52 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
         choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
-        for row, group in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
-            groups.setdefault((name, group), []).append(row)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "all", item[0][0], -len(item[1])))
-    return [_rates(key, members, seed) for key, members in ordered]
+        group_names = value_groups([row["columns"].get(name) for row in rows])
+        for row, group_name in zip(rows, group_names, strict=True):
+            groups.setdefault((name, group_name), []).append(row)
+
+    def sort_key(group: tuple[str, str]) -> tuple[bool, str, int]:
+        column, _ = group
+        return column != "all", column, -len(groups[group])  # all utterances first, then large groups of each column
+
+    return [_compute_rates(group, groups[group], seed) for group in sorted(groups, key=sort_key)]
 
 
-def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
+def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
+    """Return the row of `word_error_rates` for the group, a pair of a column and a value, with these `rows`."""
     names = ("words", "errors_first", "errors", "errors_oracle")
-    counts = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    sums = bootstrap.resampled_sums(counts, seed=seed)
-    words, first, rescored, oracle = sums[0]
+    counts_of_utterances = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
+    sums = bootstrap.resampled_sums(counts_of_utterances, seed=seed)
+    words, first, rescored, oracle = sums[0]  # over all utterances
+    column, value = group
     if not words:
-        of_group = "" if key == ALL else f" of {key[0]} {key[1]!r}"
-        raise UserError(f"the references{of_group} have no words, so the word error rate is undefined")
-    gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
+        group_description = "" if group == ALL else f" of {column} {value!r}"
+        raise UserError(f"the references{group_description} have no words, so the word error rate is undefined")
+    resampled_words, resampled_first, resampled_rescored, _ = sums.T
+    gains = (resampled_first - resampled_rescored) / np.maximum(resampled_words, 1)
     return {
-        **dict(zip(("by", "value"), key, strict=True)),
-        **{"utterances": len(rows), "words": int(words)},
+        **{"by": column, "value": value, "utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
         **bootstrap.percentile_interval(gains, len(rows)).to_row("gain"),
     }
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the word errors (H,) of `texts` (H): the fewest insertions, deletions and substitutions of words."""
+    """Return for each of `texts` (H) the fewest insertions, deletions and substitutions of words from `reference`."""
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
-    ids = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
-    reference_ids = np.array([ids[word] for word in reference_words], dtype=np.int64)
+    id_by_word = {word: word_id for word_id, word in enumerate(dict.fromkeys(reference_words))}
+    reference_ids = np.array([id_by_word[word] for word in reference_words], dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses])
-    tokens = np.full((len(hypotheses), max(lengths, default=0)), -1)
-    for row, words in enumerate(hypotheses):
-        tokens[row, : len(words)] = [ids.get(word, -1) for word in words]
+    word_ids = np.full((len(hypotheses), max(lengths, default=0)), -1)  # -1 for words that the reference lacks
+    for index, words in enumerate(hypotheses):
+        word_ids[index, : len(words)] = [id_by_word.get(word, -1) for word in words]
     positions = np.arange(len(reference_words) + 1)
-    # costs[h, r] (H, R + 1): errors of the words of hypothesis h read so far against r words of the reference.
+    # costs[h, r] (H, R + 1): word errors of the part of hypothesis h read so far against the first r reference words.
     costs = np.tile(positions, (len(hypotheses), 1))
-    for step in range(tokens.shape[1]):
-        next_costs = costs + 1  # insertion
-        next_costs[:, 1:] = np.minimum(next_costs[:, 1:], costs[:, :-1] + (tokens[:, step, None] != reference_ids))
+    for step in range(word_ids.shape[1]):
+        next_costs = costs + 1  # insertions
+        substitution_costs = costs[:, :-1] + (word_ids[:, step, None] != reference_ids)
+        next_costs[:, 1:] = np.minimum(next_costs[:, 1:], substitution_costs)
         next_costs = np.minimum.accumulate(next_costs - positions, axis=1) + positions  # deletions
         costs = np.where((step < lengths)[:, None], next_costs, costs)
     return costs[:, -1].astype(np.int64)

@@ -29,18 +29,18 @@ def pad_lists(lists: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
 
 
 def deviations(features: Floats) -> Floats:
-    """Return the standard deviation (F,) of each feature within lists, from `features` (U, H, F).
+    """Return the standard deviation (F,) of each feature within lists, or 1 for a constant feature.
 
-    It is 1 for a constant feature.
+    `features` (U, H, F) are the features of all hypotheses.
     """
     result: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
     return np.where(result > 0, result, 1.0)
 
 
 def list_log_probs(features: Floats, is_real: NDArray[np.bool_], weights: Floats) -> Floats:
-    """Return log p (U, H) of each hypothesis within its list; `is_real` (U, H) is false for padding.
+    """Return log p (U, H) of each hypothesis within its list.
 
-    log p of padding is minus infinity.
+    `is_real` (U, H) is false for padding, for which log p is minus infinity.
     """
     totals = np.where(is_real, features @ weights, -np.inf)
     totals = totals - totals.max(axis=1, keepdims=True)
@@ -49,36 +49,37 @@ def list_log_probs(features: Floats, is_real: NDArray[np.bool_], weights: Floats
 
 
 def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
-    """Return the weights (F,) that make the best hypotheses of each list most likely, and the objective in nats.
+    """Return the weights (F,) that make the best hypotheses of each list most likely, and their objective in nats.
 
     `errors` (U, H) are the word errors. If several hypotheses of a list have the fewest errors, the mean of their log p
     is maximized, which is concave.
     """
-    scale = deviations(features)
-    scaled = features / scale
-    fewest = np.where(is_real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
-    is_best = (errors == fewest) & is_real
-    best = is_best / is_best.sum(axis=1, keepdims=True)
-    mean_of_best = np.einsum("uh,uhf->uf", best, scaled)
+    scales = deviations(features)
+    scaled_features = features / scales
+    fewest_errors = np.where(is_real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
+    is_best = (errors == fewest_errors) & is_real
+    shares = is_best / is_best.sum(axis=1, keepdims=True)  # (U, H): equal for the best hypotheses of a list, else 0
+    mean_features_of_best = np.einsum("uh,uhf->uf", shares, scaled_features)
 
     def objective(weights: Floats) -> float:
-        log_probs = np.where(best > 0, list_log_probs(scaled, is_real, weights), 0.0)
-        return float((best * log_probs).sum() / len(scaled) - RIDGE / 2 * weights @ weights)
+        log_probs = np.where(shares > 0, list_log_probs(scaled_features, is_real, weights), 0.0)
+        return float((shares * log_probs).sum() / len(scaled_features) - RIDGE / 2 * weights @ weights)
 
-    weights = np.zeros(scaled.shape[2])
+    weights = np.zeros(scaled_features.shape[2])
     value = objective(weights)
     for _ in range(MAX_STEPS):
-        probabilities = np.exp(list_log_probs(scaled, is_real, weights))
-        mean = np.einsum("uh,uhf->uf", probabilities, scaled)
-        gradient = (mean_of_best - mean).mean(axis=0) - RIDGE * weights
-        centred = scaled - mean[:, None]
-        hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred, centred) / len(scaled)
+        probabilities = np.exp(list_log_probs(scaled_features, is_real, weights))
+        mean_features = np.einsum("uh,uhf->uf", probabilities, scaled_features)
+        gradient = (mean_features_of_best - mean_features).mean(axis=0) - RIDGE * weights
+        centred_features = scaled_features - mean_features[:, None]
+        hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred_features, centred_features) / len(scaled_features)
         hessian += RIDGE * np.eye(len(weights))
-        step, length = np.linalg.solve(hessian, gradient), 1.0
-        # Halve a step that would lower the objective.
-        while objective(weights + length * step) < value and length > 1e-9:
-            length /= 2
-        weights, previous, value = weights + length * step, value, objective(weights + length * step)
-        if value - previous < 1e-12:
+        step = np.linalg.solve(hessian, gradient)
+        step_share = 1.0  # halved until the step does not lower the objective
+        while objective(weights + step_share * step) < value and step_share > 1e-9:
+            step_share /= 2
+        weights = weights + step_share * step
+        previous_value, value = value, objective(weights)
+        if value - previous_value < 1e-12:
             break
-    return weights / scale, value
+    return weights / scales, value
