@@ -96,9 +96,9 @@ def test_number_of_keys_and_states_is_bounded() -> None:
     for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
         record = msgspec.structs.replace(record, states=record.states_with(state))
-    assert [state.model[0] for state in record.states] == list(range(1, MAX_STATES + 1))
+    assert [state.model_identity[0] for state in record.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
+    assert [(state.model_identity[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
 
 
 def test_idempotency_key_is_stored_as_a_digest() -> None:
