@@ -70,7 +70,7 @@ def test_queue_is_bounded() -> None:
 
 def test_work_that_would_be_late_is_refused_at_once() -> None:
     async def scenario(lane: Lane) -> None:
-        lane.mean = 1.0
+        lane.mean_seconds = 1.0
         event = threading.Event()
         running = [asyncio.ensure_future(lane.run(waiting_work(event), within(9), never)) for _ in range(2)]
         await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ def test_work_that_would_be_late_is_refused_at_once() -> None:
 
 def test_idle_lane_accepts_work_regardless_of_past_durations() -> None:
     async def scenario(lane: Lane) -> None:
-        lane.mean = 100.0
+        lane.mean_seconds = 100.0
         assert await lane.run(lambda limit: "done", within(0.5), never) == "done"
 
     run(scenario)
@@ -135,7 +135,7 @@ def test_running_work_is_stopped_on_disconnection_and_not_counted() -> None:
             assert await asyncio.to_thread(ended.wait, 5)
             ended.clear()
         assert await lane.run(lambda limit: limit.stop.is_set, within(5), never) is False
-        assert lane.mean < 0.04
+        assert lane.mean_seconds < 0.04
 
     run(scenario)
 
