@@ -36,8 +36,8 @@ FULL = msgspec.structs.replace(
 def test_bytes_contain_the_whole_record() -> None:
     full = msgspec.structs.replace(FULL, keys=FULL.keys_with("a", 3))
     assert Record.from_bytes(full.to_bytes(), "Ann 1") == full
-    assert full.oldest == 7
-    assert Record.new("Bob", 5).oldest == 5
+    assert full.oldest_time == 7
+    assert Record.new("Bob", 5).oldest_time == 5
     assert (full.number_of("a"), full.number_of("b")) == (3, None)
     assert full.state(b"m" * 16) == full.states[0]
     assert full.state(b"n" * 16) is None

@@ -77,7 +77,7 @@ def replace_fields(record: Record, **values: Any) -> Record:
     return msgspec.structs.replace(record, **values)
 
 
-def find_number(record: Record, idempotency_key: str | None, text: str) -> int | None:
+def find_text_number(record: Record, idempotency_key: str | None, text: str) -> int | None:
     """Return the number of the text that was accepted with an idempotency key, or None.
 
     Raises:
@@ -139,17 +139,18 @@ def export_record(record: Record) -> dict[str, Any]:
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 
 
-def import_record(export: Any, now: int) -> Record:
+def import_record(exported_user: Any, now: int) -> Record:
     """Return a new record from the result of `export_record`, without a learned state.
 
     Raises:
-        UserError: `export` is not such a result.
+        UserError: `exported_user` does not have the form of such a result.
     """
     try:
-        if export["format"] != EXPORT_FORMAT:
-            raise UserError(f"export: expected format {EXPORT_FORMAT}, got {export['format']!r:.20}")
-        texts = tuple(_import_text(number, exported_text) for number, exported_text in enumerate(export["texts"], 1))
-        paused, user = export["paused"], checked_id(export["user"])
+        if exported_user["format"] != EXPORT_FORMAT:
+            raise UserError(f"export: expected format {EXPORT_FORMAT}, got {exported_user['format']!r:.20}")
+        exported_texts = enumerate(exported_user["texts"], 1)
+        texts = tuple(_import_text(number, exported_text) for number, exported_text in exported_texts)
+        paused, user = exported_user["paused"], checked_id(exported_user["user"])
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             "export: expected an object with format, user, paused and texts, as `users export` writes it"

@@ -38,16 +38,16 @@ from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
 LOCK_COUNT = 1024  # number of write locks of a process; users with equal hashes (modulo LOCK_COUNT) share a lock
-CACHE_SIZE = 1000  # maximum number of cached typed texts
+CACHE_SIZE = 1000  # maximum number of cached `TypedText` objects
 ATTEMPTS = 5  # attempts of `relearn` to save a learned state while other writers change the record
-MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached typed text
+MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached `TypedText`
 
 Context = Mapping[str, Any]
 Degradation = Literal["time", "store"]
 
 
 class CacheKey(NamedTuple):
-    """The key of a cached typed text; users without a record share keys, in which `user` and `version` are None."""
+    """The key of a cached `TypedText`; users without a record share keys, in which `user` and `version` are None."""
 
     model: ServedModel
     user: str | None
@@ -128,7 +128,7 @@ class Service:
         model: The model that completes and learns.
         store: The store of the users' records.
         privacy: Rules for which texts are saved, how many, and for how long; by default `Privacy()`.
-        cache_size: Maximum number of cached typed texts; each has the adapted weights of one user in one context.
+        cache_size: Maximum number of cached `TypedText` objects; each has the adapted weights of a user in a context.
         clock: Returns the time in Unix seconds.
     """
 
@@ -203,11 +203,11 @@ class Service:
         is_truncated = model.is_truncated(text, context_values)
         if reason := self.privacy.withhold_reason(text, context_values):
             return AcceptResult("withheld", why=reason)
-        result = AcceptResult("paused")
+        result = AcceptResult("paused")  # `change` replaces this value
 
         def change(record: Record) -> Record:
             nonlocal result
-            if (number := changes.find_number(record, key, text)) is not None:
+            if (number := changes.find_text_number(record, key, text)) is not None:
                 result = AcceptResult("repeated", number)
                 return record
             if record.paused:
@@ -237,22 +237,22 @@ class Service:
         record = self.store.read(checked_id(user))
         return None if record is None else changes.export_record(record)
 
-    def restore(self, values: Any) -> str:
-        """Save a user from the values of `export`; a background thread then learns the user's texts.
+    def restore(self, exported_user: Any) -> str:
+        """Save an exported user; a background thread then learns the user's texts.
 
-        Texts that the privacy rules of this service do not allow are omitted.
+        This method omits texts that the privacy rules of this service do not allow.
 
         Args:
-            values: Values that `export` returned.
+            exported_user: The JSON values that `export` returned.
 
         Returns:
             The id of the user.
 
         Raises:
-            UserError: The values are not an export.
+            UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record = changes.import_record(values, self._now())
+        record = changes.import_record(exported_user, self._now())
         allowed = [saved for saved in record.texts if not self.privacy.withhold_reason(saved.text, saved.context)]
         unexpired = self.privacy.without_expired(allowed, self._now())
         record = changes.replace_fields(record, texts=self.privacy.newest(unexpired))
@@ -270,8 +270,8 @@ class Service:
     def forget(self, user: str, text: str) -> int:
         """Delete all copies of a text of a user, and return the number of copies.
 
-        Everything learned from the user is deleted as well. A background thread then learns the remaining texts
-        again, as if the user had never accepted the deleted text.
+        This method also deletes everything that the model learned from the user. A background thread then learns the
+        remaining texts again, as if the user had never accepted the deleted text.
         """
         return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text)))
 
@@ -288,7 +288,7 @@ class Service:
         self._change(checked_id(user), change)
 
     def relearn(self, user: str) -> bool:
-        """Learn the saved texts of a user that the model has not learned yet; return whether it has learned all.
+        """Learn the saved texts of a user that the model has not learned yet; return False if some remain.
 
         The method does not block other writers. If one of them changes the record, the method continues with the new
         record. It keeps the state computed so far if the new record still has all texts of that state.
@@ -313,7 +313,7 @@ class Service:
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
-        """Delete texts older than `Privacy.retention`, and users without newer texts; return the number of users."""
+        """Delete texts older than `Privacy.retention`, and users without newer texts; return how many users changed."""
         if self.privacy.retention is None:
             return 0
         user_count, cutoff = 0, self._now() - self.privacy.retention
@@ -342,16 +342,16 @@ class Service:
         version = None if user is None else self.store.version(user)
         record = None
         key = _cache_key(model, user, version, context)
-        cached = self._typed_texts.get(key)
-        if cached is None:
+        start = self._typed_texts.get(key)
+        if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 version = record.version if record else None  # another writer may have changed the record
                 key = _cache_key(model, user, version, context)
-            cached = model.begin(record, context)
-        typed_text = model.completer.type(cached, prefix)
+            start = model.begin(record, context)
+        typed_text = model.completer.type(start, prefix)
         if record is None or model.has_learned(record):
-            self._typed_texts.put(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else cached)
+            self._typed_texts.put(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
         else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
         return version, typed_text

@@ -1,7 +1,7 @@
 """A served model, which suggests texts to a user and computes the learned state of a user.
 
-The learned state is a deterministic function of the model and of the saved texts in their order. It can therefore be
-computed again at any time, bit for bit, and another model can learn the same user from the same texts.
+The learned state is a deterministic function of the model and of the saved texts in their order. Therefore the service
+can compute the state again at any time, bit for bit, and another model can learn the same texts.
 """
 
 import hashlib

@@ -60,8 +60,8 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        values = (value for value in (context or {}).values() if isinstance(value, str))
-        reasons = map(self._private_content, (text, *values))
+        context_texts = (value for value in (context or {}).values() if isinstance(value, str))
+        reasons = map(self._private_content, (text, *context_texts))
         return next((reason for reason in reasons if reason is not None), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
@@ -70,11 +70,11 @@ class Privacy:
 
     def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
         """Return as many of the newest texts as `max_texts` and `MAX_USER_BYTES` allow."""
-        texts = texts[-self.max_texts :]
+        newest_texts = texts[-self.max_texts :]
         # Bytes of the newest text, of the newest two, of the newest three, ...
-        total_sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
+        total_sizes = itertools.accumulate(len(saved.text.encode()) for saved in reversed(newest_texts))
         count = sum(1 for _ in itertools.takewhile(lambda size: size <= MAX_USER_BYTES, total_sizes))
-        return texts[len(texts) - count :]
+        return newest_texts[len(newest_texts) - count :]
 
     def _private_content(self, text: str) -> str | None:
         """Return what kind of private data a text seems to contain, or None."""

@@ -97,7 +97,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSION_BOUND), updated_at=now)
 
     @property
-    def oldest(self) -> int:
+    def oldest_time(self) -> int:
         """The time of the oldest text, or of the last write if there are no texts, in Unix seconds."""
         return min((text.time for text in self.texts), default=self.updated_at)
 

@@ -49,7 +49,7 @@ def test_results_and_errors_are_returned() -> None:
         assert 4 < await lane.run(seconds_left, within(5), never) <= 5
         with pytest.raises(KeyError):
             await lane.run(fail, within(5), never)
-        assert (lane.waiting, lane.running) == (0, 0)
+        assert (lane.waiting_count, lane.running_count) == (0, 0)
 
     run(scenario)
 
@@ -104,7 +104,7 @@ def test_work_of_a_disconnected_client_is_not_started() -> None:
 
         with pytest.raises(DisconnectedError):
             await lane.run(started.append, within(5), disconnected)
-        assert lane.waiting == 0
+        assert lane.waiting_count == 0
         event.set()
         await first
         assert await lane.run(lambda limit: "next", within(5), never) == "next"

@@ -4,7 +4,7 @@
     allotted = remaining / (1 + waiting)
 
 `waiting` requests wait for one of the `threads` of a lane, recent work needed `mean` seconds on average, and new work
-would be done after `expected` seconds. The lane refuses work whose deadline is earlier.
+would be done after `expected` seconds. The lane refuses work that must be done earlier.
 
 Work that can be cut short (a search) starts with `remaining` seconds until its deadline. It may use only the `allotted`
 seconds, but at least `min_seconds`. The mean counts the first `min_seconds` of such work, and the seconds that it used
@@ -59,15 +59,15 @@ class Lane:
 
     def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:
         self.name, self.threads, self.max_waiting, self.min_seconds = name, threads, max_waiting, min_seconds
-        self.mean_seconds, self.waiting, self.running = 0.0, 0, 0  # numbers of waiting and running requests
+        self.mean_seconds, self.waiting_count, self.running_count = 0.0, 0, 0
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(threads, f"factorcell-{name}")
 
     def expected_seconds(self) -> float:
         """Return the seconds after which new work would be done, or 0 if a thread is idle."""
-        if self.waiting + self.running < self.threads:
+        if self.waiting_count + self.running_count < self.threads:
             return 0.0
-        return (math.floor(self.waiting / self.threads) + 2) * self.mean_seconds
+        return (math.floor(self.waiting_count / self.threads) + 2) * self.mean_seconds
 
     async def run(self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: DisconnectWaiter) -> T:
         """Run `work` in a thread and return its result.
@@ -85,9 +85,9 @@ class Lane:
         """
         stop = Stop()
         with self._lock:
-            if self.waiting >= self.max_waiting or self.expected_seconds() > deadline - time.monotonic():
+            if self.waiting_count >= self.max_waiting or self.expected_seconds() > deadline - time.monotonic():
                 raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
-            self.waiting += 1
+            self.waiting_count += 1
         thread_future = self._pool.submit(self._run_in_thread, work, deadline, stop)
         result_future = asyncio.wrap_future(thread_future)
         disconnect_future = asyncio.ensure_future(wait_for_disconnect())
@@ -100,7 +100,7 @@ class Lane:
             disconnect_future.cancel()
             if thread_future.cancel():
                 with self._lock:
-                    self.waiting -= 1
+                    self.waiting_count -= 1
             result_future.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
             stop.set()
 
@@ -153,9 +153,9 @@ class Lane:
         start = time.monotonic()
         remaining = deadline - start
         with self._lock:
-            self.waiting -= 1
-            self.running += 1
-            allotted = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting)))
+            self.waiting_count -= 1
+            self.running_count += 1
+            allotted = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting_count)))
         try:
             if allotted <= 0:
                 raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
@@ -163,7 +163,7 @@ class Lane:
         finally:
             elapsed = time.monotonic() - start
             with self._lock:
-                self.running -= 1
+                self.running_count -= 1
                 if allotted > 0 and not stop.is_set:
                     needed = max(0.0, elapsed - allotted) + min(elapsed, allotted, self.min_seconds)
                     weight = SMOOTHING if self.mean_seconds else 1  # the first work determines the mean alone

@@ -12,7 +12,7 @@ MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
 MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
 MAX_IMPORTED = 10_000  # maximum number of texts of an imported user
 MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # maximum numbers per request
-MAX_PROMPT = 1000  # maximum number of characters of a prompt, which the model reads one by one
+MAX_PROMPT = 1000  # maximum number of characters of a prompt; the model reads the characters one by one
 MAX_SCORE = 1e30  # largest absolute value of a score or a weight
 
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
@@ -50,7 +50,7 @@ class CompleteRequest(RequestMessage):
             description="milliseconds after which the search ends with its best suggestions; the server has a default"
         ),
     ] = None
-    learn: Annotated[bool, Meta(description="false: a private session, with suggestions as for an unknown user")] = True
+    learn: Annotated[bool, Meta(description="false: suggest as for an unknown user, in a private session")] = True
     explain: Annotated[bool, Meta(description="whether to return the contribution of each source to the score")] = False
 
 
@@ -280,7 +280,7 @@ class GenerateRequest(RequestMessage):
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_k: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="sample from the k most probable tokens; 0: from all")
+        int, Meta(ge=0, le=1_000_000, description="sample from this number of most probable tokens; 0: from all")
     ] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 100

@@ -58,8 +58,8 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, needs_keys: bool = Fal
         },
     }
     if needs_keys:
-        descriptions = "; ".join(f"{scope}: {text}" for scope, text in SCOPE_DESCRIPTIONS.items())
-        scheme = {"type": "http", "scheme": "bearer", "description": descriptions}
+        scope_list = "; ".join(f"{scope}: {text}" for scope, text in SCOPE_DESCRIPTIONS.items())
+        scheme = {"type": "http", "scheme": "bearer", "description": scope_list}
         description["components"]["securitySchemes"] = {"key": scheme}
     return description
 

@@ -77,7 +77,7 @@ class ServerOptions:
     def open_application(self) -> Starlette:
         """Open the site and return its application, which reloads a changed model or changed keys within seconds.
 
-        On SIGHUP, the application reloads the model at once.
+        On SIGHUP, the application reloads the model and changed keys at once.
         """
         # The stamp is computed before the run is opened: the watcher must notice a change during the opening.
         stamp = folder_stamp(self.run)

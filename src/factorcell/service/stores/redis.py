@@ -95,7 +95,7 @@ class RedisStore:
     def write(self, record: Record, expected_version: int | None) -> bool:
         keys = [_user_key(record.user), ALL_USERS, USERS_BY_OLDEST]
         expected = "" if expected_version is None else expected_version
-        arguments = [expected, record.user.encode(), record.version, record.oldest, record.to_bytes()]
+        arguments = [expected, record.user.encode(), record.version, record.oldest_time, record.to_bytes()]
         with self._convert_errors():
             return bool(self._write_script(keys, arguments))
 

@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
-        """Return at most `limit` users whose `Record.oldest` is below `before` (Unix seconds), oldest first."""
+        """Return at most `limit` users whose `Record.oldest_time` is below `before` (Unix seconds), oldest first."""
         ...
 
     def check(self) -> None:
@@ -98,7 +98,7 @@ class SQLStore(ABC):
         return checked_version(user, stored_id, version)
 
     def write(self, record: Record, expected_version: int | None) -> bool:
-        values = (record.version, record.oldest, record.to_bytes(), record.user.encode())
+        values = (record.version, record.oldest_time, record.to_bytes(), record.user.encode())
         if expected_version is None:
             insert = "INSERT INTO factorcell_users (version, oldest, value, user_id) VALUES (?, ?, ?, ?)"
             return self._change_row(f"{insert} ON CONFLICT DO NOTHING", *values)
