@@ -140,9 +140,10 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     if any(request.target in context for context in contexts):
         raise UserError(f"context {request.target}: it is the target column; remove it from the contexts")
     corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY)
-    likelihoods = log_likelihoods(model.run, corpus, [{request.target: candidate} for candidate in candidates])
+    candidate_contexts = [{request.target: candidate} for candidate in candidates]
+    text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
     unknown_truth = [None] * len(corpus)
-    classification = apply_bayes_rule(candidates, likelihoods, corpus.lengths, truth=unknown_truth)
+    classification = apply_bayes_rule(candidates, text_log_likelihoods, corpus.lengths, truth=unknown_truth)
     results = [
         messages.TextClass(
             value=candidates[int(probabilities.argmax())],

@@ -117,7 +117,7 @@ class Watcher:
         while not self._is_closed:
             try:
                 self.check_once()
-            except Exception as error:  # later changes must still be noticed
+            except Exception as error:  # the watcher must still notice later changes
                 error_log.log_unexpected_error(error)
             self._wake_event.wait(CHECK_INTERVAL)
             self._wake_event.clear()

@@ -118,11 +118,11 @@
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
       if (this.key) headers.Authorization = `Bearer ${this.key}`;
-      const timeout = AbortSignal.timeout(REQUEST_TIMEOUT);
+      const timeoutSignal = AbortSignal.timeout(REQUEST_TIMEOUT);
       try {
         const answer = await fetch(this.url + path, {
           method, headers, body: JSON.stringify(body), keepalive, credentials: "omit", cache: "no-store",
-          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
+          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeoutSignal]) : timeoutSignal,
         });
         const text = await answer.text();
         if (!answer.ok) throw readProblem(answer, text);
@@ -143,7 +143,8 @@
     } catch {
       // A proxy answered in place of the service.
     }
-    return new Problem(answer.status, detail, /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : null);
+    const retrySeconds = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : null; // null also for a date
+    return new Problem(answer.status, detail, retrySeconds);
   }
 
   /** Sends accepted texts one at a time, and retries each a few times; idempotency keys make each text count once. */
@@ -177,7 +178,7 @@
     #listeners = new AbortController(); // removes the event listeners
     #originalAttributes = new Map(); // attributes of the input before the box changed them
     #sequence = 0; // number of the newest request; other responses are dropped
-    #request = null;
+    #requestController = null;
     #results = [];
     #shownPrefix = ""; // the text before the cursor that the results belong to
     #activeIndex = -1; // index of the highlighted result, or -1
@@ -308,8 +309,8 @@
 
     #cancel() {
       clearTimeout(this.#requestTimer);
-      this.#request?.abort();
-      this.#request = null;
+      this.#requestController?.abort();
+      this.#requestController = null;
       this.#sequence++;
     }
 
@@ -329,9 +330,9 @@
       if (user) body.user = user;
       if (deadline) body.deadline_ms = deadline;
       if (!learn) body.learn = false;
-      this.#request = new AbortController();
+      this.#requestController = new AbortController();
       try {
-        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#request.signal });
+        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#requestController.signal });
         if (sequence !== this.#sequence) return;
         this.#failureCount = 0;
         this.#show(answer, prefix);

@@ -40,7 +40,7 @@ CREATE_COMMANDS = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed if the server does not answer within `answer_timeout`."""
+    """A connection that closes itself if the server does not answer within `answer_timeout`."""
 
     answer_timeout = TIMEOUT  # seconds
 

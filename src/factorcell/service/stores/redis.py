@@ -23,7 +23,7 @@ PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
 SCHEMA_KEY, SCHEMA_VERSION = b"factorcell:schema", 1
 # Names of the two sorted sets, and the beginning of the name of each hash.
 ALL_USERS, USERS_BY_OLDEST, USER_PREFIX = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
-DURABLE_SETTINGS = {"appendonly": "yes", "appendfsync": "always"}  # with these, acknowledged writes are durable
+DURABLE_SETTINGS = {"appendonly": "yes", "appendfsync": "always"}  # server settings for durable writes
 
 # Arguments of the scripts:
 # KEYS of both: the hash of the user, the set of all users, the set of users by the time of their oldest text.
@@ -57,7 +57,7 @@ class RedisStore:
         Raises:
             UserError: No server answers, the schema is newer, or the settings of the server may lose writes.
         """
-        no_retry = Retry(NoBackoff(), 0)  # a repeated script would find its own write and report a conflict
+        no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
             pool: Any = redis.ConnectionPool.from_url(
                 url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=no_retry, protocol=2
@@ -72,8 +72,8 @@ class RedisStore:
         try:
             with self._convert_errors():
                 self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
-                schema = int(self._client.get(SCHEMA_KEY) or 0)
-            check_schema(schema, SCHEMA_VERSION, "store redis")
+                stored_version = int(self._client.get(SCHEMA_KEY) or 0)
+            check_schema(stored_version, SCHEMA_VERSION, "store redis")
         except StoreError as error:
             self.close()
             raise UserError(f"store redis: cannot be opened ({one_line(error.__cause__ or error)})") from None
