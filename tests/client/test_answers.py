@@ -50,7 +50,7 @@ def test_any_bytes_are_a_response_or_an_error(content: bytes) -> None:
 
 @pytest.mark.parametrize("kind", problems.PROBLEM_KINDS)
 def test_every_problem_becomes_an_error_with_all_fields(kind: str) -> None:
-    response = ProblemError(kind, "because", retry=2.5).response()
+    response = ProblemError(kind, "because", retry_after=2.5).response()
     sent = httpx.Response(response.status_code, headers=dict(response.headers), content=bytes(response.body))
     error = calls.show("ann").refusal(sent)
     status, title = problems.PROBLEM_KINDS[kind]

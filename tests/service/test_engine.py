@@ -315,8 +315,8 @@ def test_suggestions_are_not_personalized_while_the_store_fails(
     service = open_service()
     service.accept("ann", "abbab")
     personal, anonymous = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
-    monkeypatch.setattr(circuit_breaker, "RETRY", 0.05)
-    monkeypatch.setattr(circuit_breaker, "CHECK", 0.0)
+    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(circuit_breaker, "CHECK_INTERVAL", 0.0)
     store = failing(service)
     store.failing = True
     completions = service.complete(CompletionRequest("ab", "ann"))

@@ -36,8 +36,8 @@ FULL = msgspec.structs.replace(
 def test_bytes_contain_the_whole_record() -> None:
     full = msgspec.structs.replace(FULL, keys=FULL.keys_with("a", 3))
     assert Record.from_bytes(full.to_bytes(), "Ann 1") == full
-    assert full.oldest == 7
-    assert Record.new("Bob", 5).oldest == 5
+    assert full.oldest_time == 7
+    assert Record.new("Bob", 5).oldest_time == 5
     assert (full.number_of("a"), full.number_of("b")) == (3, None)
     assert full.state(b"m" * 16) == full.states[0]
     assert full.state(b"n" * 16) is None
@@ -96,9 +96,9 @@ def test_number_of_keys_and_states_is_bounded() -> None:
     for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
         record = msgspec.structs.replace(record, states=record.states_with(state))
-    assert [state.model[0] for state in record.states] == list(range(1, MAX_STATES + 1))
+    assert [state.model_identity[0] for state in record.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
+    assert [(state.model_identity[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
 
 
 def test_idempotency_key_is_stored_as_a_digest() -> None:

@@ -16,14 +16,15 @@ import regex
 
 from factorcell import input_files
 
-# Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and two more.
+# Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and those of
+# Java and Bali.
 UNSPACED_SCRIPTS = (
     *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
     *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
     *("Javanese", "Balinese"),
 )
 # The last two characters belong to several scripts.
-UNSPACED = "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"
+UNSPACED = "".join(rf"\p{{Script={script}}}" for script in UNSPACED_SCRIPTS) + "〆ー"
 MARK = r"\p{M}"
 HANGUL = r"\p{Script=Hangul}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
@@ -40,14 +41,15 @@ class BlockList:
             phrases: Words or sequences of words. Phrases that are empty after normalization are ignored.
         """
         self.phrases = sorted({_fold(phrase) for phrase in phrases} - {""})
-        by_border: dict[tuple[str, str], list[str]] = {}
+        phrases_by_borders: dict[tuple[str, str], list[str]] = {}
         for phrase in self.phrases:
-            by_border.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
-        # Each pair of borders is one alternative of the pattern; its phrases are a named list of the package regex.
-        groups = {f"group{number}": borders for number, borders in enumerate(by_border)}
-        pattern = "|".join(rf"{before}\L<{name}>{after}" for name, (before, after) in groups.items())
-        lists = {name: by_border[borders] for name, borders in groups.items()}
-        self.pattern = regex.compile(pattern, regex.V1, **lists) if self.phrases else None
+            borders = _border_before(phrase), _border_after(phrase)
+            phrases_by_borders.setdefault(borders, []).append(phrase)
+        # The pattern has one alternative per pair of borders: \L<group0> matches any phrase of the list `group0`.
+        borders_by_group = {f"group{number}": borders for number, borders in enumerate(phrases_by_borders)}
+        alternatives = (rf"{before}\L<{group}>{after}" for group, (before, after) in borders_by_group.items())
+        phrases_by_group = {group: phrases_by_borders[borders] for group, borders in borders_by_group.items()}
+        self.pattern = regex.compile("|".join(alternatives), regex.V1, **phrases_by_group) if self.phrases else None
 
     @classmethod
     def read(cls, path: str | Path) -> "BlockList":
@@ -70,11 +72,14 @@ def _fold(text: str) -> str:
 
 
 def _border_before(phrase: str) -> str:
-    for letter in (LETTER, HANGUL):
-        if regex.match(letter, phrase[0], regex.V1):
-            return f"(?<!{letter})"
+    """Return the pattern of the word boundary that must precede a phrase; empty if the phrase needs none."""
+    for letter_pattern in (LETTER, HANGUL):
+        if regex.match(letter_pattern, phrase[0], regex.V1):
+            return f"(?<!{letter_pattern})"
     return ""
 
 
 def _border_after(phrase: str) -> str:
-    return f"(?!{LETTER if regex.match(LETTER, phrase[-1], regex.V1) else MARK})"
+    """Return the pattern that excludes the letters and marks that must not follow a phrase."""
+    ends_with_letter = regex.match(LETTER, phrase[-1], regex.V1)
+    return f"(?!{LETTER if ends_with_letter else MARK})"

@@ -23,7 +23,7 @@ Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
-WRITE_TIMEOUT = 10.0  # seconds for which a change is attempted while other writers are faster
+WRITE_TIMEOUT = 10.0  # seconds for which a change is retried while other writers are faster
 MAX_PAUSE = 0.01  # maximum number of seconds before the next attempt
 
 
@@ -61,13 +61,13 @@ def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tu
     deadline = time.monotonic() + WRITE_TIMEOUT
     while True:
         stored = store.read(user)
-        record = stored or Record.new(user, now())
-        after = change(record)
-        if after is record:
-            return record, record
-        after = replace_fields(after, version=record.version + 1, updated_at=now())
-        if store.write(after, stored.version if stored else None):
-            return record, after
+        before = stored or Record.new(user, now())
+        after = change(before)
+        if after is before:
+            return before, before
+        after = replace_fields(after, version=before.version + 1, updated_at=now())
+        if store.write(after, expected_version=stored.version if stored else None):
+            return before, after
         if time.monotonic() > deadline:
             raise StoreError(f"user record: other writers changed it for {WRITE_TIMEOUT:g} seconds; try again later")
         time.sleep(random.uniform(0, MAX_PAUSE))  # another writer was first
@@ -77,31 +77,34 @@ def replace_fields(record: Record, **values: Any) -> Record:
     return msgspec.structs.replace(record, **values)
 
 
-def number_for_key(record: Record, key: str | None, text: str) -> int | None:
-    """Return the number of the text accepted with `key`, or None.
+def find_text_number(record: Record, idempotency_key: str | None, text: str) -> int | None:
+    """Return the number of the text that was accepted with an idempotency key, or None.
 
     Raises:
-        UserError: The key was used with another text.
+        UserError: The key was used with a text other than `text`.
     """
-    number = record.number_of(key) if key else None
-    # A text that is no longer saved cannot be compared and counts as equal.
-    saved = next((other.text for other in record.texts if other.number == number), text)
-    if saved != text:
+    number = record.number_of(idempotency_key) if idempotency_key else None
+    # A text that is no longer saved cannot be compared; it counts as equal to `text`.
+    accepted_text = next((saved.text for saved in record.texts if saved.number == number), text)
+    if accepted_text != text:
         raise UserError("idempotency key: it was used before with another text; use a new key for each text")
     return number
 
 
-def add_text(record: Record, text: StoredText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
+def add_text(
+    record: Record, new_text: StoredText, idempotency_key: str | None, model: ServedModel, privacy: Privacy
+) -> Record:
     """Add a text to a record, and learn the text if the model has learned all earlier texts of the record."""
     states = record.states
     if model.has_learned(record):
-        states = record.states_with(model.learn(record.state(model.identity), (text,), text.number))
+        state = model.learn(record.state(model.identity), (new_text,), last_number=new_text.number)
+        states = record.states_with(state)
     return replace_fields(
         record,
-        accepted=text.number,
-        texts=privacy.newest((*record.texts, text)),
+        accepted=new_text.number,
+        texts=privacy.newest((*record.texts, new_text)),
         states=states,
-        keys=record.keys_with(key, text.number) if key else record.keys,
+        keys=record.keys_with(idempotency_key, new_text.number) if idempotency_key else record.keys,
     )
 
 
@@ -110,37 +113,44 @@ def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:
     return record if texts == record.texts else replace_fields(record, texts=texts, states=())
 
 
+def remove_texts_before(record: Record, cutoff: int) -> Record:
+    """Remove the texts that were accepted before the time `cutoff` (Unix seconds)."""
+    return keep_texts(record, tuple(saved for saved in record.texts if saved.time >= cutoff))
+
+
 def remove_text(record: Record, text: str) -> Record:
     """Remove all copies of a text, compared in canonical form, and discard the learned states.
 
-    Some accepted texts may no longer be saved, and one of those may have been a copy. In this case, the states are
-    discarded even if no saved copy is found.
+    The states are also discarded if no saved text is a copy but some accepted texts are no longer saved, because one
+    of these may have been a copy.
     """
-    text = canonical(text)
-    texts = tuple(other for other in record.texts if canonical(other.text) != text)
-    return record if len(texts) == record.accepted else replace_fields(record, texts=texts, states=())
+    canonical_text = canonical(text)
+    remaining_texts = tuple(saved for saved in record.texts if canonical(saved.text) != canonical_text)
+    was_never_accepted = len(remaining_texts) == record.accepted  # all are saved, and none is a copy
+    return record if was_never_accepted else replace_fields(record, texts=remaining_texts, states=())
 
 
 def export_record(record: Record) -> dict[str, Any]:
     """Return the texts and settings of a record as values that JSON can represent."""
-    texts = [
-        {"text": text.text, "time": text.time} | ({"context": text.context} if text.context else {})
-        for text in record.texts
+    exported_texts = [
+        {"text": saved.text, "time": saved.time} | ({"context": saved.context} if saved.context else {})
+        for saved in record.texts
     ]
-    return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": texts}
+    return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 
 
-def import_record(values: Any, now: int) -> Record:
-    """Return the record of an exported user, without a learned state.
+def import_record(exported_user: Any, now: int) -> Record:
+    """Return a new record from the result of `export_record`, without a learned state.
 
     Raises:
-        UserError: The values are not an export.
+        UserError: `exported_user` does not have the form of such a result.
     """
     try:
-        if values["format"] != EXPORT_FORMAT:
-            raise UserError(f"export: expected format {EXPORT_FORMAT}, got {values['format']!r:.20}")
-        texts = tuple(_imported_text(number, text) for number, text in enumerate(values["texts"], 1))
-        paused, user = values["paused"], checked_id(values["user"])
+        if exported_user["format"] != EXPORT_FORMAT:
+            raise UserError(f"export: expected format {EXPORT_FORMAT}, got {exported_user['format']!r:.20}")
+        exported_texts = enumerate(exported_user["texts"], 1)
+        texts = tuple(_import_text(number, exported_text) for number, exported_text in exported_texts)
+        paused, user = exported_user["paused"], checked_id(exported_user["user"])
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             "export: expected an object with format, user, paused and texts, as `users export` writes it"
@@ -148,8 +158,9 @@ def import_record(values: Any, now: int) -> Record:
     return replace_fields(Record.new(user, now), accepted=len(texts), texts=texts, paused=paused is True)
 
 
-def _imported_text(number: int, values: Any) -> StoredText:
-    accepted_at = values["time"]
+def _import_text(number: int, exported_text: Any) -> StoredText:
+    accepted_at = exported_text["time"]
     if type(accepted_at) is not int or not 0 <= accepted_at <= MAX_TIME:
         raise UserError(f"export: expected a time in whole Unix seconds from 1970 to 9999, got {accepted_at!r:.30}")
-    return StoredText(number, clean_text(values["text"]), accepted_at, checked_context(values.get("context")))
+    text, context = clean_text(exported_text["text"]), checked_context(exported_text.get("context"))
+    return StoredText(number, text, accepted_at, context)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from factorcell import limits
 from factorcell.completion.completer import TypedText
@@ -37,15 +37,22 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
-LOCK_COUNT = 1024  # write locks of a process; users with equal hashes (modulo LOCK_COUNT) share one
-CACHE_SIZE = 1000  # cached typed texts, with the adapted weights of their users
+LOCK_COUNT = 1024  # number of write locks of a process; users with equal hashes (modulo LOCK_COUNT) share a lock
+CACHE_SIZE = 1000  # maximum number of cached `TypedText` objects
 ATTEMPTS = 5  # attempts of `relearn` to save a learned state while other writers change the record
-MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached typed text
+MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached `TypedText`
 
 Context = Mapping[str, Any]
 Degradation = Literal["time", "store"]
-# Model, user, version of the user's record, and for each column: its name, whether its value is a boolean, its value.
-Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
+
+
+class CacheKey(NamedTuple):
+    """The key of a cached `TypedText`; users without a record share keys, in which `user` and `version` are None."""
+
+    model: ServedModel
+    user: str | None
+    version: int | None  # of the user's record
+    context: tuple[tuple[str, bool, Any], ...]  # per column: its name, whether its value is a boolean, its value
 
 
 class UserExistsError(UserError):
@@ -121,7 +128,7 @@ class Service:
         model: The model that completes and learns.
         store: The store of the users' records.
         privacy: Rules for which texts are saved, how many, and for how long; by default `Privacy()`.
-        cache_size: Maximum number of cached typed texts; each has the adapted weights of one user in one context.
+        cache_size: Maximum number of cached `TypedText` objects; each has the adapted weights of a user in a context.
         clock: Returns the time in Unix seconds.
     """
 
@@ -136,14 +143,14 @@ class Service:
     ) -> None:
         self.model, self.clock = model, clock
         self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
-        self._typed: LRUCache[Key, TypedText] = LRUCache(cache_size)
+        self._typed_texts: LRUCache[CacheKey, TypedText] = LRUCache(cache_size)
         self._locks = [threading.Lock() for _ in range(LOCK_COUNT)]
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
         """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
-        self._typed.drop()
+        self._typed_texts.drop()
 
     def complete(self, request: CompletionRequest) -> Completions:
         """Return the best texts that continue the text before the cursor, for an unknown user if the store fails.
@@ -155,20 +162,20 @@ class Service:
             UserError: A field of the request is invalid, or the model does not know a context column.
         """
         limits.check(count=request.limit)
-        prefix, context = _prefix(request), checked_context(request.context)
+        prefix, context = _checked_prefix(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
         model = self.model
         degraded: Degradation | None = None
         try:
-            version, typed = self._type(model, None if request.private else user, context, prefix)
+            version, typed_text = self._get_typed_text(model, None if request.private else user, context, prefix)
         except StoreError:
             degraded = "store"
-            version, typed = self._type(model, None, context, prefix)
+            version, typed_text = self._get_typed_text(model, None, context, prefix)
         complete_words = prefix[: prefix.rfind(" ") + 1]
         # If the complete words contain a blocked phrase, every suggestion would contain it too.
         if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
             return Completions([], degraded, version)
-        result = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
+        result = model.completer.suggest(typed_text, request.limit, request.deadline, request.stop)
         is_late = result.is_cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(result.suggestions, degraded or ("time" if is_late else None), version)
 
@@ -188,28 +195,28 @@ class Service:
             UserError: The id, text, context or key is invalid, or the model does not distinguish users.
             StoreError: The store failed.
         """
-        model, text, values = self.model, clean_text(text), checked_context(context)
+        model, text, context_values = self.model, clean_text(text), checked_context(context)
         checked_id(user)
         check_key(key)
         if not text:
             raise UserError("text is empty; expected at least one character")
-        truncated = model.is_truncated(text, values)
-        if why := self.privacy.withhold_reason(text, values):
-            return AcceptResult("withheld", why=why)
-        result = AcceptResult("paused")
+        is_truncated = model.is_truncated(text, context_values)
+        if reason := self.privacy.withhold_reason(text, context_values):
+            return AcceptResult("withheld", why=reason)
+        result = AcceptResult("paused")  # `change` replaces this value
 
         def change(record: Record) -> Record:
             nonlocal result
-            if (number := changes.number_for_key(record, key, text)) is not None:
+            if (number := changes.find_text_number(record, key, text)) is not None:
                 result = AcceptResult("repeated", number)
                 return record
             if record.paused:
                 result = AcceptResult("paused")
                 return record
-            new_text = StoredText(record.accepted + 1, text, self._now(), values)
+            new_text = StoredText(record.accepted + 1, text, self._now(), context_values)
             after = changes.add_text(record, new_text, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
-            result = AcceptResult(outcome, new_text.number, truncated=truncated)
+            result = AcceptResult(outcome, new_text.number, truncated=is_truncated)
             return after
 
         _, after = self._change(user, change)
@@ -222,48 +229,49 @@ class Service:
         record = self.store.read(checked_id(user))
         if record is None:
             return None
-        learned = self.model.has_learned(record)
-        return Profile(user, record.version, record.accepted, record.texts, record.paused, learned)
+        has_learned = self.model.has_learned(record)
+        return Profile(user, record.version, record.accepted, record.texts, record.paused, learned=has_learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
         """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
         record = self.store.read(checked_id(user))
         return None if record is None else changes.export_record(record)
 
-    def restore(self, values: Any) -> str:
-        """Save a user from the values of `export`; a background thread then learns the user's texts.
+    def restore(self, exported_user: Any) -> str:
+        """Save an exported user; a background thread then learns the user's texts.
 
-        Texts that the privacy rules of this service do not allow are omitted.
+        This method omits texts that the privacy rules of this service do not allow.
 
         Args:
-            values: Values that `export` returned.
+            exported_user: The JSON values that `export` returned.
 
         Returns:
             The id of the user.
 
         Raises:
-            UserError: The values are not an export.
+            UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record, now = changes.import_record(values, self._now()), self._now()
-        allowed = (text for text in record.texts if not self.privacy.withhold_reason(text.text, text.context))
-        record = changes.replace_fields(record, texts=self.privacy.newest(self.privacy.without_expired(allowed, now)))
-        if not self.store.write(record, None):
+        record = changes.import_record(exported_user, self._now())
+        allowed = [saved for saved in record.texts if not self.privacy.withhold_reason(saved.text, saved.context)]
+        unexpired = self.privacy.without_expired(allowed, self._now())
+        record = changes.replace_fields(record, texts=self.privacy.newest(unexpired))
+        if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)
         return record.user
 
     def delete(self, user: str) -> bool:
         """Delete a user from the store and the cache; return whether the store had a record of the user."""
-        deleted = self.store.delete(checked_id(user))
-        self._typed.drop(lambda key: key[1] == user)
-        return deleted
+        had_record = self.store.delete(checked_id(user))
+        self._typed_texts.drop(lambda key: key.user == user)
+        return had_record
 
     def forget(self, user: str, text: str) -> int:
         """Delete all copies of a text of a user, and return the number of copies.
 
-        Everything learned from the user is deleted as well. A background thread then learns the remaining texts
-        again, as if the user had never accepted the deleted text.
+        This method also deletes everything that the model learned from the user. A background thread then learns the
+        remaining texts again, as if the user had never accepted the deleted text.
         """
         return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text)))
 
@@ -280,43 +288,43 @@ class Service:
         self._change(checked_id(user), change)
 
     def relearn(self, user: str) -> bool:
-        """Learn the saved texts of a user that the model has not learned yet; return whether it has learned all.
+        """Learn the saved texts of a user that the model has not learned yet; return False if some remain.
 
-        Other writers need not wait. If one of them changed the record, learning continues with the new record, from
-        the state computed so far if that record still has all texts that the state has learned.
+        The method does not block other writers. If one of them changes the record, the method continues with the new
+        record. It keeps the state computed so far if the new record still has all texts of that state.
         """
         model, state = self.model, None
-        covered: tuple[int, ...] = ()  # numbers of the texts that `state` has learned
+        learned_numbers: tuple[int, ...] = ()  # numbers of the texts that `state` has learned
         for _ in range(ATTEMPTS):
             record = self.store.read(user)
             if record is None or model.has_learned(record):
                 return True
-            if state is None or covered != _numbers(record, state.last_number):
+            if state is None or learned_numbers != record.numbers_up_to(state.last_number):
                 state = record.state(model.identity)
-            state = model.learn(state, record.texts, record.accepted)
-            covered = _numbers(record, state.last_number)
+            state = model.learn(state, record.texts, last_number=record.accepted)
+            learned_numbers = record.numbers_up_to(state.last_number)
             after = changes.replace_fields(record, states=record.states_with(state), version=record.version + 1)
-            if self.store.write(after, record.version):
+            if self.store.write(after, expected_version=record.version):
                 return True
         return False
 
     def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
-        """Wait until the background thread has learned all queued users; return False if `seconds` pass."""
+        """Wait until the background thread has processed all queued users; return False after `seconds` of waiting."""
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
-        """Delete texts older than `Privacy.retention` and users without newer ones; return how many users changed."""
+        """Delete texts older than `Privacy.retention`, and users without newer texts; return how many users changed."""
         if self.privacy.retention is None:
             return 0
-        count, cutoff = 0, self._now() - self.privacy.retention
+        user_count, cutoff = 0, self._now() - self.privacy.retention
         while users := self.store.users_older_than(cutoff):
             for user in users:
                 self._expire(user, cutoff)
-            count += len(users)
-        return count
+            user_count += len(users)
+        return user_count
 
     def check(self) -> None:
-        """Raise a `StoreError` unless the store can be read and written; repeated calls query it once per second."""
+        """Raise a `StoreError` unless the store can be read and written; query a working store once per second."""
         self.store.check()
 
     def close(self) -> None:
@@ -327,26 +335,26 @@ class Service:
     def _now(self) -> int:
         return int(self.clock())
 
-    def _type(
+    def _get_typed_text(
         self, model: ServedModel, user: str | None, context: Context, prefix: str
     ) -> tuple[int | None, TypedText]:
-        """Return the version of the user's record, if any, and the state after this user typed the prefix."""
+        """Return the version of the user's record, or None, and the search state after the user typed the prefix."""
         version = None if user is None else self.store.version(user)
         record = None
-        key = _key(model, user, version, context)
-        cached = self._typed.get(key)
-        if cached is None:
+        key = _cache_key(model, user, version, context)
+        start = self._typed_texts.get(key)
+        if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 version = record.version if record else None  # another writer may have changed the record
-                key = _key(model, user, version, context)
-            cached = model.begin(record, context)
-        typed = model.completer.type_text(cached, prefix)
+                key = _cache_key(model, user, version, context)
+            start = model.begin(record, context)
+        typed_text = model.completer.type_text(start, prefix)
         if record is None or model.has_learned(record):
-            self._typed.put(key, typed if len(typed.tokens) <= MAX_CACHED_TOKENS else cached)
+            self._typed_texts.put(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
         else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
-        return version, typed
+        return version, typed_text
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
         """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
@@ -369,32 +377,24 @@ class Service:
         if record is None:
             return
         has_new_texts = any(text.time >= cutoff for text in record.texts)
-        is_new_pause = record.paused and record.updated_at >= cutoff
-        if not has_new_texts and not is_new_pause:
-            self.store.delete(user, record.version)
+        has_new_pause = record.paused and record.updated_at >= cutoff
+        if not has_new_texts and not has_new_pause:
+            self.store.delete(user, expected_version=record.version)
             return
-
-        def change(latest: Record) -> Record:
-            return changes.keep_texts(latest, tuple(text for text in latest.texts if text.time >= cutoff))
-
-        self._remove_texts(user, change)
+        self._remove_texts(user, lambda latest: changes.remove_texts_before(latest, cutoff))
 
 
-def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
-    """Return the cache key of a typed text; all users without a record share one key per context."""
+def _cache_key(model: ServedModel, user: str | None, version: int | None, context: Context) -> CacheKey:
     # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
-    values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
-    return model, None if version is None else user, version, values
+    columns = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
+    return CacheKey(model, None if version is None else user, version, columns)
 
 
-def _prefix(request: CompletionRequest) -> str:
+def _checked_prefix(request: CompletionRequest) -> str:
+    """Return the normalized text before the cursor; raise a `UserError` if the text or the cursor is invalid."""
     query, cursor = check_text(request.query, "query"), request.cursor
     if cursor is None:
         return clean_prefix(query)
     if type(cursor) is not int or not 0 <= cursor <= len(query):
         raise UserError(f"cursor: expected a position in the query, from 0 to {len(query)}, got {cursor!r:.30}")
     return clean_prefix(query[:cursor])
-
-
-def _numbers(record: Record, last_number: int) -> tuple[int, ...]:
-    return tuple(text.number for text in record.texts if text.number <= last_number)

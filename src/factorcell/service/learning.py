@@ -1,7 +1,7 @@
 """A served model, which suggests texts to a user and computes the learned state of a user.
 
-The learned state is a deterministic function of the model and of the saved texts in their order. It can therefore be
-computed again at any time, bit for bit, and another model can learn the same user from the same texts.
+The learned state is a deterministic function of the model and of the saved texts in their order. Therefore the service
+can compute the state again at any time, bit for bit, and another model can learn the same texts.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import History
 from factorcell.config import UserError
 from factorcell.model.run import Run
-from factorcell.service.record import DIGEST, LearnedState, Record, StoredText
+from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
-UNKNOWN_POLICY = "group"  # context values that training never saw are treated as rare values
+UNKNOWN_POLICY = "group"  # context values that the training table lacks are treated as rare values
 
 
 class ServedModel:
@@ -34,8 +34,8 @@ class ServedModel:
 
         Args:
             run: A run with trained weights and the tokenizer `char` or `grapheme`.
-            typos: Typing errors to correct, 0 to 2.
-            is_allowed: Returns whether a text may be suggested.
+            typos: Maximum number of typing errors to correct, 0 to 2.
+            is_allowed: Returns whether a text may be suggested; by default, every text may.
 
         Raises:
             UserError: The run has no trained weights or cannot complete text.
@@ -46,16 +46,18 @@ class ServedModel:
         self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
-        # The limit is a part of the identity only if it differs from its default.
-        limit = "" if rule.max_norm == LearningRule.max_norm else f"{float(rule.max_norm)!r} "
-        settings = f"{rule.optimizer} {float(rule.rate)!r} {limit}{UNKNOWN_POLICY}".encode()
-        self.identity = hashlib.blake2b(run.fingerprint + settings, digest_size=DIGEST).digest()
+        # The maximum norm is a part of the identity only if it differs from its default.
+        norm_text = "" if rule.max_norm == LearningRule.max_norm else f"{float(rule.max_norm)!r} "
+        rule_bytes = f"{rule.optimizer} {float(rule.rate)!r} {norm_text}{UNKNOWN_POLICY}".encode()
+        self.identity = hashlib.blake2b(run.fingerprint + rule_bytes, digest_size=DIGEST_SIZE).digest()
 
     @property
     def learner(self) -> Learner:
-        """The online learner; a run that does not distinguish users raises a `UserError`."""
+        """The online learner. This property raises a `UserError` if the run does not distinguish users."""
         if self._learner is None:
-            raise UserError("the model does not distinguish users and cannot learn them; train it with --user COLUMN")
+            raise UserError(
+                "the model does not distinguish users and cannot learn their texts; train it with --user COLUMN"
+            )
         return self._learner
 
     def is_truncated(self, text: str, context: Mapping[str, Any]) -> bool:
@@ -79,7 +81,8 @@ class ServedModel:
                 f"{self.run.folder}: the model suggested a text with a probability above 1; train a new run"
             )
         if self._learner is not None:
-            self._learner.learn([self._learner.new()], [suggestions[0].text if suggestions else "a"])
+            text = suggestions[0].text if suggestions else "a"
+            self._learner.learn([self._learner.new()], [text])
 
     def has_learned(self, record: Record) -> bool:
         """Return whether the model has learned all texts of a record; True if the run does not distinguish users."""
@@ -89,7 +92,7 @@ class ServedModel:
         return not record.texts if state is None else state.last_number == record.accepted
 
     def user(self, record: Record | None) -> User | None:
-        """Return the user in the learned state of a record, with the newest saved texts as history.
+        """Return the user with the learned state of a record, and with the newest saved texts as history.
 
         The result is None if the run does not distinguish users.
         """
@@ -97,9 +100,8 @@ class ServedModel:
             return None
         if record is None:
             return self._learner.new()
-        history = History(
-            tuple(self.run.tokenizer.normalize_fully(text.text) for text in record.texts[-History.max_texts :])
-        )
+        newest_texts = record.texts[-History.max_texts :]
+        history = History(tuple(self.run.tokenizer.normalize_fully(saved.text) for saved in newest_texts))
         return replace(self._user_after(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
@@ -110,7 +112,8 @@ class ServedModel:
     def learn(self, state: LearnedState | None, texts: Iterable[StoredText], last_number: int) -> LearnedState:
         """Return the state after learning the texts that `state` does not cover yet.
 
-        Contexts that this model does not know are omitted. A text from which nothing can be learned has no effect.
+        If this model does not know the context of a text, it learns the text without the context. If it cannot learn
+        the text either, it skips the text.
 
         Args:
             state: The state so far, or None.
@@ -118,26 +121,26 @@ class ServedModel:
             last_number: The number of the last text that the new state covers.
         """
         user = self._user_after(state)
-        last_learned = state.last_number if state else 0
-        for text in texts:
-            if text.number > last_learned:
-                user = self._learn_one(user, text)
+        last_learned_number = state.last_number if state else 0
+        for saved in texts:
+            if saved.number > last_learned_number:
+                user = self._learn_one(user, saved)
         return LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes())
 
     def _user_after(self, state: LearnedState | None) -> User:
-        return self.learner.new() if state is None else User.from_bytes(state.user)
+        return self.learner.new() if state is None else User.from_bytes(state.user_bytes)
 
-    def _learn_one(self, user: User, text: StoredText) -> User:
-        contexts: list[Mapping[str, Any]] = [{}]
-        if text.context:
-            contexts.insert(0, text.context)  # a model that does not know this context learns the text without it
+    def _learn_one(self, user: User, saved: StoredText) -> User:
+        """Return the user after learning a text with its context, or without it if the model does not know it."""
+        contexts: list[Mapping[str, Any]] = [saved.context, {}] if saved.context else [{}]
         for context in contexts:
             with suppress(UserError):
-                (updated,), _ = self.learner.learn([user], [text.text], [context])
-                return updated
+                (updated_user,), _ = self.learner.learn([user], [saved.text], [context])
+                return updated_user
         return user
 
     def _check_context(self, context: Mapping[str, Any]) -> None:
-        column = self.run.config.data.user
-        if column in context and self._learner is not None:
-            raise UserError(f"context {column}: the model reads this column as the user; set `user` instead")
+        """Raise a `UserError` if a context has a value for the column of users."""
+        user_column = self.run.config.data.user
+        if user_column in context and self._learner is not None:
+            raise UserError(f"context {user_column}: the model reads this column as the user; set `user` instead")

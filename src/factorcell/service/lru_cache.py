@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """A cache of at most `max_size` values, each with a key."""
+    """A cache with at most `max_size` keys and their values."""
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size

@@ -14,10 +14,10 @@ from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
 from factorcell.service.record import StoredText
 
-MAX_TEXTS = 1000  # saved texts of one user
-MAX_USER_BYTES = 4 * MAX_BYTES  # bytes of all saved texts of one user
+MAX_TEXTS = 1000  # maximum number of saved texts of one user
+MAX_USER_BYTES = 4 * MAX_BYTES  # maximum number of bytes of all saved texts of one user
 PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
-CARD_DIGITS = (13, 19)  # minimum and maximum length of a card number
+MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds by unit of a duration
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
@@ -32,11 +32,9 @@ _SECRETS = regex.compile(
     r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,})",
     regex.IGNORECASE,
 )
-_PLAIN = set("'’-.,:;()/\"?&#_")  # punctuation that is common in ordinary text, and therefore no sign of a password
-_SHORTEST, _SHORTEST_PLAIN = (
-    8,
-    20,
-)  # minimum length of a word that may be a password: with special characters, and without
+_COMMON_PUNCTUATION = set("'’-.,:;()/\"?&#_")  # common in ordinary text, and therefore not a sign of a password
+# Minimum length of a password with special characters, and of a password of letters and digits only.
+_MIN_PASSWORD_LENGTH, _MIN_PLAIN_PASSWORD_LENGTH = 8, 20
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        values = (value for value in (context or {}).values() if isinstance(value, str))
-        reasons = map(self._private_content, (text, *values))
+        context_texts = (value for value in (context or {}).values() if isinstance(value, str))
+        reasons = map(self._private_content, (text, *context_texts))
         return next((reason for reason in reasons if reason is not None), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
@@ -72,17 +70,17 @@ class Privacy:
 
     def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
         """Return as many of the newest texts as `max_texts` and `MAX_USER_BYTES` allow."""
-        texts = texts[-self.max_texts :]
+        newest_texts = texts[-self.max_texts :]
         # Bytes of the newest text, of the newest two, of the newest three, ...
-        total_sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
+        total_sizes = itertools.accumulate(len(saved.text.encode()) for saved in reversed(newest_texts))
         count = sum(1 for _ in itertools.takewhile(lambda size: size <= MAX_USER_BYTES, total_sizes))
-        return texts[len(texts) - count :]
+        return newest_texts[len(newest_texts) - count :]
 
     def _private_content(self, text: str) -> str | None:
         """Return what kind of private data a text seems to contain, or None."""
         if _EMAIL.search(text):
             return "an e-mail address"
-        if _has_card(text):
+        if _has_card_number(text):
             return "a card number"
         if _SECRETS.search(text) or any(map(_resembles_password, text.split())):
             return "a password"
@@ -91,10 +89,10 @@ class Privacy:
 
 def parse_duration(text: str) -> int:
     """Return the seconds of a duration such as 90d, 12h or 30m; raise a `UserError` if the text is not a duration."""
-    count, unit = text[:-1], text[-1:]
-    if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:
+    digits, unit = text[:-1], text[-1:]
+    if not digits.isascii() or not digits.isdigit() or unit not in UNITS or not 0 < int(digits) < 1_000_000:
         raise UserError(f"duration {text!r:.30}: expected a whole number and a unit ({', '.join(UNITS)}), such as 90d")
-    return int(count) * UNITS[unit]
+    return int(digits) * UNITS[unit]
 
 
 def _compile(pattern: str) -> Any:
@@ -115,7 +113,7 @@ def _matches(pattern: Any, text: str) -> bool:
         return True
 
 
-def _has_card(text: str) -> bool:
+def _has_card_number(text: str) -> bool:
     """Return whether consecutive groups of digits form a number that passes the Luhn check."""
     for match in _DIGITS.finditer(text):
         groups = regex.findall(r"\d+", match.group())
@@ -123,9 +121,9 @@ def _has_card(text: str) -> bool:
             digits = ""
             for group in groups[start:]:
                 digits += group
-                if len(digits) > CARD_DIGITS[1]:
+                if len(digits) > MAX_CARD_DIGITS:
                     break
-                if len(digits) >= CARD_DIGITS[0] and _passes_luhn(digits):
+                if len(digits) >= MIN_CARD_DIGITS and _passes_luhn(digits):
                     return True
     return False
 
@@ -134,21 +132,18 @@ def _passes_luhn(digits: str) -> bool:
     """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
     # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
     products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
-    return len(set(digits)) > 1 and sum(product // 10 + product % 10 for product in products) % 10 == 0
+    checksum = sum(product // 10 + product % 10 for product in products)
+    return len(set(digits)) > 1 and checksum % 10 == 0
 
 
 def _resembles_password(word: str) -> bool:
     """Return whether a word looks like a password.
 
-    Such a word contains a lower-case letter, an upper-case letter, a digit and a character that ordinary text does not
-    contain. A word of `_SHORTEST_PLAIN` or more characters without punctuation needs only the first three.
+    Such a word contains a lower-case letter, an upper-case letter, a digit and a special character, which is one that
+    is rare in ordinary text. A long word of letters and digits needs no special character.
     """
-    if len(word) < _SHORTEST or "://" in word:  # words with :// are URLs
+    if len(word) < _MIN_PASSWORD_LENGTH or "://" in word:  # words with :// are URLs
         return False
-    kinds = [
-        any(map(str.islower, word)),
-        any(map(str.isupper, word)),
-        any(map(str.isdigit, word)),
-        any(not letter.isalnum() and letter not in _PLAIN for letter in word),
-    ]
-    return all(kinds) or (len(word) >= _SHORTEST_PLAIN and word.isalnum() and sum(kinds) == 3)
+    is_mixed = any(map(str.islower, word)) and any(map(str.isupper, word)) and any(map(str.isdigit, word))
+    has_special = any(not letter.isalnum() and letter not in _COMMON_PUNCTUATION for letter in word)
+    return is_mixed and (has_special or (len(word) >= _MIN_PLAIN_PASSWORD_LENGTH and word.isalnum()))

@@ -19,12 +19,12 @@ MAGIC, FORMAT = b"fcp", 1  # the first bytes of each stored record, and the form
 CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end
 MAX_ID_BYTES = 256  # bytes of an id in UTF-8
 MAX_KEY_LENGTH = 256  # characters of an idempotency key
-MAX_KEYS = 200  # newest idempotency keys per user
+MAX_KEYS = 200  # maximum number of saved idempotency keys per user
 MAX_STATES = 2  # learned states per user: one of the served model, and one of the model that replaces it
-DIGEST = 16  # bytes of the digest of a key or a model
+DIGEST_SIZE = 16  # bytes of the digest of a key or a model
 MAX_VALUE_LENGTH, MAX_NUMBER = 1000, 1e15  # limits of a context value: characters of a text, absolute value of a number
 MAX_TIME = 253_402_300_799  # the last second of the year 9999
-FIRST_VERSIONS = 1 << 52  # upper bound of the random first version; JSON numbers below 2^53 are exact
+FIRST_VERSION_BOUND = 1 << 52  # upper bound of the random first version; JSON numbers below 2^53 are exact
 
 ContextValue = str | bool | int | float  # the value of a context column
 
@@ -49,12 +49,12 @@ class StoredText(msgspec.Struct, frozen=True, array_like=True):
 class LearnedState(msgspec.Struct, frozen=True, array_like=True):
     """The state of a user after a model learned the texts up to `last_number`.
 
-    `model` is the identity of the model; `user` has the bytes of a `User` without history.
+    `model_identity` is `ServedModel.identity`; `user_bytes` has the bytes of a `User` without history.
     """
 
-    model: bytes
+    model_identity: bytes
     last_number: int
-    user: bytes
+    user_bytes: bytes
 
 
 class AppliedKey(msgspec.Struct, frozen=True, array_like=True):
@@ -71,10 +71,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         user: The id.
         version: Grows with each write.
         updated_at: Time of the last write in Unix seconds.
-        accepted: Number of the last accepted text.
+        accepted: Number of the last saved text, even if that text was deleted later.
         texts: The saved texts, in the order of their numbers.
         states: Learned states, one per model, newest last.
-        keys: The newest idempotency keys.
+        keys: The newest idempotency keys, newest last.
         paused: Whether learning is paused.
     """
 
@@ -94,33 +94,38 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         Its version is random: a request that read a user before a deletion must not overwrite the record created
         after the deletion.
         """
-        return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSIONS), updated_at=now)
+        return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSION_BOUND), updated_at=now)
 
     @property
-    def oldest(self) -> int:
+    def oldest_time(self) -> int:
         """The time of the oldest text, or of the last write if there are no texts, in Unix seconds."""
         return min((text.time for text in self.texts), default=self.updated_at)
 
-    def state(self, model: bytes) -> LearnedState | None:
-        """Return the learned state of the model with the identity `model`, or None."""
-        return next((state for state in self.states if state.model == model), None)
+    def state(self, model_identity: bytes) -> LearnedState | None:
+        """Return the learned state of the model with an identity, or None."""
+        return next((state for state in self.states if state.model_identity == model_identity), None)
 
-    def states_with(self, state: LearnedState) -> tuple[LearnedState, ...]:
-        """Return the newest `MAX_STATES` learned states with `state`, which replaces an older one of the same model."""
-        return (*(other for other in self.states if other.model != state.model), state)[-MAX_STATES:]
+    def states_with(self, new_state: LearnedState) -> tuple[LearnedState, ...]:
+        """Return the newest `MAX_STATES` learned states after `new_state` replaced the older state of its model."""
+        other_models = (state for state in self.states if state.model_identity != new_state.model_identity)
+        return (*other_models, new_state)[-MAX_STATES:]
+
+    def numbers_up_to(self, last_number: int) -> tuple[int, ...]:
+        """Return the numbers of the saved texts that are not above `last_number`."""
+        return tuple(saved.number for saved in self.texts if saved.number <= last_number)
 
     def number_of(self, idempotency_key: str) -> int | None:
         """Return the number of the text that was accepted with an idempotency key, or None."""
         digest = key_digest(idempotency_key)
         return next((key.number for key in self.keys if key.digest == digest), None)
 
-    def keys_with(self, key: str, number: int) -> tuple[AppliedKey, ...]:
-        """Return the newest `MAX_KEYS` idempotency keys, with a key for the text `number` added."""
-        return (*self.keys, AppliedKey(key_digest(key), number))[-MAX_KEYS:]
+    def keys_with(self, idempotency_key: str, number: int) -> tuple[AppliedKey, ...]:
+        """Return the newest `MAX_KEYS` idempotency keys after adding the key of the text `number`."""
+        return (*self.keys, AppliedKey(key_digest(idempotency_key), number))[-MAX_KEYS:]
 
     def to_bytes(self) -> bytes:
-        content = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)
-        return content + zlib.crc32(content).to_bytes(CHECKSUM_SIZE, "little")
+        body = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)
+        return body + zlib.crc32(body).to_bytes(CHECKSUM_SIZE, "little")
 
     @classmethod
     def from_bytes(cls, content: bytes, user: str) -> "Record":
@@ -171,7 +176,7 @@ def check_key(key: str | None) -> None:
 
 
 def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
-    """Return a context as a dict.
+    """Return a context as a new dict.
 
     Raises:
         UserError: A value is neither a short text nor a finite number nor a boolean.
@@ -198,5 +203,5 @@ def _describe(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else type(value).__name__
 
 
-def key_digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
+def key_digest(idempotency_key: str) -> bytes:
+    return hashlib.blake2b(idempotency_key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()

@@ -8,7 +8,7 @@ from time import monotonic
 from factorcell.service import error_log
 from factorcell.service.record import StoreError
 
-MAX_QUEUED = 10_000  # maximum number of queued users; the next request of any other user adds that user
+MAX_QUEUED = 10_000  # maximum number of queued users; a full queue omits a user until that user's next request
 
 
 class Relearner:
@@ -18,30 +18,30 @@ class Relearner:
         self._learn = learn
         self._queued: set[str] = set()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "factorcell-relearning")
-        self._last: Future[None] | None = None  # the result of the user queued last
-        self._closed = False
+        self._executor = ThreadPoolExecutor(1, "factorcell-relearning")
+        self._newest_task: Future[None] | None = None  # the task of the user queued last
+        self._is_closed = False
 
     def add(self, user: str) -> None:
         """Queue a user, unless the user is queued already, the queue is full, or `close` was called."""
         with self._lock:
-            if self._closed or user in self._queued or len(self._queued) >= MAX_QUEUED:
+            if self._is_closed or user in self._queued or len(self._queued) >= MAX_QUEUED:
                 return
             self._queued.add(user)
-            self._last = self._thread.submit(self._run, user)
+            self._newest_task = self._executor.submit(self._run, user)
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until all queued users are learned; return False if this takes more than `seconds`."""
+        """Wait until the thread has processed all queued users; return False after `seconds` of waiting."""
         deadline = monotonic() + seconds
-        while (last := self._last) is not None and not last.done() and monotonic() < deadline:
-            wait([last], deadline - monotonic())
-        return self._last is None or self._last.done()
+        while (task := self._newest_task) is not None and not task.done() and monotonic() < deadline:
+            wait([task], deadline - monotonic())
+        return self._newest_task is None or self._newest_task.done()
 
     def close(self) -> None:
         """Finish learning the current user and drop the queue."""
         with self._lock:
-            self._closed = True
-        self._thread.shutdown(cancel_futures=True)
+            self._is_closed = True
+        self._executor.shutdown(cancel_futures=True)
 
     def _run(self, user: str) -> None:
         with self._lock:
@@ -50,5 +50,5 @@ class Relearner:
             self._learn(user)
         except StoreError:
             pass  # the next request of this user queues the user again
-        except Exception as error:  # the error concerns one user; the others must still be learned
+        except Exception as error:  # the error concerns one user; the texts of other users must still be learned
             error_log.log_unexpected_error(error)

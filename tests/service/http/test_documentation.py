@@ -33,7 +33,7 @@ def test_description_is_complete(client: TestClient) -> None:
 
 
 def test_description_names_the_scope_of_each_operation() -> None:
-    description = openapi(keys=True)
+    description = openapi(needs_keys=True)
     for operation in OPERATIONS:
         security = description["paths"][operation.path][operation.method.lower()].get("security")
         assert security == ([{"key": [operation.scope]}] if operation.scope else None)

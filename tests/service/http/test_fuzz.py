@@ -83,7 +83,7 @@ def test_no_request_causes_a_server_error(
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
     config = schemathesis.Config.from_dict(CHECKS)
-    operation = schemathesis.openapi.from_dict(openapi(keys=True), config=config)[case_operation.path][
+    operation = schemathesis.openapi.from_dict(openapi(needs_keys=True), config=config)[case_operation.path][
         case_operation.method
     ]
     mode = schemathesis.GenerationMode.POSITIVE if is_valid else schemathesis.GenerationMode.NEGATIVE

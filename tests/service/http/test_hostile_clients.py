@@ -50,10 +50,10 @@ def test_error_for_a_disconnected_client_is_not_logged(
     monkeypatch.setattr(served.service, "complete", complete)
     with connect(url) as connection:
         connection.sendall(post("/v1/complete", f'{{"query":"{SECRET}"}}'.encode()))
-        assert wait_until(lambda: search.running == 1)
+        assert wait_until(lambda: search.running_count == 1)
     assert wait_until(lambda: "499" in served.metrics.text().decode())
     may_continue.set()
-    assert wait_until(lambda: search.running == 0)
+    assert wait_until(lambda: search.running_count == 0)
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
     assert warnings(caplog) == []
@@ -78,7 +78,7 @@ def test_generation_stops_when_the_client_disconnects(
         assert wait_until(lambda: len(chunks) > 3)
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert wait_until(lambda: served.lanes["batch"].running == 0)
+    assert wait_until(lambda: served.lanes["batch"].running_count == 0)
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
     assert warnings(caplog) == []

@@ -139,4 +139,4 @@ def test_token_bucket_grants_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(1000):  # ten seconds
         count += not bucket.take_token()
         now += 0.01
-    assert abs(count - (10 * 10 + 10 * keys.BURST)) <= 1
+    assert abs(count - (10 * 10 + 10 * keys.BURST_SECONDS)) <= 1

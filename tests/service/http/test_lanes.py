@@ -49,7 +49,7 @@ def test_results_and_errors_are_returned() -> None:
         assert 4 < await lane.run(seconds_left, within(5), never) <= 5
         with pytest.raises(KeyError):
             await lane.run(fail, within(5), never)
-        assert (lane.waiting, lane.running) == (0, 0)
+        assert (lane.waiting_count, lane.running_count) == (0, 0)
 
     run(scenario)
 
@@ -70,7 +70,7 @@ def test_queue_is_bounded() -> None:
 
 def test_work_that_would_be_late_is_refused_at_once() -> None:
     async def scenario(lane: Lane) -> None:
-        lane.mean = 1.0
+        lane.mean_seconds = 1.0
         event = threading.Event()
         running = [asyncio.ensure_future(lane.run(waiting_work(event), within(9), never)) for _ in range(2)]
         await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ def test_work_that_would_be_late_is_refused_at_once() -> None:
 
 def test_idle_lane_accepts_work_regardless_of_past_durations() -> None:
     async def scenario(lane: Lane) -> None:
-        lane.mean = 100.0
+        lane.mean_seconds = 100.0
         assert await lane.run(lambda limit: "done", within(0.5), never) == "done"
 
     run(scenario)
@@ -104,7 +104,7 @@ def test_work_of_a_disconnected_client_is_not_started() -> None:
 
         with pytest.raises(DisconnectedError):
             await lane.run(started.append, within(5), disconnected)
-        assert lane.waiting == 0
+        assert lane.waiting_count == 0
         event.set()
         await first
         assert await lane.run(lambda limit: "next", within(5), never) == "next"
@@ -135,7 +135,7 @@ def test_running_work_is_stopped_on_disconnection_and_not_counted() -> None:
             assert await asyncio.to_thread(ended.wait, 5)
             ended.clear()
         assert await lane.run(lambda limit: limit.stop.is_set, within(5), never) is False
-        assert lane.mean < 0.04
+        assert lane.mean_seconds < 0.04
 
     run(scenario)
 

@@ -77,7 +77,7 @@ def test_invalid_host_is_an_error(host: str) -> None:
 def test_errors_do_not_contain_the_path_of_the_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
-    site = options.site()
+    site = options.open_site()
     with TestClient(application(site)) as client:
         detail = client.post("/v1/complete", json={"query": "a", "context": {"planet": "x.y"}}).json()["detail"]
     assert "the model" not in detail

@@ -36,8 +36,8 @@ def fail() -> None:
 
 @pytest.fixture
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
-    monkeypatch.setattr(circuit_breaker, "RETRY", 0.01)
-    monkeypatch.setattr(circuit_breaker, "CHECK", 0.0)
+    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(circuit_breaker, "CHECK_INTERVAL", 0.0)
     return Fragile()
 
 

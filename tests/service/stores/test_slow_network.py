@@ -20,8 +20,8 @@ WAIT = 0.3  # seconds that the stores wait in these tests
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setattr(redis, "WAIT", WAIT)
-    monkeypatch.setattr(postgres, "WAIT", WAIT)
+    monkeypatch.setattr(redis, "TIMEOUT", WAIT)
+    monkeypatch.setattr(postgres, "TIMEOUT", WAIT)
     monkeypatch.setattr(postgres.BoundedConnection, "answer_timeout", WAIT)
     tcp_proxy = Proxy(server.url)
     yield tcp_proxy

@@ -1,4 +1,4 @@
-"""The ASGI application: it turns each request into a response or a problem.
+"""The ASGI application: it answers each request with a result or a problem, which is an error response of RFC 9457.
 
 Each request has one deadline, an absolute `time.monotonic()` computed from the time of its arrival.
 """
@@ -24,7 +24,7 @@ from factorcell.service import error_log
 from factorcell.service.http import metrics, pages, problems, reading
 from factorcell.service.http.lanes import DisconnectedError, TimeLimit
 from factorcell.service.http.messages import CompleteRequest
-from factorcell.service.http.openapi import EVENTS, openapi
+from factorcell.service.http.openapi import EVENT_STREAM, openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
@@ -33,13 +33,12 @@ from factorcell.service.http.watching import Watcher
 # Keys of the ASGI scope: the time of arrival, and the operation name for the metrics.
 ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
 OTHER = "other"  # operation name of requests to unknown paths
-COMPUTING_SHARE = (
-    0.8  # share of a completion's time for computing; the rest is for reading the request and sending the response
-)
+# The part of the time for a completion that the computation may take. Reading and sending messages takes the rest.
+COMPUTING_SHARE = 0.8
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-HEADERS = {
+DEFAULT_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cross-origin-resource-policy": "same-origin",
@@ -51,7 +50,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(site: Site, watcher: Watcher | None = None) -> Starlette:
-    """Return the application of a site.
+    """Return an application that serves a site.
 
     The startup of the application starts the `watcher`; the shutdown closes the watcher and the site.
     """
@@ -65,17 +64,18 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
             watcher.close()
         site.close()
 
-    by_path: dict[str, dict[str, Operation]] = {}
+    operations_by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
-        by_path.setdefault(operation.path, {})[operation.method] = operation
+        operations_by_path.setdefault(operation.path, {})[operation.method] = operation
     routes: list[BaseRoute] = [
-        Route(path, _endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
+        Route(path, _operation_endpoint(site, operations_by_method), methods=list(operations_by_method))
+        for path, operations_by_method in operations_by_path.items()
     ]
-    description = msgspec.json.encode(openapi(keys=site.keys is not None))
+    openapi_json = msgspec.json.encode(openapi(needs_keys=site.keys is not None))
     routes += [
-        Route("/healthz", _constant(b'{"status":"ok"}')),
-        Route("/openapi.json", _constant(description)),
-        Route("/metrics", _metrics(site)),
+        Route("/healthz", _constant_endpoint(b'{"status":"ok"}')),
+        Route("/openapi.json", _constant_endpoint(openapi_json)),
+        Route("/metrics", _metrics_endpoint(site)),
         *pages.routes(site.settings.hint),
     ]
     cors = Middleware(
@@ -90,7 +90,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[*([cors] if site.settings.origins else []), Middleware(Guard, site=site)],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={HTTPException: _respond_without_route},
     )
     app.router.redirect_slashes = False
     return app
@@ -108,20 +108,21 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        arrived, status = time.monotonic(), 0
+        arrived, status = time.monotonic(), 0  # the status is 0 until the response starts
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present = {name.lower() for name, _ in message["headers"]}
-                added = ((name.encode(), value.encode()) for name, value in HEADERS.items())
-                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in present)]
+                present_names = {name.lower() for name, _ in message["headers"]}
+                defaults = ((name.encode(), value.encode()) for name, value in DEFAULT_HEADERS.items())
+                missing = [(name, value) for name, value in defaults if name not in present_names]
+                message["headers"] = [*message["headers"], *missing]
             await send(message)
 
         scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), ARRIVED: arrived, OPERATION: OTHER}
         try:
-            _check_origin(Headers(scope=scope), scope["method"], self.site)
+            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
@@ -130,22 +131,23 @@ class Guard:
             if problem.kind == "failed":
                 error_log.log_unexpected_error(error)
             if not status:
-                await problem.response()(scope, receive, send_with_headers)
+                respond = problem.response()
+                await respond(scope, receive, send_with_headers)
         finally:
             self.site.metrics.requests.labels(scope[OPERATION], status).inc()
             self.site.metrics.seconds.labels(scope[OPERATION]).observe(time.monotonic() - arrived)
         return None
 
 
-def _check_origin(headers: Headers, method: str, site: Site) -> None:
+def _check_host_and_origin(headers: Headers, method: str, site: Site) -> None:
     """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
 
     Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
     requests from its own machine.
     """
     host = headers.get("host", "").lower()
-    name, _, port = host.rpartition(":")
-    host_name = (name if port.isdigit() else host).removeprefix("[").removesuffix("]")  # without the port
+    host_without_port, _, port = host.rpartition(":")
+    host_name = (host_without_port if port.isdigit() else host).removeprefix("[").removesuffix("]")
     if site.settings.host_names and host_name not in site.settings.host_names:
         raise ProblemError(
             "wrong-host",
@@ -155,33 +157,34 @@ def _check_origin(headers: Headers, method: str, site: Site) -> None:
     origin = headers.get("origin")
     if origin is None or method in SAFE_METHODS or origin in site.settings.origins:
         return
-    if origin.lower().partition("://")[2] != host:
+    _, _, origin_host = origin.lower().partition("://")
+    if origin_host != host:
         raise ProblemError(
             "not-allowed", "pages of this origin may not send requests; start the server with --origin to allow them"
         )
 
 
-def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        operation = by_method["GET" if request.method == "HEAD" else request.method]
+def _operation_endpoint(site: Site, operations_by_method: dict[str, Operation]) -> Endpoint:
+    async def respond(request: Request) -> Response:
+        operation = operations_by_method["GET" if request.method == "HEAD" else request.method]
         request.scope[OPERATION] = operation.name
         _authorize(site, operation.scope, request)
         message = None
         if operation.request_type is not None:
             message = await reading.read_message(request, operation.request_type, operation.max_body_bytes)
         user = reading.path_parameter(request, "user") if "user" in request.path_params else ""
-        deadline = request.scope[ARRIVED] + site.settings.timeout
+        seconds = site.settings.timeout
         if isinstance(message, CompleteRequest):
             milliseconds = message.deadline_ms
-            seconds = site.settings.deadline if milliseconds is None else milliseconds / 1000
-            deadline = request.scope[ARRIVED] + COMPUTING_SHARE * seconds
+            seconds = COMPUTING_SHARE * (site.settings.deadline if milliseconds is None else milliseconds / 1000)
+        deadline = request.scope[ARRIVED] + seconds
 
         async def until_disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        def work(limit: TimeLimit) -> Any:
-            return operation.handler(site, Call(message, user, limit))
+        def work(time_limit: TimeLimit) -> Any:
+            return operation.handler(site, Call(message, user, time_limit))
 
         lane = site.lanes[operation.lane]
         with site.metrics.waiting.labels(operation.lane).track_inprogress():
@@ -189,51 +192,50 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
                 results = await lane.stream(
                     cast("Callable[[TimeLimit], Iterator[msgspec.Struct]]", work), deadline, until_disconnected
                 )
-                events = (b"data: " + msgspec.json.encode(chunk) + b"\n\n" async for chunk in results)
-                return StreamingResponse(events, media_type=EVENTS)
+                events = (b"data: " + msgspec.json.encode(result) + b"\n\n" async for result in results)
+                return StreamingResponse(events, media_type=EVENT_STREAM)
             content = msgspec.json.encode(await lane.run(work, deadline, until_disconnected))
         if site.settings.pad and isinstance(message, CompleteRequest):
             padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
             content = content.ljust(padded_size)  # spaces after the JSON value
         return Response(content, media_type="application/json")
 
-    return answer
+    return respond
 
 
 def _authorize(site: Site, scope: str, request: Request) -> None:
-    """Raise a `ProblemError` if the request needs a key with the scope and has none, or uses the key too often."""
+    """Raise a `ProblemError` if the request has no key with the required scope, or uses its key too often."""
     if site.keys is None or not scope:
         return
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    key = site.keys.find(token.strip()) if scheme.lower() == "bearer" else None
-    if key is None:
-        reason = "unknown key" if token else "no key"
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    entry = site.keys.find(key.strip()) if scheme.lower() == "bearer" else None
+    if entry is None:
+        reason = "unknown key" if key else "no key"
         detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
-    if wait_seconds := site.keys.take_token(key):
-        raise ProblemError(
-            "too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait_seconds
-        )
-    if scope not in key.scopes:
+    if wait_seconds := site.keys.take_token(entry):
+        detail = f"this key allows {entry.rate:g} requests per second; wait and retry"
+        raise ProblemError("too-many", detail, retry_after=wait_seconds)
+    if scope not in entry.scopes:
         raise ProblemError("not-allowed", f"this request needs a key with the scope {scope}")
 
 
-def _constant(content: bytes) -> Endpoint:
-    async def answer(_: Request) -> Response:
+def _constant_endpoint(content: bytes) -> Endpoint:
+    async def respond(_: Request) -> Response:
         return Response(content, media_type="application/json")
 
-    return answer
+    return respond
 
 
-def _metrics(site: Site) -> Endpoint:
-    async def answer(request: Request) -> Response:
+def _metrics_endpoint(site: Site) -> Endpoint:
+    async def respond(request: Request) -> Response:
         _authorize(site, "admin", request)
         return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
-    return answer
+    return respond
 
 
-async def _no_route(_: Request, error: Exception) -> Response:
+async def _respond_without_route(_: Request, error: Exception) -> Response:
     """Return the problem of a request that matches no route."""
     assert isinstance(error, HTTPException)
     problems_by_status = {

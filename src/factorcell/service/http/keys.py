@@ -1,6 +1,6 @@
 """Keys: each key determines which requests a program may send, and how often.
 
-A file has the hash of each key. The key itself is shown once, when it is created.
+A file of keys contains an entry with the hash of each key. The command that creates a key shows the key only once.
 
     [[key]]
     name = "shop"
@@ -8,7 +8,7 @@ A file has the hash of each key. The key itself is shown once, when it is create
     scopes = ["complete", "learn"]
     rate = 20
 
-A key has 32 random bytes. Therefore nobody can guess it from its hash, although SHA-256 is fast.
+A key has 32 random bytes. Therefore nobody can guess a key from its hash, although SHA-256 is fast to compute.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from factorcell.choices import KEY_SCOPES
 from factorcell.config import UserError, choose
 
 PREFIX = "fc_"  # beginning of every key, so that scanners recognize a leaked key
-BURST = 2.0  # a burst may have as many requests as the rate allows in these seconds
+BURST_SECONDS = 2.0  # a burst may have as many requests as the rate allows in this time
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the requests per second (None: no limit)."""
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The entry of a key: name, SHA-256 in hexadecimal, scopes, and requests per second (None: no limit)."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -45,19 +45,19 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             choose("scope", scope, KEY_SCOPES)
 
 
-class _File(msgspec.Struct, frozen=True):
-    key: tuple[Key, ...] = ()
+class _KeyFile(msgspec.Struct, frozen=True):
+    key: tuple[KeyEntry, ...] = ()  # the tables [[key]]
 
 
-def read_keys(path: str | Path) -> tuple[Key, ...]:
-    """Return the keys in a file; raise a `UserError` if the file is not a file of keys."""
+def read_keys(path: str | Path) -> tuple[KeyEntry, ...]:
+    """Return the entries of a file of keys; raise a `UserError` if the file is not a file of keys."""
     try:
-        keys = msgspec.toml.decode(input_files.read_text(path), type=_File).key
+        entries = msgspec.toml.decode(input_files.read_text(path), type=_KeyFile).key
     except msgspec.MsgspecError as error:
         raise UserError(f"{path}: not a file of keys ({error})") from None
-    if len({key.name for key in keys}) < len(keys):
+    if len({entry.name for entry in entries}) < len(entries):
         raise UserError(f"{path}: two keys have the same name; rename one")
-    return keys
+    return entries
 
 
 def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
@@ -72,23 +72,23 @@ def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | No
     Raises:
         UserError: Another key has this name, or an argument is invalid.
     """
-    existing = read_keys(path) if Path(path).exists() else ()
-    if any(other.name == name for other in existing):
+    existing_entries = read_keys(path) if Path(path).exists() else ()
+    if any(entry.name == name for entry in existing_entries):
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
     key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
     try:
-        keys = (*existing, msgspec.convert(values, Key))
+        entries = (*existing_entries, msgspec.convert(values, KeyEntry))
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    files.write(path, "\n\n".join(map(_toml, keys)) + "\n")
+    files.write(path, "\n\n".join(map(_to_toml, entries)) + "\n")
     Path(path).chmod(0o600)
     return key
 
 
-def _toml(key: Key) -> str:
-    """Return the table of a key in TOML."""
-    fields = msgspec.to_builtins(key).items()
+def _to_toml(entry: KeyEntry) -> str:
+    """Return an entry as a TOML table."""
+    fields = msgspec.to_builtins(entry).items()
     # Strings, numbers and lists of strings have the same form in JSON and TOML.
     lines = [f"{field} = {json.dumps(value)}" for field, value in fields if value is not None]
     return "\n".join(["[[key]]", *lines])
@@ -102,24 +102,24 @@ class TokenBucket:
     """A token bucket that allows `rate` requests per second and short bursts."""
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.capacity = rate, max(1.0, rate * BURST)
-        self._tokens, self._time = self.capacity, time.monotonic()
+        self.rate, self.capacity = rate, max(1.0, rate * BURST_SECONDS)
+        self._token_count, self._updated_at = self.capacity, time.monotonic()
         self._lock = threading.Lock()
 
     def take_token(self) -> float:
-        """Take a token for a request and return 0, or return the seconds until there is a token."""
+        """Take a token for a request and return 0, or return the seconds until a token is available."""
         with self._lock:
             now = time.monotonic()
-            self._tokens = min(self.capacity, self._tokens + (now - self._time) * self.rate)
-            self._time = now
-            if self._tokens >= 1:
-                self._tokens -= 1
+            self._token_count = min(self.capacity, self._token_count + (now - self._updated_at) * self.rate)
+            self._updated_at = now
+            if self._token_count >= 1:
+                self._token_count -= 1
                 return 0.0
-            return (1 - self._tokens) / self.rate
+            return (1 - self._token_count) / self.rate
 
 
 class KeyRing:
-    """The keys of a file.
+    """The entries of a file of keys, with a token bucket for each entry that has a rate.
 
     Args:
         path: The file of keys.
@@ -128,28 +128,30 @@ class KeyRing:
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share
-        self._keys: dict[str, Key] = {}
-        self._buckets: dict[Key, TokenBucket] = {}
+        self._entries_by_hash: dict[str, KeyEntry] = {}
+        self._buckets_by_entry: dict[KeyEntry, TokenBucket] = {}
         self.refresh()
-        if not self._keys:
+        if not self._entries_by_hash:
             raise UserError(f"{self.path}: expected at least one key; `factorcell users key` adds a key")
 
     def refresh(self) -> None:
         """Read the file again. If the file is damaged, raise a `UserError` and keep the previous keys.
 
-        If the file has no keys any more, every request is refused.
+        If the file has no keys any more, the service refuses every request that needs a key.
         """
-        keys = read_keys(self.path)
-        self._buckets = {
-            key: self._buckets.get(key) or TokenBucket(key.rate * self.share) for key in keys if key.rate is not None
+        entries = read_keys(self.path)
+        self._buckets_by_entry = {
+            entry: self._buckets_by_entry.get(entry) or TokenBucket(entry.rate * self.share)
+            for entry in entries
+            if entry.rate is not None
         }
-        self._keys = {key.hash: key for key in keys}
+        self._entries_by_hash = {entry.hash: entry for entry in entries}
 
-    def find(self, key: str) -> Key | None:
+    def find(self, key: str) -> KeyEntry | None:
         """Return the entry of the file for a key, or None."""
-        return self._keys.get(_digest(key))
+        return self._entries_by_hash.get(_digest(key))
 
-    def take_token(self, key: Key) -> float:
-        """Take a token for a request with a key and return 0, or return the seconds until there is a token."""
-        bucket = self._buckets.get(key)
+    def take_token(self, entry: KeyEntry) -> float:
+        """Take a token for a request with a key and return 0, or return the seconds until a token is available."""
+        bucket = self._buckets_by_entry.get(entry)
         return bucket.take_token() if bucket else 0.0

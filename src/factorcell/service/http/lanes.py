@@ -1,13 +1,14 @@
 """Thread pools ("lanes") that run blocking work, and refuse work that they cannot finish in time.
 
     expected = (floor(waiting / threads) + 2) * mean
-    share = remaining / (1 + waiting)
+    allotted = remaining / (1 + waiting)
 
-`waiting` requests wait for one of the `threads` of a lane, recent work needed `mean` seconds, and new work would be
-done after `expected` seconds. Work that is expected to end after its deadline is refused on arrival.
+`waiting` requests wait for one of the `threads` of a lane, recent work needed `mean` seconds on average, and new work
+would be done after `expected` seconds. The lane refuses work that must be done earlier.
 
-Work that can be cut short (a search) gets only a `share` of the seconds that remain until its deadline when it starts,
-but at least `min_seconds`. The mean counts the first `min_seconds` of such work and the time beyond its share.
+Work that can be cut short (a search) starts with `remaining` seconds until its deadline. It may use only the `allotted`
+seconds, but at least `min_seconds`. The mean counts the first `min_seconds` of such work, and the seconds that it used
+beyond its allotted ones.
 
 Each kind of work has its own lane, so that no kind can keep another from running.
 """
@@ -43,7 +44,7 @@ class TimeLimit:
     stop: Stop
 
 
-Disconnected = Callable[[], Awaitable[None]]  # returns when the client has disconnected
+DisconnectWaiter = Callable[[], Awaitable[None]]  # returns when the client has disconnected
 
 
 class Lane:
@@ -58,25 +59,25 @@ class Lane:
 
     def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:
         self.name, self.threads, self.max_waiting, self.min_seconds = name, threads, max_waiting, min_seconds
-        self.mean, self.waiting, self.running = 0.0, 0, 0
+        self.mean_seconds, self.waiting_count, self.running_count = 0.0, 0, 0
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(threads, f"factorcell-{name}")
 
     def expected_seconds(self) -> float:
         """Return the seconds after which new work would be done, or 0 if a thread is idle."""
-        if self.waiting + self.running < self.threads:
+        if self.waiting_count + self.running_count < self.threads:
             return 0.0
-        return (math.floor(self.waiting / self.threads) + 2) * self.mean
+        return (math.floor(self.waiting_count / self.threads) + 2) * self.mean_seconds
 
-    async def run(self, work: Callable[[TimeLimit], T], deadline: float, disconnected: Disconnected) -> T:
+    async def run(self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: DisconnectWaiter) -> T:
         """Run `work` in a thread and return its result.
 
-        When `disconnected` returns, waiting work is dropped and running work is stopped.
+        When `wait_for_disconnect` returns, the lane drops waiting work and stops running work.
 
         Args:
             work: Called with its time limit.
             deadline: The `time.monotonic()` at which the work must be done.
-            disconnected: Returns when the client has disconnected.
+            wait_for_disconnect: Returns when the client has disconnected.
 
         Raises:
             ProblemError: The work cannot be finished by the deadline.
@@ -84,57 +85,58 @@ class Lane:
         """
         stop = Stop()
         with self._lock:
-            if self.waiting >= self.max_waiting or self.expected_seconds() > deadline - time.monotonic():
-                raise ProblemError("overloaded", BUSY, retry=self.expected_seconds())
-            self.waiting += 1
-        future = self._pool.submit(self._work, work, deadline, stop)
-        result, disconnection = asyncio.wrap_future(future), asyncio.ensure_future(disconnected())
+            if self.waiting_count >= self.max_waiting or self.expected_seconds() > deadline - time.monotonic():
+                raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
+            self.waiting_count += 1
+        thread_future = self._pool.submit(self._run_in_thread, work, deadline, stop)
+        result_future = asyncio.wrap_future(thread_future)
+        disconnect_future = asyncio.ensure_future(wait_for_disconnect())
         try:
-            await asyncio.wait((result, disconnection), return_when=asyncio.FIRST_COMPLETED)
-            if not result.done():
+            await asyncio.wait((result_future, disconnect_future), return_when=asyncio.FIRST_COMPLETED)
+            if not result_future.done():
                 raise DisconnectedError
-            return result.result()
+            return result_future.result()
         finally:
-            disconnection.cancel()
-            if future.cancel():
+            disconnect_future.cancel()
+            if thread_future.cancel():
                 with self._lock:
-                    self.waiting -= 1
-            result.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
+                    self.waiting_count -= 1
+            result_future.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
             stop.set()
 
     async def stream(
-        self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, disconnected: Disconnected
+        self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, wait_for_disconnect: DisconnectWaiter
     ) -> AsyncIterator[T]:
         """Wait for the first value that `work` yields, and return an iterator over all its values.
 
         This method raises errors that occur before the first value; the iterator raises later ones. When the client
         disconnects or the iterator is closed, the thread stops as soon as `work` yields its next value.
         """
-        loop, values = asyncio.get_running_loop(), asyncio.Queue[T | None]()
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[T | None]()  # None marks the end
 
-        def put(limit: TimeLimit) -> None:
-            for value in work(limit):
-                if limit.stop.is_set:
+        def put_values(time_limit: TimeLimit) -> None:
+            for value in work(time_limit):
+                if time_limit.stop.is_set:
                     return
-                loop.call_soon_threadsafe(values.put_nowait, value)
+                loop.call_soon_threadsafe(queue.put_nowait, value)
 
-        def end(task: asyncio.Task[None]) -> None:
-            values.put_nowait(None)
+        def put_end(task: asyncio.Task[None]) -> None:
+            queue.put_nowait(None)
             if not task.cancelled():
                 task.exception()  # otherwise asyncio would log an unretrieved error
 
-        task = asyncio.ensure_future(self.run(put, deadline, disconnected))
-        task.add_done_callback(end)
-        first = await values.get()
-        if first is None:
+        task = asyncio.ensure_future(self.run(put_values, deadline, wait_for_disconnect))
+        task.add_done_callback(put_end)
+        first_value = await queue.get()
+        if first_value is None:
             await task
 
         async def all_values() -> AsyncIterator[T]:
             try:
-                value = first
+                value = first_value
                 while value is not None:
                     yield value
-                    value = await values.get()
+                    value = await queue.get()
                 with suppress(DisconnectedError):
                     await task
             finally:
@@ -146,21 +148,23 @@ class Lane:
         """Wait for running work and drop the queue."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _work(self, work: Callable[[TimeLimit], T], deadline: float, stop: Stop) -> T:
+    def _run_in_thread(self, work: Callable[[TimeLimit], T], deadline: float, stop: Stop) -> T:
+        """Run `work` with the seconds allotted to it, and update the mean."""
         start = time.monotonic()
         remaining = deadline - start
         with self._lock:
-            self.waiting -= 1
-            self.running += 1
-            share = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting)))
+            self.waiting_count -= 1
+            self.running_count += 1
+            allotted = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting_count)))
         try:
-            if share <= 0:
-                raise ProblemError("overloaded", BUSY, retry=self.expected_seconds())
-            return work(TimeLimit(start + share, stop))
+            if allotted <= 0:
+                raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
+            return work(TimeLimit(start + allotted, stop))
         finally:
             elapsed = time.monotonic() - start
             with self._lock:
-                self.running -= 1
-                if share > 0 and not stop.is_set:
-                    needed = max(0.0, elapsed - share) + min(elapsed, share, self.min_seconds)
-                    self.mean += (SMOOTHING if self.mean else 1) * (needed - self.mean)
+                self.running_count -= 1
+                if allotted > 0 and not stop.is_set:
+                    needed = max(0.0, elapsed - allotted) + min(elapsed, allotted, self.min_seconds)
+                    weight = SMOOTHING if self.mean_seconds else 1  # the first work determines the mean alone
+                    self.mean_seconds += weight * (needed - self.mean_seconds)

@@ -12,7 +12,7 @@ MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
 MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
 MAX_IMPORTED = 10_000  # maximum number of texts of an imported user
 MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # maximum numbers per request
-MAX_PROMPT = 1000  # maximum number of characters of a prompt, which the model reads one by one
+MAX_PROMPT = 1000  # maximum number of characters of a prompt; the model reads the characters one by one
 MAX_SCORE = 1e30  # largest absolute value of a score or a weight
 
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
@@ -31,7 +31,7 @@ class Message(Struct, kw_only=True):
 
 
 class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message in a request; a request with an unknown field is refused."""
+    """A message in a request; the service refuses a request with an unknown field."""
 
 
 class CompleteRequest(RequestMessage):
@@ -46,9 +46,11 @@ class CompleteRequest(RequestMessage):
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
     deadline_ms: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_DEADLINE)] | None,
-        Meta(description="milliseconds until the best suggestions so far are returned; by default set by the server"),
+        Meta(
+            description="milliseconds after which the search ends with its best suggestions; the server has a default"
+        ),
     ] = None
-    learn: Annotated[bool, Meta(description="false: a private session, with suggestions as for an unknown user")] = True
+    learn: Annotated[bool, Meta(description="false: suggest as for an unknown user, in a private session")] = True
     explain: Annotated[bool, Meta(description="whether to return the contribution of each source to the score")] = False
 
 
@@ -205,7 +207,10 @@ class ScoreAnswer(Message):
 
 
 class ClassifyRequest(RequestMessage):
-    """Texts to classify by their value of the column `target`; `values` are the candidates (by default all known)."""
+    """Texts to classify by their value of the column `target`.
+
+    `values` has the candidates; by default, all values of the column that the model knows are candidates.
+    """
 
     target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
@@ -237,7 +242,7 @@ class Hypothesis(RequestMessage):
 
 
 class HypothesisList(RequestMessage):
-    """The hypotheses for one utterance in the order of the recognizer, best first. None of them is truncated."""
+    """The hypotheses for one utterance in the order of the recognizer, best first. The model truncates none of them."""
 
     hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MAX_HYPOTHESES)]
     context: Context = {}
@@ -247,7 +252,8 @@ class RescoreRequest(RequestMessage):
     """N-best lists of hypotheses to rescore by a weighted sum of scores.
 
     The sum also has two scores that the service computes: `model`, the log probability under the served model, and
-    `words`, the number of words. By default, `lm` and `model` have the weight 0.5, `words` 0, and all other scores 1.
+    `words`, the number of words. By default, the weight of `lm` and `model` is 0.5, the weight of `words` is 0, and the
+    weight of each other score is 1.
     """
 
     lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MAX_TEXTS)]
@@ -255,7 +261,7 @@ class RescoreRequest(RequestMessage):
 
 
 class Rescored(Message):
-    """The best hypothesis of a list, and its place in the list, counted from 1."""
+    """The best hypothesis of a list, and the place of this hypothesis in the list, counted from 1."""
 
     text: str
     place: int
@@ -274,7 +280,7 @@ class GenerateRequest(RequestMessage):
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_k: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="sample from the k most probable tokens; 0: from all")
+        int, Meta(ge=0, le=1_000_000, description="sample from this number of most probable tokens; 0: from all")
     ] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 100

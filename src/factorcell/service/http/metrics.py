@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # buckets of the durations
+DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -28,14 +28,14 @@ class Metrics:
             "Seconds from the arrival of a request to its response",
             ("operation",),
             registry=registry,
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
         )
         self.degraded = Counter("factorcell_degraded", "Degraded completions by reason", ("why",), registry=registry)
         self.accepts = Counter("factorcell_accepts", "Accepted texts by outcome", ("outcome",), registry=registry)
         self.models = Counter("factorcell_models", "Reloaded models by outcome", ("outcome",), registry=registry)
-        gauges: dict[str, Any] = {"registry": registry, "multiprocess_mode": "livesum"}
-        self.waiting = Gauge("factorcell_waiting", "Requests that wait or run in a lane", ("lane",), **gauges)
-        self.processes = Gauge("factorcell_processes", "Server processes", **gauges)
+        options: dict[str, Any] = {"registry": registry, "multiprocess_mode": "livesum"}
+        self.waiting = Gauge("factorcell_waiting", "Requests that wait or run in a lane", ("lane",), **options)
+        self.processes = Gauge("factorcell_processes", "Server processes", **options)
 
     def text(self) -> bytes:
         """Return the metrics of all processes in the text format of Prometheus."""

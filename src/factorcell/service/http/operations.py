@@ -23,7 +23,7 @@ from factorcell.service.learning import UNKNOWN_POLICY, ServedModel
 from factorcell.service.record import ContextValue
 
 MAX_PAIRS = 10_000  # maximum number of pairs of text and candidate value, or of hypotheses, per request
-MAX_EXPORT_BYTES = 4 << 20  # maximum size of an import
+MAX_EXPORT_BYTES = 4 << 20  # maximum size of an imported export
 
 T = TypeVar("T")
 
@@ -76,12 +76,12 @@ def ready(site: Site, call: Call) -> messages.Health:
 
 def show(site: Site, call: Call) -> messages.ProfileAnswer:
     """Return all saved data of a user."""
-    return msgspec.convert(_existing(site.service.show(call.user)), messages.ProfileAnswer, from_attributes=True)
+    return msgspec.convert(_require_record(site.service.show(call.user)), messages.ProfileAnswer, from_attributes=True)
 
 
 def export(site: Site, call: Call) -> messages.Export:
     """Return the texts and settings of a user; `POST /v1/users` imports them."""
-    return msgspec.convert(_existing(site.service.export(call.user)), messages.Export)
+    return msgspec.convert(_require_record(site.service.export(call.user)), messages.Export)
 
 
 def restore(site: Site, call: Call) -> messages.UserAnswer:
@@ -115,14 +115,15 @@ def pause(site: Site, call: Call) -> messages.PausedAnswer:
 
 def resume(site: Site, call: Call) -> messages.PausedAnswer:
     """Resume learning: texts that the user accepts are saved and learned again."""
-    site.service.pause(call.user, False)
+    site.service.pause(call.user, paused=False)
     return messages.PausedAnswer(paused=False)
 
 
 def score(site: Site, call: Call) -> messages.ScoreAnswer:
     """Return how well the model predicts each text, without truncating it."""
     model = site.service.model
-    corpus = model.run.read(*_texts_and_contexts(call.message.texts), unknown=UNKNOWN_POLICY, truncate=False)
+    texts, contexts = _texts_and_contexts(call.message.texts)
+    corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY, truncate=False)
     results = [
         messages.TextScore(nats=tally.nats, targets=tally.targets, perplexity=tally.perplexity)
         for tally in text_tallies(model.run, corpus)
@@ -134,20 +135,22 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     """Return the most probable value of a context column for each text, by Bayes' rule with a uniform prior."""
     request: messages.ClassifyRequest = call.message
     model = site.service.model
-    names = _candidates(model, request)
+    candidates = _candidate_values(model, request)
     texts, contexts = _texts_and_contexts(request.texts)
     if any(request.target in context for context in contexts):
         raise UserError(f"context {request.target}: it is the target column; remove it from the contexts")
     corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY)
-    likelihoods = log_likelihoods(model.run, corpus, [{request.target: name} for name in names])
-    probabilities = apply_bayes_rule(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
+    candidate_contexts = [{request.target: candidate} for candidate in candidates]
+    text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
+    unknown_truth = [None] * len(corpus)
+    classification = apply_bayes_rule(candidates, text_log_likelihoods, corpus.lengths, truth=unknown_truth)
     results = [
         messages.TextClass(
-            value=names[int(row.argmax())],
-            probabilities=dict(zip(names, row.tolist(), strict=True)),
+            value=candidates[int(probabilities.argmax())],
+            probabilities=dict(zip(candidates, probabilities.tolist(), strict=True)),
             truncated=is_truncated,
         )
-        for row, is_truncated in zip(probabilities, corpus.truncated.tolist(), strict=True)
+        for probabilities, is_truncated in zip(classification.probabilities, corpus.truncated.tolist(), strict=True)
     ]
     return messages.ClassifyAnswer(results=results)
 
@@ -156,11 +159,15 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
     """Choose the best hypothesis of each n-best list of a recognizer, given the context of the list."""
     request: messages.RescoreRequest = call.message
     model = site.service.model
-    _check_count(sum(len(item.hypotheses) for item in request.lists), "hypotheses")
-    names = tuple(request.lists[0].hypotheses[0].scores)
-    nbest = NBest(names, tuple(_utterance(str(number), item, names) for number, item in enumerate(request.lists, 1)))
-    weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(names)
-    rows = rescoring.rescore(rescoring.score_hypotheses(model.run, nbest, unknown=UNKNOWN_POLICY), weights)
+    _check_count(sum(len(nbest_list.hypotheses) for nbest_list in request.lists), "hypotheses")
+    first_hypothesis = request.lists[0].hypotheses[0]
+    score_names = tuple(first_hypothesis.scores)
+    utterances = tuple(
+        _utterance(str(number), nbest_list, score_names) for number, nbest_list in enumerate(request.lists, 1)
+    )
+    weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(score_names)
+    scored = rescoring.score_hypotheses(model.run, NBest(score_names, utterances), unknown=UNKNOWN_POLICY)
+    rows = rescoring.rescore(scored, weights)
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
 
 
@@ -181,29 +188,33 @@ def generate(site: Site, call: Call) -> Iterator[messages.TextChunk]:
     yield messages.TextChunk(text="", done=True)
 
 
-def _existing(value: T | None) -> T:
-    if value is None:
+def _require_record(data: T | None) -> T:
+    """Return the data of a user; raise a `ProblemError` if the store has no record of the user."""
+    if data is None:
         raise ProblemError("not-found", "no data is saved for this user")
-    return value
+    return data
 
 
 def _texts_and_contexts(texts: Sequence[messages.ContextText]) -> tuple[list[str], list[dict[str, ContextValue]]]:
-    return [item.text for item in texts], [item.context for item in texts]
+    return [text.text for text in texts], [text.context for text in texts]
 
 
-def _candidates(model: ServedModel, request: messages.ClassifyRequest) -> tuple[str, ...]:
-    """Return the values among which a request lets the model choose.
+def _candidate_values(model: ServedModel, request: messages.ClassifyRequest) -> tuple[str, ...]:
+    """Return the values of the target column among which a request lets the model choose.
 
-    A request for the user column is refused, because its values would reveal the users in the training table.
+    Raises:
+        UserError: The target is unsuitable, a value is unknown, or there are too many pairs of text and value. The
+            column of users is unsuitable, because its values would reveal the users in the training table.
     """
     variable = model.run.schema.variable(request.target)
     if variable.kind != "category" or variable.source_column == model.run.config.data.user:
         raise UserError(f"target {request.target}: expected a category column other than the column of users")
-    for name in request.values:
-        choose(f"value of {request.target}", name, variable.values[1:])
-    names = tuple(dict.fromkeys(request.values)) or variable.values[1:]
-    _check_count(len(names) * len(request.texts), "pairs of text and value")
-    return names
+    known_values = variable.values[1:]  # without the first one, which stands for rare values
+    for value in request.values:
+        choose(f"value of {request.target}", value, known_values)
+    candidates = tuple(dict.fromkeys(request.values)) or known_values
+    _check_count(len(candidates) * len(request.texts), "pairs of text and value")
+    return candidates
 
 
 def _check_count(count: int, noun: str) -> None:
@@ -211,16 +222,21 @@ def _check_count(count: int, noun: str) -> None:
         raise UserError(f"request: expected at most {MAX_PAIRS} {noun}, got {count}; send several requests")
 
 
-def _utterance(number: str, request: messages.HypothesisList, names: tuple[str, ...]) -> Utterance:
-    if any(set(hypothesis.scores) != set(names) for hypothesis in request.hypotheses):
+def _utterance(utterance_id: str, nbest_list: messages.HypothesisList, score_names: tuple[str, ...]) -> Utterance:
+    """Return an n-best list of a request; raise a `UserError` if a hypothesis has other scores than `score_names`."""
+    hypotheses = nbest_list.hypotheses
+    if any(set(hypothesis.scores) != set(score_names) for hypothesis in hypotheses):
         raise UserError("hypotheses: expected the same names of scores in all hypotheses, got different names")
     scores = np.array(
-        [[hypothesis.scores[name] for name in names] for hypothesis in request.hypotheses], dtype=np.float64
+        [[hypothesis.scores[name] for name in score_names] for hypothesis in hypotheses], dtype=np.float64
     )
-    texts = tuple(hypothesis.text for hypothesis in request.hypotheses)
-    return Utterance(number, texts, scores.reshape(len(texts), len(names)), columns=request.context)
+    texts = tuple(hypothesis.text for hypothesis in hypotheses)
+    # The shape is explicit, because without score names numpy would not know the second dimension.
+    scores = scores.reshape(len(texts), len(score_names))
+    return Utterance(utterance_id, texts, scores, columns=nbest_list.context)
 
 
+# Arguments: name, method, path, scope, lane, request type, response type, handler.
 # fmt: off
 OPERATIONS = (
     Operation("complete", "POST", "/v1/complete", "complete", "search",

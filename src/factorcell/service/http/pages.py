@@ -1,7 +1,7 @@
-"""The demo page, the script for other sites, and the API page.
+"""The demo page, the script of the search box for other sites, and the API page.
 
-Each file is read once. When a browser requests a file that it has cached, it sends the entity tag of the file to ask
-whether the file has changed.
+The service reads each file once. A browser that has cached a file sends the entity tag of the file, to ask whether the
+file has changed.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-HINT = "Type something"  # placeholder of the empty search box
-BOX = "factorcell.js"  # the script that other sites may load
+HINT = "Type something"  # default placeholder of the empty search box
+BOX = "factorcell.js"  # the script of the search box, which other sites may load
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 NO_EMBEDDING = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Pages load and request only files of this server, and no text can become code or markup.
@@ -39,25 +39,26 @@ FILES = {
 
 def routes(hint: str = "") -> list[Route]:
     """Return the routes of all files of the pages; `hint` is the placeholder of the empty search box."""
-    return [_route(path, *file, hint or HINT) for path, file in FILES.items()]
+    return [_route(path, folder, name, policy, hint or HINT) for path, (folder, name, policy) in FILES.items()]
 
 
 def _route(path: str, folder: str, name: str, policy: str, hint: str) -> Route:
     content = resources.files("factorcell").joinpath(folder, name).read_bytes()
     if name == "index.html":
         content = content.replace(HINT.encode(), html.escape(hint).encode(errors="replace"))
-    tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
+    entity_tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
+    _, _, extension = name.rpartition(".")
     headers = {
         "Cache-Control": "no-cache",
         "Content-Security-Policy": policy,
         "Cross-Origin-Resource-Policy": "cross-origin" if name == BOX else "same-origin",
-        "ETag": tag,
+        "ETag": entity_tag,
     }
 
-    async def answer(request: Request) -> Response:
-        cached = request.headers.get("if-none-match", "")
-        if tag in (entity_tag.strip().removeprefix("W/") for entity_tag in cached.split(",")):
+    async def respond(request: Request) -> Response:
+        cached_tags = request.headers.get("if-none-match", "").split(",")
+        if entity_tag in (tag.strip().removeprefix("W/") for tag in cached_tags):
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
+        return Response(content, headers=headers, media_type=MEDIA_TYPES[extension])
 
-    return Route(path, answer)
+    return Route(path, respond)

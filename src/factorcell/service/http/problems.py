@@ -32,20 +32,22 @@ PROBLEM_KINDS: dict[str, tuple[int, str]] = {
 
 
 class ProblemError(Exception):
-    """A request that fails, with the reason for the client.
+    """A request fails for a reason that the response states.
 
     Args:
         kind: A key of `PROBLEM_KINDS`.
         detail: What is wrong with this request, and what to do.
-        retry: Seconds after which the client may try again, or None to send no such time.
+        retry_after: Seconds after which the client may try again, or None to omit the header Retry-After.
         headers: Further headers of the response.
     """
 
-    def __init__(self, kind: str, detail: str, retry: float | None = None, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self, kind: str, detail: str, retry_after: float | None = None, headers: Mapping[str, str] | None = None
+    ):
         super().__init__(kind)
         self.kind, self.detail, self.headers = kind, detail, dict(headers or {})
-        if retry is not None:
-            self.headers["Retry-After"] = str(max(1, math.ceil(retry)))
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
 
     def response(self) -> Response:
         """Return the response that describes the problem."""
@@ -55,11 +57,14 @@ class ProblemError(Exception):
 
 
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem that describes an error, with "the model" in place of the path `folder` of the run."""
+    """Return the problem that describes an error.
+
+    In the message of a `UserError`, "the model" replaces the path `folder` of the run, which clients must not see.
+    """
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, UserError):
         return ProblemError("invalid", str(error).replace(folder, "the model") if folder else str(error))
     if isinstance(error, StoreError):
-        return ProblemError("no-store", "user data cannot be read or written now; try again later", retry=1)
+        return ProblemError("no-store", "user data cannot be read or written now; try again later", retry_after=1)
     return ProblemError("failed", "unexpected error; it was logged")

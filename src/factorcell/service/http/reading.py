@@ -16,12 +16,12 @@ M = TypeVar("M", bound=msgspec.Struct)
 async def read_message(request: Request, message_type: type[M], max_bytes: int) -> M:
     """Return the message in the body of a request; raise a `ProblemError` if the body is invalid."""
     try:
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json" or "content-encoding" in request.headers:
+        media_type, _, _ = request.headers.get("content-type", "").partition(";")
+        if media_type.strip().lower() != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "expected an uncompressed body with Content-Type: application/json")
         # Some editors write a byte order mark.
-        content = (await _body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
-        return msgspec.json.decode(_text(content, "body"), type=message_type)
+        content = (await _read_body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
+        return msgspec.json.decode(_decode_text(content, "body"), type=message_type)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):
@@ -30,10 +30,10 @@ async def read_message(request: Request, message_type: type[M], max_bytes: int) 
 
 def path_parameter(request: Request, name: str) -> str:
     """Return the unescaped value of a parameter in the path of a request."""
-    return _text(unquote_to_bytes(request.path_params[name]), "path")
+    return _decode_text(unquote_to_bytes(request.path_params[name]), "path")
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     content = bytearray()
     try:
         async for chunk in request.stream():
@@ -46,7 +46,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     return bytes(content)
 
 
-def _text(content: bytes, where: str) -> str:
+def _decode_text(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

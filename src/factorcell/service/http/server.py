@@ -37,8 +37,8 @@ from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
 SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-POLL = 0.2  # seconds between two checks of workers and signals
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+CHECK_INTERVAL = 0.2  # seconds between two checks of workers and signals
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,31 @@ class ServerOptions:
     cache_size: int = CACHE_SIZE
     settings: Settings = field(default_factory=Settings)
 
-    def model(self) -> ServedModel:
+    def open_model(self) -> ServedModel:
         """Open the run as it is now, and try it out by completing and learning one text."""
         is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
-        folder = self.run.absolute()  # problem details replace this path; the path "." would match in many messages
+        folder = self.run.absolute()  # problems replace this path by "the model"; the path "." occurs in many messages
         model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
 
-    def site(self) -> Site:
+    def open_site(self) -> Site:
         """Open the model, the store and the keys, and configure PyTorch and Python for many small requests."""
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCH_INTERVAL)
-        keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
-        service = Service(self.model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
+        keys = None if self.keys is None else KeyRing(self.keys, share=1 / self.workers)
+        service = Service(self.open_model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
         return Site(service, self.settings, keys)
 
-    def application(self) -> Starlette:
-        """Return the application. It reloads changed models and keys within seconds, and at once on SIGHUP."""
-        stamp = folder_stamp(
-            self.run
-        )  # computed before the run is opened, so that the watcher notices a change during the opening
-        site = self.site()
-        watcher = Watcher(site, self.run, self.model, stamp)
+    def open_application(self) -> Starlette:
+        """Open the site and return its application, which reloads a changed model or changed keys within seconds.
+
+        On SIGHUP, the application reloads the model and changed keys at once.
+        """
+        # The stamp is computed before the run is opened: the watcher must notice a change during the opening.
+        stamp = folder_stamp(self.run)
+        site = self.open_site()
+        watcher = Watcher(site, self.run, self.open_model, stamp)
         site.metrics.processes.set(1)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watcher.reload())
@@ -88,7 +90,7 @@ class ServerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server on a host name or address."""
+    """Return whether a host name or address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -104,7 +106,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
         UserError: The port is in use, or the host is not an address of this machine.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
     except (socket.gaierror, UnicodeError):
         raise UserError(f"host {host!r:.60}: not a name or address of this machine") from None
     # Without the protocol IPPROTO_TCP, asyncio would not disable Nagle's algorithm, and bodies would be delayed.
@@ -114,10 +117,10 @@ def bind_socket(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        reason = f"{host} port {port}: {error.strerror}"
+        message = f"{host} port {port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"{reason}; choose another --port, or 0 for any free port") from None
-        raise OSError(error.errno, reason) from None
+            raise UserError(f"{message}; choose another --port, or 0 for any free port") from None
+        raise OSError(error.errno, message) from None
     return listener
 
 
@@ -125,20 +128,23 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM, and finish running requests before returning."""
     if options.keys is None:
         if not is_loopback(options.host):
-            hint = "other machines can reach this server, so it needs keys; add --keys FILE, or serve on localhost"
-            raise UserError(f"host {options.host}: {hint}")
-        options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK, options.host)))
+            raise UserError(
+                f"host {options.host}: other machines can reach this server, so it needs keys; "
+                "add --keys FILE, or serve on localhost"
+            )
+        options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK_NAMES, options.host)))
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"http://{host}:{listener.getsockname()[1]}"
+        _, port, *_ = listener.getsockname()  # differs from `options.port` if that is 0
+        url = f"http://{host}:{port}"
         if options.workers == 1:
-            app = options.application()
-            notify(f"serving {options.run} at {address}; press Ctrl-C to stop")
+            app = options.open_application()
+            notify(f"serving {options.run} at {url}; press Ctrl-C to stop")
             return uvicorn_server(app).run([listener])
-        options.site().close()  # an invalid run or store is reported once here, not by each worker
+        options.open_site().close()  # reports an invalid run or store once; otherwise, each worker would report it
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.DIRECTORY_VARIABLE] = folder
-            notify(f"serving {options.run} at {address} in {options.workers} processes; press Ctrl-C to stop")
+            notify(f"serving {options.run} at {url} in {options.workers} processes; press Ctrl-C to stop")
             supervise(options, listener)
     return None
 
@@ -164,34 +170,34 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def supervise(options: ServerOptions, listener: socket.socket) -> None:
-    """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
+    """Run the workers until SIGINT or SIGTERM, replace workers that die, and forward SIGHUP to all workers."""
     context = multiprocessing.get_context("spawn")
-    stops, reloads = list[int](), list[int]()  # received signals
-    received: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
+    stop_signals, reload_signals = list[int](), list[int]()  # signals that this process received
+    received_by_number: dict[int, list[int]] = {signal.SIGINT: stop_signals, signal.SIGTERM: stop_signals}
     if hasattr(signal, "SIGHUP"):
-        received[signal.SIGHUP] = reloads
+        received_by_number[signal.SIGHUP] = reload_signals
 
     def record_signal(number: int, _: object) -> None:
-        received[number].append(number)
+        received_by_number[number].append(number)
 
-    previous_handlers = {number: signal.signal(number, record_signal) for number in received}
+    previous_handlers = {number: signal.signal(number, record_signal) for number in received_by_number}
 
-    def start() -> SpawnProcess:
-        process = context.Process(target=work, args=(options, listener))
-        process.start()
-        return process
+    def start_worker() -> SpawnProcess:
+        worker = context.Process(target=run_worker, args=(options, listener))
+        worker.start()
+        return worker
 
-    workers = [start() for _ in range(options.workers)]
+    workers = [start_worker() for _ in range(options.workers)]
     try:
-        while not stops:
-            connection.wait([worker.sentinel for worker in workers], POLL)
-            reload = bool(reloads)
-            reloads.clear()
+        while not stop_signals:
+            connection.wait([worker.sentinel for worker in workers], CHECK_INTERVAL)
+            must_reload = bool(reload_signals)
+            reload_signals.clear()
             for index, worker in enumerate(workers):
                 if not worker.is_alive():
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-                    workers[index] = start()
-                elif reload and worker.pid is not None:
+                    workers[index] = start_worker()
+                elif must_reload and worker.pid is not None:
                     os.kill(worker.pid, signal.SIGHUP)  # a worker that is still starting dies and is replaced
     finally:
         for worker in workers:
@@ -202,11 +208,11 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
             signal.signal(number, handler)
 
 
-def work(options: ServerOptions, listener: socket.socket) -> None:
-    """Serve in a worker process, which ends with a one-line error if the run or the store cannot be opened."""
+def run_worker(options: ServerOptions, listener: socket.socket) -> None:
+    """Serve in this worker process; end it with a one-line error if the run or the store cannot be opened."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        app = options.application()
+        app = options.open_application()
     except (UserError, OSError) as error:
         LOG.error("%s", error)
         sys.exit(1)

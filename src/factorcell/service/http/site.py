@@ -1,4 +1,4 @@
-"""Everything that the request handlers need: the service, settings, keys, metrics, thread pools, and operations."""
+"""The objects that request handlers use: the service, settings, keys, metrics and thread pools, and the operations."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
-MIN_SEARCH_SECONDS = 0.003  # seconds that a search gets at least, even if many requests wait
+MIN_SEARCH_SECONDS = 0.003  # minimum number of seconds that a search may use, even if many requests wait
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Settings:
                 raise UserError(f"origin {origin!r:.60}: expected {expected}")
 
 
-def _lanes() -> dict[str, Lane]:
+def _new_lanes() -> dict[str, Lane]:
     threads = usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
         "change": Lane("change", threads, max_waiting=256),
-        "batch": Lane("batch", 1, max_waiting=16),
+        "batch": Lane("batch", threads=1, max_waiting=16),
     }
 
 
@@ -62,7 +62,7 @@ class Site:
     settings: Settings = field(default_factory=Settings)
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    lanes: dict[str, Lane] = field(default_factory=_lanes)
+    lanes: dict[str, Lane] = field(default_factory=_new_lanes)
 
     def close(self) -> None:
         """Finish running requests, then close the store."""

@@ -1,7 +1,8 @@
 """Watches for a new model in the run folder, for new keys, and for expired texts while the server runs.
 
-A new model is opened and tried out while the old one still serves; then the new model replaces the old one. A damaged
-or incomplete model is not served. It is opened again when its files change.
+The watcher opens a new model and tries it out while the service still uses the old one; then the service uses the new
+one. If the new model is damaged or incomplete, the service keeps the old one, and the watcher opens the new one again
+when its files change.
 """
 
 import logging
@@ -18,26 +19,27 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.record import StoreError
 
 LOG = logging.getLogger("factorcell.service")
-INTERVAL = 1.0  # seconds between two checks
+CHECK_INTERVAL = 1.0  # seconds between two checks
 EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
 
-Stamp = tuple[tuple[int, int, int] | None, ...]  # for each file: time, inode and size, or None if it does not exist
+# For each file: the modification time in nanoseconds, the inode and the size, or None if the file does not exist.
+Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def folder_stamp(folder: Path) -> Stamp:
     """Return a value that changes if the run in a folder changes or another folder replaces the folder."""
-    return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # the manifest is optional
+    return _stamp(folder / digests.FILE, folder / "weights.safetensors")  # the manifest digests.json is optional
 
 
-def _stamps(*paths: Path) -> Stamp:
-    stamps: list[tuple[int, int, int] | None] = []
+def _stamp(*paths: Path) -> Stamp:
+    file_stamps: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
             status = path.stat()
-            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            file_stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
         except OSError:
-            stamps.append(None)
-    return tuple(stamps)
+            file_stamps.append(None)
+    return tuple(file_stamps)
 
 
 class Watcher:
@@ -54,7 +56,7 @@ class Watcher:
         self.site, self.folder, self.reopen = site, folder, reopen
         self.run_stamp, self.keys_stamp = run_stamp, self._current_keys_stamp()
         self.last_expiry = time.monotonic() - EXPIRY_INTERVAL
-        self._wake, self._reload, self._closed = threading.Event(), False, False
+        self._wake_event, self._must_reload, self._is_closed = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="factorcell-watcher", daemon=True)
 
     def start(self) -> None:
@@ -62,19 +64,19 @@ class Watcher:
 
     def reload(self) -> None:
         """Open the run again at once, even if the run has not changed. A signal handler may call this."""
-        self._reload = True
-        self._wake.set()
+        self._must_reload = True
+        self._wake_event.set()
 
     def close(self) -> None:
-        self._closed = True
-        self._wake.set()
+        self._is_closed = True
+        self._wake_event.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def check_once(self) -> None:
         """Load a changed model, load changed keys, and delete expired texts."""
-        self._check_model()
-        self._check_keys()
+        self._reload_changed_model()
+        self._reload_changed_keys()
         if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
             self.last_expiry = time.monotonic()
             try:
@@ -82,9 +84,9 @@ class Watcher:
             except StoreError:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
-    def _check_model(self) -> None:
+    def _reload_changed_model(self) -> None:
         stamp = folder_stamp(self.folder)
-        is_forced, self._reload = self._reload, False
+        is_forced, self._must_reload = self._must_reload, False
         if stamp == self.run_stamp and not is_forced:
             return
         self.run_stamp = stamp
@@ -98,7 +100,7 @@ class Watcher:
         self.site.metrics.models.labels("served").inc()
         LOG.warning("a new model is served from now on")
 
-    def _check_keys(self) -> None:
+    def _reload_changed_keys(self) -> None:
         stamp, keys = self._current_keys_stamp(), self.site.keys
         if keys is None or stamp == self.keys_stamp:
             return
@@ -109,13 +111,13 @@ class Watcher:
             LOG.warning("the new keys are invalid and the previous keys remain valid: %s", error)
 
     def _current_keys_stamp(self) -> Stamp:
-        return () if self.site.keys is None else _stamps(self.site.keys.path)
+        return () if self.site.keys is None else _stamp(self.site.keys.path)
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._is_closed:
             try:
                 self.check_once()
-            except Exception as error:  # later changes must still be noticed
+            except Exception as error:  # the watcher must still notice later changes
                 error_log.log_unexpected_error(error)
-            self._wake.wait(INTERVAL)
-            self._wake.clear()
+            self._wake_event.wait(CHECK_INTERVAL)
+            self._wake_event.clear()

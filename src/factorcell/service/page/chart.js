@@ -6,7 +6,9 @@
 const chart = (() => {
   const ROWS = 5; // suggestions shown
   const ROW_HEIGHT = 38; // pixels, the height of .chart li
-  const [FOOT, GAP, PAD] = [24, 56, 14]; // pixels: below the rows, between two steps, at both sides
+  const FOOT_HEIGHT = 24; // pixels below the rows
+  const MAX_STEP_GAP = 56; // pixels between two steps
+  const PADDING = 14; // pixels at the left and at the right
   const MAX_STEPS = 12; // steps shown
   const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,25 +16,28 @@ const chart = (() => {
   function draw(figure, steps) {
     figure.replaceChildren();
     if (!steps.length) return;
-    const shown = steps.slice(-MAX_STEPS);
-    const last = shown.at(-1).results.slice(0, ROWS);
-    const drawing = svg("svg", { height: ROWS * ROW_HEIGHT + FOOT, "aria-hidden": "true" });
-    const list = factorcell.element("ol", {}, ...last.map(listItem));
+    const shownSteps = steps.slice(-MAX_STEPS);
+    const newestResults = shownSteps.at(-1).results.slice(0, ROWS);
+    const drawing = svgElement("svg", { height: ROWS * ROW_HEIGHT + FOOT_HEIGHT, "aria-hidden": "true" });
+    const list = factorcell.element("ol", {}, ...newestResults.map(listItem));
     figure.append(drawing, list);
     const width = drawing.getBoundingClientRect().width;
-    const gap = Math.min(GAP, (width - 2 * PAD) / Math.max(1, shown.length - 1));
-    const x = (step) => width - PAD - (shown.length - 1 - step) * gap;
-    const texts = new Set(shown.flatMap((step) => step.results.slice(0, ROWS).map((result) => result.text)));
-    const paths = [...texts].map((text) => textPath(text, shown)).sort((a, b) => a.isPersonal - b.isPersonal);
+    const lastIndex = shownSteps.length - 1;
+    const gap = Math.min(MAX_STEP_GAP, (width - 2 * PADDING) / Math.max(1, lastIndex));
+    const x = (index) => width - PADDING - (lastIndex - index) * gap; // place of the step with an index
+    const texts = new Set(shownSteps.flatMap((step) => step.results.slice(0, ROWS).map((result) => result.text)));
+    const paths = [...texts].map((text) => suggestionPath(text, shownSteps));
+    paths.sort((a, b) => a.isPersonal - b.isPersonal); // lines of the user's texts are drawn last, above the others
     for (const path of paths) drawPath(drawing, path, x);
-    shown.forEach((step, index) => {
-      if (gap < 16 && index < shown.length - 1) return; // without room, only the newest step has a label
-      drawing.append(svg("text", { class: "tick", x: x(index), y: ROWS * ROW_HEIGHT + 18 }, step.label));
+    shownSteps.forEach((step, index) => {
+      if (gap < 16 && index < lastIndex) return; // without room, only the newest step has a label
+      drawing.append(svgElement("text", { class: "tick", x: x(index), y: ROWS * ROW_HEIGHT + 18 }, step.label));
     });
   }
 
-  /** Return the row (0 is the top; ROWS is below the list) and the probability of a text at each step. */
-  function textPath(text, steps) {
+  /** Return the row (0 is the top; ROWS is below the list) and the probability of a text at each step, and whether the
+      text is one of the user's own texts. */
+  function suggestionPath(text, steps) {
     const points = steps.map(({ results }) => {
       const index = results.findIndex((result) => result.text === text);
       const isShown = index >= 0 && index < ROWS;
@@ -43,8 +48,9 @@ const chart = (() => {
     return { points, isPersonal };
   }
 
+  /** Draw the line and the dots of a suggestion; `x` maps the index of a step to its place. */
   function drawPath(drawing, { points, isPersonal }, x) {
-    const kind = isPersonal ? "personal " : "";
+    const classPrefix = isPersonal ? "personal " : "";
     const y = (row) => (Math.min(row, ROWS - 0.35) + 0.5) * ROW_HEIGHT;
     let curve = "";
     points.forEach(({ row }, index) => {
@@ -55,11 +61,11 @@ const chart = (() => {
       curve += `M${x(index - 1)} ${y(previous.row)}C${middle} ${y(previous.row)} ${middle} ${y(row)} `
         + `${x(index)} ${y(row)}`;
     });
-    if (curve) drawing.append(svg("path", { class: `${kind}line`, d: curve }));
+    if (curve) drawing.append(svgElement("path", { class: `${classPrefix}line`, d: curve }));
     points.forEach(({ row, probability }, index) => {
       if (row === ROWS) return;
       const radius = 2.5 + 7 * Math.sqrt(probability);
-      drawing.append(svg("circle", { class: `${kind}dot`, cx: x(index), cy: y(row), r: radius }));
+      drawing.append(svgElement("circle", { class: `${classPrefix}dot`, cx: x(index), cy: y(row), r: radius }));
     });
   }
 
@@ -67,7 +73,7 @@ const chart = (() => {
     const probability = Math.exp(result.score);
     const percent = probability < 0.005 ? "<1 %" : `${Math.round(100 * probability)} %`;
     return factorcell.element("li", isFromHistory(result) ? { class: "personal" } : {},
-      factorcell.element("span", { dir: "auto" }, factorcell.visible(result.text)),
+      factorcell.element("span", { dir: "auto" }, factorcell.escapeInvisible(result.text)),
       factorcell.element("small", {}, percent));
   }
 
@@ -75,57 +81,59 @@ const chart = (() => {
     return result.source.split("+").includes("history");
   }
 
-  function svg(name, attributes, ...children) {
+  function svgElement(name, attributes, ...children) {
     const node = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
     node.append(...children);
     return node;
   }
 
-  /** The steps of the chart of one user, by prefix; the chart shows those of the current `prefix`. */
+  /** The steps of the chart of one user, by prefix; the chart shows the steps of the current `prefix`. */
   class SuggestionHistory {
-    #latest = new Map(); // prefix -> suggestions since the last change
-    #steps = new Map(); // prefix -> steps
-    #accepts = 0; // number of accepted texts
-    #isChosen = false; // whether the user chose the prefix
+    #latestResults = new Map(); // prefix -> suggestions that were shown for the prefix since the last step
+    #stepsByPrefix = new Map();
+    #acceptCount = 0; // number of accepted texts
+    #isPrefixChosen = false; // whether the user chose the prefix
     prefix = "";
 
     /** Remember the suggestions for a prefix before the user accepts the next text. */
     remember(prefix, results) {
-      this.#latest.set(prefix, results);
+      this.#latestResults.set(prefix, results);
     }
 
     /** The steps of the current prefix, oldest first. */
     get steps() {
-      return this.#steps.get(this.prefix) ?? [];
+      return this.#stepsByPrefix.get(this.prefix) ?? [];
     }
 
     /** Show another prefix from now on. */
     choose(prefix) {
-      this.#isChosen = Boolean(prefix);
+      this.#isPrefixChosen = Boolean(prefix);
       this.prefix = prefix;
     }
 
     /** Show a prefix of an accepted text, unless the user chose a prefix; return the label of the next step. */
     accept(text) {
-      if (!this.#isChosen && !(this.prefix && text.startsWith(this.prefix))) this.prefix = this.#prefixOf(text);
-      if (!this.steps.length && this.#latest.has(this.prefix)) this.add(this.#latest.get(this.prefix), "0");
-      return String(++this.#accepts);
+      if (!this.#isPrefixChosen && !(this.prefix && text.startsWith(this.prefix))) this.prefix = this.#prefixOf(text);
+      const latestResults = this.#latestResults.get(this.prefix);
+      if (!this.steps.length && latestResults) this.add(latestResults, "0"); // the state before the first change
+      return String(++this.#acceptCount);
     }
 
     /** Return the prefix of a text for the chart: one that the chart has shown before, otherwise the shortest typed one
         of two or more characters, otherwise a shorter typed one, otherwise the first two characters. */
     #prefixOf(text) {
       const fits = (prefix) => prefix && text.startsWith(prefix);
-      const typed = [...this.#latest.keys()].filter(fits).sort((a, b) => a.length - b.length);
-      const long = typed.find((prefix) => [...prefix].length > 1) ?? typed.at(-1);
-      return [...this.#steps.keys()].find(fits) ?? long ?? [...text].slice(0, 2).join("");
+      const shownPrefix = [...this.#stepsByPrefix.keys()].find(fits);
+      const typedPrefixes = [...this.#latestResults.keys()].filter(fits).sort((a, b) => a.length - b.length);
+      const typedPrefix = typedPrefixes.find((prefix) => [...prefix].length > 1) ?? typedPrefixes.at(-1);
+      return shownPrefix ?? typedPrefix ?? [...text].slice(0, 2).join("");
     }
 
     /** Add a step with the suggestions for the current prefix. */
     add(results, label) {
-      this.#steps.set(this.prefix, [...this.steps, { label, results }]);
-      this.#latest.clear();
+      this.#stepsByPrefix.set(this.prefix, [...this.steps, { label, results }]);
+      this.#latestResults.clear();
     }
   }
 

@@ -19,7 +19,7 @@
   const MAX_ATTEMPTS = 6; // attempts to send an accepted text
   const FIRST_PAUSE = 0.5; // seconds before the second attempt; each further pause is twice as long
   const MAX_PAUSE = 30; // seconds
-  const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`; browsers limit its bytes
+  const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
   const MIN_ROOM = 200; // pixels; with less room below the input, the list opens above it if there is more room above
   // Control characters except tabs and line ends, and characters that change the direction of text.
@@ -118,14 +118,14 @@
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
       if (this.key) headers.Authorization = `Bearer ${this.key}`;
-      const timeout = AbortSignal.timeout(REQUEST_TIMEOUT);
+      const timeoutSignal = AbortSignal.timeout(REQUEST_TIMEOUT);
       try {
         const answer = await fetch(this.url + path, {
           method, headers, body: JSON.stringify(body), keepalive, credentials: "omit", cache: "no-store",
-          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
+          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeoutSignal]) : timeoutSignal,
         });
         const text = await answer.text();
-        if (!answer.ok) throw problemOf(answer, text);
+        if (!answer.ok) throw readProblem(answer, text);
         return text ? JSON.parse(text) : null;
       } catch (error) {
         if (error instanceof Problem || signal?.aborted) throw error;
@@ -135,7 +135,7 @@
   }
 
   /** Return the problem that a response describes (RFC 9457). */
-  function problemOf(answer, text) {
+  function readProblem(answer, text) {
     const retryAfter = answer.headers.get("Retry-After");
     let detail = answer.statusText;
     try {
@@ -143,22 +143,23 @@
     } catch {
       // A proxy answered in place of the service.
     }
-    return new Problem(answer.status, detail, /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : null);
+    const retrySeconds = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : null; // null also for a date
+    return new Problem(answer.status, detail, retrySeconds);
   }
 
   /** Sends accepted texts one at a time, and retries each a few times; idempotency keys make each text count once. */
-  class Accepts {
-    #last = Promise.resolve();
+  class AcceptQueue {
+    #lastResponse = Promise.resolve(); // fulfilled when the text queued last has been sent or has failed
 
     /** Send an accepted text ({user, text, context}) and return the response. Throws the last attempt's `Problem`. */
-    send(client, accept) {
-      const body = { ...accept, idempotency_key: newKey() };
-      const sent = this.#last.then(() => this.#retry(client, body));
-      this.#last = sent.catch(() => null);
-      return sent;
+    send(client, acceptedText) {
+      const body = { ...acceptedText, idempotency_key: randomHexDigits() };
+      const response = this.#lastResponse.then(() => this.#sendWithRetries(client, body));
+      this.#lastResponse = response.catch(() => null);
+      return response;
     }
 
-    async #retry(client, body) {
+    async #sendWithRetries(client, body) {
       for (let attempt = 1; ; attempt++) {
         try {
           return await client.ask("POST", "v1/accept", body, { keepalive: body.text.length < MAX_KEEPALIVE });
@@ -172,19 +173,19 @@
 
   /** An input with suggestions; `attach` describes the options. */
   class Box {
-    #input; #options; #client; #pop; #list; #note; #status;
-    #accepts = new Accepts();
+    #input; #options; #client; #popup; #list; #note; #status;
+    #acceptQueue = new AcceptQueue();
     #listeners = new AbortController(); // removes the event listeners
     #originalAttributes = new Map(); // attributes of the input before the box changed them
     #sequence = 0; // number of the newest request; other responses are dropped
-    #request = null;
+    #requestController = null;
     #results = [];
     #shownPrefix = ""; // the text before the cursor that the results belong to
-    #active = -1; // index of the highlighted result, or -1
-    #retryAt = 0; // time of the next allowed request
-    #failures = 0; // failed requests since the last response
-    #timer = 0;
-    #announceTimer = 0;
+    #activeIndex = -1; // index of the highlighted result, or -1
+    #retryAt = 0; // `performance.now()` from which the next request is allowed
+    #failureCount = 0; // failed requests since the last response
+    #requestTimer = 0;
+    #announcementTimer = 0;
     #isComposing = false;
     #isWriting = false; // whether the box itself changes the input
 
@@ -201,13 +202,13 @@
     set(options = {}) {
       Object.assign(this.#options, options, { messages: { ...this.#options.messages, ...options.messages } });
       this.#client = new Client(this.#options);
-      this.#retryAt = this.#failures = 0;
+      this.#retryAt = this.#failureCount = 0;
       this.close();
     }
 
     /** Request suggestions for the current text of the input. */
     refresh() {
-      return this.#ask(0);
+      return this.#requestSuggestions(0);
     }
 
     /** Close the list and drop running requests. */
@@ -221,26 +222,26 @@
     detach() {
       this.close();
       this.#listeners.abort();
-      clearTimeout(this.#announceTimer);
+      clearTimeout(this.#announcementTimer);
       for (const [name, value] of this.#originalAttributes) {
         if (value === null) this.#input.removeAttribute(name);
         else this.#input.setAttribute(name, value);
       }
-      this.#pop.remove();
+      this.#popup.remove();
       this.#status.remove();
       BOXES.delete(this.#input);
     }
 
     #build() {
       const { messages } = this.#options;
-      const id = `fc-${newKey().slice(0, 8)}`;
-      adopt(this.#input.getRootNode());
+      const id = `fc-${randomHexDigits().slice(0, 8)}`;
+      adoptStyles(this.#input.getRootNode());
       this.#list = element("div", { role: "listbox", id, "aria-label": messages.list });
       this.#note = element("div", { class: "fc-note", "aria-hidden": "true" });
-      this.#pop = element("div", { class: "fc-pop", hidden: "" }, this.#list, this.#note);
-      if (this.#pop.showPopover) this.#pop.popover = "manual";
+      this.#popup = element("div", { class: "fc-pop", hidden: "" }, this.#list, this.#note);
+      if (this.#popup.showPopover) this.#popup.popover = "manual";
       this.#status = element("div", { class: "fc-hidden", role: "status", "aria-live": "polite" });
-      this.#input.after(this.#pop, this.#status);
+      this.#input.after(this.#popup, this.#status);
       const attributes = {
         role: "combobox", "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": id,
         "aria-haspopup": "listbox", autocomplete: "off", autocapitalize: "none", autocorrect: "off",
@@ -253,8 +254,8 @@
     }
 
     #listen() {
-      const on = (target, name, listener, options = {}) =>
-        target?.addEventListener(name, listener, { ...options, signal: this.#listeners.signal });
+      const on = (target, eventName, listener, options = {}) =>
+        target?.addEventListener(eventName, listener, { ...options, signal: this.#listeners.signal });
       on(this.#input, "input", () => this.#onInput());
       on(this.#input, "compositionstart", () => { this.#isComposing = true; this.#cancel(); });
       on(this.#input, "compositionend", () => { this.#isComposing = false; this.#onInput(); });
@@ -262,17 +263,17 @@
       on(this.#input, "blur", () => this.close());
       on(this.#input.form, "submit", () => this.#accept(this.#input.value, null));
       on(document, "selectionchange", () => this.#onCursorMove());
-      on(this.#pop, "mousedown", (event) => event.preventDefault()); // the input keeps the focus
+      on(this.#popup, "mousedown", (event) => event.preventDefault()); // the input keeps the focus
       on(this.#list, "click", (event) => this.#choose(this.#indexOf(event.target)));
-      on(window, "online", () => { this.#retryAt = 0; if (this.#failures && this.#hasFocus) this.#ask(); });
-      for (const name of ["resize", "scroll"]) {
-        on(window, name, () => this.#position(), { capture: true, passive: true });
-        on(window.visualViewport, name, () => this.#position(), { passive: true });
+      on(window, "online", () => this.#onOnline());
+      for (const eventName of ["resize", "scroll"]) {
+        on(window, eventName, () => this.#position(), { capture: true, passive: true });
+        on(window.visualViewport, eventName, () => this.#position(), { passive: true });
       }
     }
 
     get #isOpen() {
-      return !this.#pop.hidden;
+      return !this.#popup.hidden;
     }
 
     get #hasFocus() {
@@ -281,53 +282,62 @@
 
     /** The text before the cursor, or the whole text if the type of the input has no cursor. */
     get #prefix() {
-      const value = wellFormed(this.#input.value);
+      const value = toWellFormed(this.#input.value);
       return value.slice(0, this.#input.selectionStart ?? value.length);
     }
 
     #onInput() {
       if (this.#isComposing || this.#isWriting) return;
       const prefix = this.#prefix;
-      const typed = canonical(prefix);
+      const typedText = canonicalize(prefix);
       // Results that still fit stay visible until the response arrives.
-      this.#results = this.#results.filter(({ text }) => text.startsWith(typed) && text !== typed);
+      this.#results = this.#results.filter(({ text }) => text.startsWith(typedText) && text !== typedText);
       this.#shownPrefix = prefix;
-      this.#render(this.#failures ? this.#note.textContent : "");
-      this.#ask();
+      this.#render(this.#failureCount ? this.#note.textContent : "");
+      this.#requestSuggestions();
     }
 
     #onCursorMove() {
-      if (this.#isOpen && !this.#isComposing && this.#hasFocus && this.#prefix !== this.#shownPrefix) this.#ask();
+      if (!this.#isOpen || this.#isComposing || !this.#hasFocus) return;
+      if (this.#prefix !== this.#shownPrefix) this.#requestSuggestions();
+    }
+
+    #onOnline() {
+      this.#retryAt = 0;
+      if (this.#failureCount && this.#hasFocus) this.#requestSuggestions();
     }
 
     #cancel() {
-      clearTimeout(this.#timer);
-      this.#request?.abort();
-      this.#request = null;
+      clearTimeout(this.#requestTimer);
+      this.#requestController?.abort();
+      this.#requestController = null;
       this.#sequence++;
     }
 
-    async #ask(minLength = this.#options.minLength) {
+    async #requestSuggestions(minLength = this.#options.minLength) {
       this.#cancel();
       const sequence = this.#sequence;
       const prefix = this.#prefix;
-      const query = wellFormed(this.#input.value);
+      const query = toWellFormed(this.#input.value);
       if ([...query].length < minLength) return this.close();
-      const wait = this.#retryAt - performance.now();
-      if (wait > 0) return void (this.#timer = setTimeout(() => this.#ask(minLength), wait));
+      const wait = this.#retryAt - performance.now(); // milliseconds
+      if (wait > 0) {
+        this.#requestTimer = setTimeout(() => this.#requestSuggestions(minLength), wait);
+        return;
+      }
       const { user, context, limit, deadline, learn } = this.#options;
       const body = { query, cursor: [...prefix].length, context, limit };
       if (user) body.user = user;
       if (deadline) body.deadline_ms = deadline;
       if (!learn) body.learn = false;
-      this.#request = new AbortController();
+      this.#requestController = new AbortController();
       try {
-        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#request.signal });
+        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#requestController.signal });
         if (sequence !== this.#sequence) return;
-        this.#failures = 0;
+        this.#failureCount = 0;
         this.#show(answer, prefix);
       } catch (error) {
-        if (sequence === this.#sequence) this.#fail(error, minLength);
+        if (sequence === this.#sequence) this.#handleFailure(error, minLength);
       }
     }
 
@@ -339,17 +349,17 @@
       this.#options.onSuggestions?.(answer, prefix);
     }
 
-    #fail(error, minLength) {
+    #handleFailure(error, minLength) {
       if (!(error instanceof Problem)) throw error;
       const { messages } = this.#options;
       let note = messages.failed;
       if (error.isTemporary) {
-        const seconds = error.retry ?? Math.min(MAX_PAUSE, FIRST_PAUSE * 2 ** this.#failures);
-        this.#failures++;
+        const seconds = error.retry ?? Math.min(MAX_PAUSE, FIRST_PAUSE * 2 ** this.#failureCount);
+        this.#failureCount++;
         this.#retryAt = performance.now() + 1000 * seconds;
-        this.#timer = setTimeout(() => this.#ask(minLength), 1000 * seconds);
-        const noResponse = navigator.onLine ? messages.unreachable : messages.offline;
-        note = error.status === 0 ? noResponse : error.status === 429 ? messages.tooMany : messages.busy;
+        this.#requestTimer = setTimeout(() => this.#requestSuggestions(minLength), 1000 * seconds);
+        if (error.status === 0) note = navigator.onLine ? messages.unreachable : messages.offline;
+        else note = error.status === 429 ? messages.tooMany : messages.busy;
       } else if (error.status === 401 || error.status === 403) note = messages.key;
       this.#render(note);
       this.#announce(note);
@@ -363,50 +373,52 @@
       this.#list.hidden = !this.#results.length;
       this.#note.textContent = note;
       this.#activate(-1);
-      const open = Boolean(this.#results.length || note) && this.#hasFocus;
-      this.#input.setAttribute("aria-expanded", String(open && !this.#list.hidden));
-      if (open === this.#isOpen) return this.#position();
-      this.#pop.hidden = !open;
-      if (this.#pop.popover) this.#pop.togglePopover(open);
+      const mustBeOpen = Boolean(this.#results.length || note) && this.#hasFocus;
+      this.#input.setAttribute("aria-expanded", String(mustBeOpen && !this.#list.hidden));
+      if (mustBeOpen === this.#isOpen) return this.#position();
+      this.#popup.hidden = !mustBeOpen;
+      if (this.#popup.popover) this.#popup.togglePopover(mustBeOpen);
       this.#position();
-      if (!open) this.#announce("");
+      if (!mustBeOpen) this.#announce("");
     }
 
     #option(result, id) {
       const { messages } = this.#options;
-      const [typed, rest] = split(result.text, this.#shownPrefix);
-      const sources = result.source.split("+").map((name) =>
-        element("span", { class: "fc-source", "data-source": name }, messages.sources[name] ?? name));
-      if (result.typos) sources.push(element("span", { class: "fc-typos" }, messages.typos(result.typos)));
+      const [typed, rest] = splitAtPrefix(result.text, this.#shownPrefix);
+      const labels = result.source.split("+").map((source) =>
+        element("span", { class: "fc-source", "data-source": source }, messages.sources[source] ?? source));
+      if (result.typos) labels.push(element("span", { class: "fc-typos" }, messages.typos(result.typos)));
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
-          element("span", { class: "fc-typed" }, visible(typed)), element("span", { class: "fc-rest" }, visible(rest))),
+          element("span", { class: "fc-typed" }, escapeInvisible(typed)),
+          element("span", { class: "fc-rest" }, escapeInvisible(rest))),
         element("span", { class: "fc-from" },
-          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...sources));
+          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...labels));
     }
 
     /** Place the list below the input, or above the input if there is more room. */
     #position() {
       if (!this.#isOpen) return;
       const bounds = this.#input.getBoundingClientRect();
-      const view = window.visualViewport;
-      const height = view ? view.height + view.offsetTop : window.innerHeight;
-      const [below, above] = [height - bounds.bottom - 16, bounds.top - 16];
-      const up = below < MIN_ROOM && above > below;
-      const style = this.#pop.style;
+      const viewport = window.visualViewport;
+      const viewportBottom = viewport ? viewport.height + viewport.offsetTop : window.innerHeight;
+      const roomBelow = viewportBottom - bounds.bottom - 16;
+      const roomAbove = bounds.top - 16;
+      const opensAbove = roomBelow < MIN_ROOM && roomAbove > roomBelow;
+      const style = this.#popup.style;
       style.setProperty("--fc-font", getComputedStyle(this.#input).font);
       style.left = `${bounds.left}px`;
       style.width = `${bounds.width}px`;
-      style.top = up ? "auto" : `${bounds.bottom + 6}px`;
-      style.bottom = up ? `${window.innerHeight - bounds.top + 6}px` : "auto";
-      style.maxHeight = `${Math.max(80, up ? above : below)}px`;
+      style.top = opensAbove ? "auto" : `${bounds.bottom + 6}px`;
+      style.bottom = opensAbove ? `${window.innerHeight - bounds.top + 6}px` : "auto";
+      style.maxHeight = `${Math.max(80, opensAbove ? roomAbove : roomBelow)}px`;
     }
 
     /** Let screen readers announce a text. */
     #announce(text) {
-      clearTimeout(this.#announceTimer);
+      clearTimeout(this.#announcementTimer);
       this.#status.textContent = "";
-      if (text) this.#announceTimer = setTimeout(() => { this.#status.textContent = text; }, ANNOUNCE_DELAY);
+      if (text) this.#announcementTimer = setTimeout(() => { this.#status.textContent = text; }, ANNOUNCE_DELAY);
     }
 
     #indexOf(target) {
@@ -414,8 +426,8 @@
     }
 
     #activate(index) {
-      this.#list.children[this.#active]?.setAttribute("aria-selected", "false");
-      this.#active = index;
+      this.#list.children[this.#activeIndex]?.setAttribute("aria-selected", "false");
+      this.#activeIndex = index;
       const option = this.#list.children[index];
       if (!option) return this.#input.removeAttribute("aria-activedescendant");
       option.setAttribute("aria-selected", "true");
@@ -424,7 +436,8 @@
     }
 
     #onKey(event) {
-      if (event.isComposing || event.keyCode === 229 || event.ctrlKey || event.metaKey) return;
+      const isComposing = event.isComposing || event.keyCode === 229; // 229: an input method handles the key
+      if (isComposing || event.ctrlKey || event.metaKey) return;
       const action = this.#keyActions[event.key];
       if (action && action(event)) event.preventDefault();
     }
@@ -443,35 +456,37 @@
         return true;
       },
       Tab: (event) => {
-        if (event.shiftKey || this.#active < 0) return false;
-        this.#write(this.#results[this.#active].text);
+        if (event.shiftKey || this.#activeIndex < 0) return false;
+        this.#write(this.#results[this.#activeIndex].text);
         this.#onInput();
         return true;
       },
       Enter: () => {
-        if (this.#active >= 0) return this.#choose(this.#active);
+        if (this.#activeIndex >= 0) return this.#choose(this.#activeIndex);
         if (!this.#input.form) this.#accept(this.#input.value, null);
         return false;
       },
     };
 
     /** Move by 1 or -1 in the cycle of the options and the input, which comes between the last and the first option. */
-    #step(by, event) {
+    #step(offset, event) {
       const count = this.#list.children.length;
       if (!count || !this.#isOpen) {
-        if (by > 0) this.refresh();
-        return by > 0;
+        if (offset > 0) this.refresh();
+        return offset > 0;
       }
-      if (event.altKey) return by < 0 && this.#keyActions.Escape();
-      this.#activate(((this.#active + 1 + by + count + 1) % (count + 1)) - 1);
+      if (event.altKey) return offset < 0 && this.#keyActions.Escape();
+      const places = count + 1; // place 0 is the input, with the index -1; place 1 is the option with the index 0
+      const place = (this.#activeIndex + 1 + offset + places) % places;
+      this.#activate(place - 1);
       return true;
     }
 
     /** Set the text of the input and dispatch an `input` event as if the user had typed it. */
     #write(text) {
       this.#isWriting = true;
-      const value = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
-      value.set.call(this.#input, text); // bypasses the setter that a framework may have installed
+      const valueProperty = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
+      valueProperty.set.call(this.#input, text); // bypasses the setter that a framework may have installed
       this.#input.setSelectionRange?.(text.length, text.length);
       this.#input.dispatchEvent(new Event("input", { bubbles: true }));
       this.#isWriting = false;
@@ -489,14 +504,14 @@
     #accept(text, suggestion) {
       this.close();
       if (!text.trim()) return;
-      this.#learn(wellFormed(text));
+      this.#learn(toWellFormed(text));
       this.#options.onAccept?.(text, suggestion);
     }
 
     #learn(text) {
       const { user, context, learn, onLearned, onError } = this.#options;
       if (!user || !learn) return;
-      this.#accepts.send(this.#client, { user, text, context }).then(
+      this.#acceptQueue.send(this.#client, { user, text, context }).then(
         (answer) => onLearned?.(answer, text, user),
         (error) => onError?.(error, text));
     }
@@ -533,31 +548,31 @@
   }
 
   /** Replace lone surrogates, which are not valid Unicode. */
-  function wellFormed(text) {
+  function toWellFormed(text) {
     return text.replace(/\p{Surrogate}/gu, "\uFFFD");
   }
 
   /** Replace invisible characters, and characters that change the direction of text, with escape sequences. */
-  function visible(text) {
+  function escapeInvisible(text) {
     return text.replace(INVISIBLE, (match) => `\\u${match.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
 
   /** Normalize a prefix as the service does: NFC, runs of white space as one space, no leading space. */
-  function canonical(prefix) {
+  function canonicalize(prefix) {
     return prefix.normalize("NFC").replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
   }
 
-  /** Split a suggestion into the part that the user has typed and the rest. */
-  function split(text, typed) {
+  /** Split a suggestion into its longest common prefix with the typed prefix, and the rest. */
+  function splitAtPrefix(text, prefix) {
     const textCharacters = [...text];
-    const typedCharacters = [...canonical(typed)];
-    let index = 0;
-    while (index < typedCharacters.length && textCharacters[index] === typedCharacters[index]) index++;
-    return [textCharacters.slice(0, index).join(""), textCharacters.slice(index).join("")];
+    const prefixCharacters = [...canonicalize(prefix)];
+    let length = 0;
+    while (length < prefixCharacters.length && textCharacters[length] === prefixCharacters[length]) length++;
+    return [textCharacters.slice(0, length).join(""), textCharacters.slice(length).join("")];
   }
 
   /** Return 32 random hexadecimal digits (`randomUUID` does not exist on plain HTTP). */
-  function newKey() {
+  function randomHexDigits() {
     return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   }
 
@@ -573,16 +588,17 @@
     return node;
   }
 
-  let sheet = null;
+  let styleSheet = null;
 
   /** Add the styles to a document or a shadow tree. */
-  function adopt(root) {
-    if (!sheet) {
-      sheet = new CSSStyleSheet();
-      sheet.replaceSync(STYLE);
+  function adoptStyles(root) {
+    if (!styleSheet) {
+      styleSheet = new CSSStyleSheet();
+      styleSheet.replaceSync(STYLE);
     }
-    if (!root.adoptedStyleSheets.includes(sheet)) root.adoptedStyleSheets = [...root.adoptedStyleSheets, sheet];
+    const styleSheets = root.adoptedStyleSheets;
+    if (!styleSheets.includes(styleSheet)) root.adoptedStyleSheets = [...styleSheets, styleSheet];
   }
 
-  globalThis.factorcell = Object.freeze({ attach, Client, Problem, element, visible });
+  globalThis.factorcell = Object.freeze({ attach, Client, Problem, element, escapeInvisible });
 })();

@@ -2,17 +2,17 @@
 "use strict";
 
 (() => {
-  const NAMES = ["Ada", "Ben", "Chloe"];
+  const USER_NAMES = ["Ada", "Ben", "Chloe"];
   const NO_USER = "No user";
   const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accepted text is not saved yet
   const { attach, Client, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
-  const OUTCOMES = {
+  const OUTCOME_NOTICES = {
     learned: (user) => ["Learned for ", user, "."],
     repeated: (user) => ["Learned for ", user, "."],
     kept: (user) => ["Saved for ", user, "; the model will learn it shortly."],
     paused: () => "Not saved: learning is paused.",
-    withheld: (user, reason) => `Not saved: the text seems to contain ${reason}.`,
+    withheld: (user, privateContent) => `Not saved: the text seems to contain ${privateContent}.`,
   };
 
   const storage = {
@@ -31,9 +31,11 @@
       }
     },
   };
+  // The address of the page may contain values of context columns: ?context[COLUMN]=VALUE
   const context = Object.fromEntries([...new URLSearchParams(location.search)]
-    .map(([name, value]) => [/^context\[(.+)\]$/.exec(name)?.[1], value]).filter(([name]) => name));
-  $("context").textContent = Object.entries(context).map(([name, value]) => `${name}: ${value}`).join(", ");
+    .map(([name, value]) => [/^context\[(.+)\]$/.exec(name)?.[1], value])
+    .filter(([column]) => column));
+  $("context").textContent = Object.entries(context).map(([column, value]) => `${column}: ${value}`).join(", ");
   $("context").hidden = !$("context").textContent;
   const histories = new Map(); // user -> SuggestionHistory
   let client = new Client({ key: storage.get("key") });
@@ -60,7 +62,7 @@
       clearTimeout(slowTimer);
       if (acceptedBy !== user) return;
       const isSaved = ["learned", "kept", "repeated"].includes(answer.outcome);
-      notify(OUTCOMES[answer.outcome](element("bdi", {}, acceptedBy), answer.why), isSaved);
+      notify(OUTCOME_NOTICES[answer.outcome](element("bdi", {}, acceptedBy), answer.why), isSaved);
       if (!isSaved) return;
       const label = currentHistory().accept(text);
       if (await panel.refresh()) await addStep(label);
@@ -68,7 +70,7 @@
     onError: (error, text) => {
       if (text !== undefined) clearTimeout(slowTimer);
       if (askForKey(error)) return;
-      if (text !== undefined) notify(`Not learned: ${reason(error)}`);
+      if (text !== undefined) notify(`Not learned: ${describeError(error)}`);
       else if (error.status === 422) {
         showError(error); // for example, a context column that the model does not know
         hasQueryError = true;
@@ -90,13 +92,13 @@
     $("undo-accept").hidden = !canUndo;
   }
 
-  function reason(error) {
+  function describeError(error) {
     if (!(error instanceof Problem)) throw error;
     if (error.status === 0) return navigator.onLine ? "the service cannot be reached." : "you are offline.";
     return `${error.message || "the service cannot do this now"}.`;
   }
 
-  /** If an error says that the key is missing or refused, show the form for a key; return whether the error says so. */
+  /** Show the form for a key if the service requires a key or refused it; return whether the form is shown. */
   function askForKey(error) {
     if (error.status !== 401 && error.status !== 403) return false;
     $("key-form").hidden = false;
@@ -106,7 +108,7 @@
 
   function showError(error) {
     if (askForKey(error)) return;
-    const text = reason(error);
+    const text = describeError(error);
     notify(text[0].toUpperCase() + text.slice(1));
   }
 
@@ -115,16 +117,16 @@
     storage.set("user", name);
     box.set({ user, key: client.key });
     notify("");
-    draw();
+    drawChart();
     return panel.set(client, user);
   }
 
-  function drawUsers(selected) {
-    const names = [...NAMES];
-    if (selected !== NO_USER && !names.includes(selected)) names.push(selected);
+  function drawUsers(selectedName) {
+    const names = [...USER_NAMES];
+    if (selectedName !== NO_USER && !names.includes(selectedName)) names.push(selectedName);
     $("names").replaceChildren(...[...names, NO_USER].map((name) => {
       const input = element("input", { type: "radio", name: "user", value: name });
-      input.checked = name === selected;
+      input.checked = name === selectedName;
       input.onchange = () => selectUser(name);
       return element("label", {}, input, element("span", { dir: "auto" }, name));
     }));
@@ -143,10 +145,10 @@
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // the chart omits this step
     }
-    draw();
+    drawChart();
   }
 
-  function draw() {
+  function drawChart() {
     const history = currentHistory();
     if (document.activeElement !== $("prefix")) $("prefix").value = history.prefix;
     $("caption").textContent = history.steps.length
@@ -184,12 +186,12 @@
   });
   $("prefix").addEventListener("change", () => {
     currentHistory().choose($("prefix").value);
-    draw();
+    drawChart();
     if (!currentHistory().steps.length) addStep("now");
   });
   new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
-  const firstUser = storage.get("user") ?? NAMES[0];
+  const firstUser = storage.get("user") ?? USER_NAMES[0];
   drawUsers(firstUser);
   selectUser(firstUser);
 })();

@@ -5,7 +5,7 @@ const savedTexts = (() => {
   const MAX_ROWS = 8; // texts shown before "Show all"
   const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether all texts are learned
   const MAX_QUOTE = 60; // characters of a text quoted in a sentence
-  const { element, visible } = factorcell;
+  const { element, escapeInvisible } = factorcell;
   const $ = (id) => document.getElementById(id);
 
   /** The panel. It passes notices to `notify(content)` and failures to `onError(error)`, and calls `onChange()` when
@@ -13,7 +13,7 @@ const savedTexts = (() => {
   class Panel {
     #client = null;
     #user = null;
-    #request = 0; // number of the newest refresh; results of older ones are dropped
+    #refreshNumber = 0; // number of the newest refresh; results of older ones are dropped
     #showsAll = false;
     #profile; // null: the service has no record; undefined: not loaded yet
     #callbacks;
@@ -21,12 +21,12 @@ const savedTexts = (() => {
 
     constructor(callbacks) {
       this.#callbacks = callbacks;
-      $("undo").onclick = () => this.#run(() => this.undo());
-      $("pause").onclick = () => this.#run(() => this.#pause());
-      $("export").onclick = () => this.#run(() => this.#export());
+      $("undo").onclick = () => this.#runAction(() => this.undo());
+      $("pause").onclick = () => this.#runAction(() => this.#pause());
+      $("export").onclick = () => this.#runAction(() => this.#export());
       $("delete").onclick = () => $("confirm-delete").showModal();
       $("confirm-delete").onclose = () => {
-        if ($("confirm-delete").returnValue === "delete") this.#run(() => this.#delete());
+        if ($("confirm-delete").returnValue === "delete") this.#runAction(() => this.#delete());
       };
       $("more").onclick = () => {
         this.#showsAll = !this.#showsAll;
@@ -49,28 +49,28 @@ const savedTexts = (() => {
     /** Load and show the saved texts, and wait some seconds for the model to learn them. Return false if loading failed
         or another refresh began meanwhile. */
     async refresh() {
-      const request = ++this.#request;
+      const number = ++this.#refreshNumber;
       if (this.#user === null) return true;
-      for (const wait of [...POLL_INTERVALS, null]) {
+      for (const pause of [...POLL_INTERVALS, null]) { // null: no further check
         let profile = null;
         try {
           profile = await this.#ask("GET", "");
         } catch (error) {
-          if (request !== this.#request) return false;
-          if (error.status !== 404) {
+          if (number !== this.#refreshNumber) return false;
+          if (error.status !== 404) { // 404: the service has no record of the user
             this.isStale = true;
             this.#draw();
             this.#callbacks.onError(error);
             return false;
           }
         }
-        if (request !== this.#request) return false;
+        if (number !== this.#refreshNumber) return false;
         this.#profile = profile;
         this.isStale = false;
         this.#draw();
-        if (wait === null || !profile || profile.learned) break;
-        await new Promise((resolve) => setTimeout(resolve, wait));
-        if (request !== this.#request) return false;
+        if (pause === null || !profile || profile.learned) break;
+        await new Promise((resolve) => setTimeout(resolve, pause));
+        if (number !== this.#refreshNumber) return false;
       }
       return true;
     }
@@ -84,7 +84,7 @@ const savedTexts = (() => {
     async #forget(text) {
       const index = [...$("texts").querySelectorAll("button")].indexOf(document.activeElement);
       await this.#ask("POST", "/forget", { text });
-      await this.#afterRemoval(["“", element("bdi", {}, quote(text)), "” was forgotten."]);
+      await this.#afterRemoval(["“", element("bdi", {}, shorten(text)), "” was forgotten."]);
       const buttons = $("texts").querySelectorAll("button");
       (buttons[Math.min(index, buttons.length - 1)] ?? $("saved-title")).focus();
     }
@@ -110,16 +110,17 @@ const savedTexts = (() => {
     async #export() {
       const values = await this.#ask("GET", "/export");
       const content = new Blob([`${JSON.stringify(values, null, 2)}\n`], { type: "application/json" });
-      const address = URL.createObjectURL(content);
-      element("a", { href: address, download: `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json` }).click();
-      setTimeout(() => URL.revokeObjectURL(address), 1000);
+      const url = URL.createObjectURL(content);
+      const fileName = `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json`;
+      element("a", { href: url, download: fileName }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 1000);
     }
 
     #ask(method, path, body) {
       return this.#client.ask(method, `v1/users/${encodeURIComponent(this.#user)}${path}`, body);
     }
 
-    async #run(action) {
+    async #runAction(action) {
       try {
         await action();
       } catch (error) {
@@ -131,31 +132,31 @@ const savedTexts = (() => {
       const profile = this.#profile;
       const rows = groupTexts(profile?.texts ?? []);
       $("summary").textContent = this.isStale && !profile
-        ? "The saved texts cannot be loaded now." : summary(this.#user, profile);
+        ? "The saved texts cannot be loaded now." : summarize(this.#user, profile);
       $("tools").hidden = !profile;
       $("undo").disabled = !rows.length;
       $("pause").textContent = profile?.paused ? "Resume" : "Pause";
       $("pause").setAttribute("aria-pressed", String(Boolean(profile?.paused)));
-      const shown = this.#showsAll ? rows : rows.slice(0, MAX_ROWS);
-      $("texts").replaceChildren(...shown.map((row) => this.#row(row)));
+      const shownRows = this.#showsAll ? rows : rows.slice(0, MAX_ROWS);
+      $("texts").replaceChildren(...shownRows.map((row) => this.#rowElement(row)));
       $("more").hidden = rows.length <= MAX_ROWS;
       $("more").textContent = this.#showsAll ? "Show fewer" : `Show all ${rows.length}`;
     }
 
-    #row({ text, count, time }) {
-      const forget = element("button", { class: "quiet", "aria-label": `Forget “${quote(text)}”` }, "Forget");
-      forget.type = "button";
-      forget.onclick = () => this.#run(() => this.#forget(text));
-      const when = new Date(1000 * time);
+    #rowElement({ text, count, time }) {
+      const forgetButton = element("button", { class: "quiet", "aria-label": `Forget “${shorten(text)}”` }, "Forget");
+      forgetButton.type = "button";
+      forgetButton.onclick = () => this.#runAction(() => this.#forget(text));
+      const acceptedAt = new Date(1000 * time);
       return element("li", {},
-        element("span", { class: "text", dir: "auto" }, visible(text)),
-        element("time", { class: "count", datetime: when.toISOString(), title: when.toLocaleString() },
+        element("span", { class: "text", dir: "auto" }, escapeInvisible(text)),
+        element("time", { class: "count", datetime: acceptedAt.toISOString(), title: acceptedAt.toLocaleString() },
           count > 1 ? `${count} times` : ""),
-        forget);
+        forgetButton);
     }
   }
 
-  /** Merge equal texts, newest first, and count how often each was accepted. */
+  /** Merge equal texts into rows {text, time, count}, newest first; `time` is the time of the newest copy. */
   function groupTexts(texts) {
     const rows = new Map();
     for (const { text, time } of texts.toReversed()) {
@@ -166,20 +167,21 @@ const savedTexts = (() => {
     return [...rows.values()];
   }
 
-  /** Shorten a text for use in a sentence. */
-  function quote(text) {
+  /** Shorten a text for use in a sentence, and escape its invisible characters. */
+  function shorten(text) {
     const characters = [...text];
-    return visible(characters.length > MAX_QUOTE ? `${characters.slice(0, MAX_QUOTE - 1).join("")}…` : text);
+    if (characters.length <= MAX_QUOTE) return escapeInvisible(text);
+    return escapeInvisible(`${characters.slice(0, MAX_QUOTE - 1).join("")}…`);
   }
 
-  function summary(user, profile) {
+  function summarize(user, profile) {
     if (user === null) return "No user is selected: suggestions are the same for everyone.";
     if (profile === undefined) return "\u00a0"; // reserves the height of a line
     if (!profile) return "No texts yet. Texts that you accept are saved here, and you can delete any of them.";
     const count = profile.texts.length;
-    const saved = count === 1 ? "1 text is saved." : `${count} texts are saved.`;
-    if (profile.paused) return `${saved} Learning is paused.`;
-    return profile.learned ? saved : `${saved} The model is still learning…`;
+    const sentence = count === 1 ? "1 text is saved." : `${count} texts are saved.`;
+    if (profile.paused) return `${sentence} Learning is paused.`;
+    return profile.learned ? sentence : `${sentence} The model is still learning…`;
   }
 
   return { Panel };

@@ -10,7 +10,7 @@ from factorcell.service.stores.store import Store
 def open_store(url: str, *, create: bool = True) -> Store:
     """Open the store at a URL, and create its file or tables if they do not exist.
 
-    `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` a file at an absolute path.
+    `sqlite:///users.db` names a file in the current folder; `sqlite:////var/lib/users.db` names an absolute path.
 
     Args:
         url: `sqlite:///FILE`, `postgresql://...` or `redis://...`.
@@ -23,18 +23,18 @@ def open_store(url: str, *, create: bool = True) -> Store:
     Raises:
         UserError: The URL is invalid, a required package is not installed, or the store cannot be opened.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, location = url.partition("://")
     if not separator or scheme not in ("sqlite", "postgresql", "postgres", "redis", "rediss"):
         raise UserError(f"store {scheme if separator else url!r}: unknown URL; expected {STORE_URLS}")
-    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in url):
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in url):
         raise UserError(f"store {scheme}: the URL contains a null character or a lone surrogate; remove it")
     try:
         if scheme == "sqlite":
             from factorcell.service.stores.sqlite import SQLiteStore
 
-            if not rest.startswith("/") or len(rest) == 1:
+            if not location.startswith("/") or len(location) == 1:
                 raise UserError("store sqlite: the URL does not name a file; expected sqlite:///FILE")
-            path = Path(rest[1:])
+            path = Path(location[1:])
             if not create and not path.exists():
                 raise UserError(f"{path}: the store does not exist; check --store")
             return SQLiteStore(path)

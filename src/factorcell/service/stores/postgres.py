@@ -1,6 +1,6 @@
 """A store in PostgreSQL, for services on several machines.
 
-Each write is one statement, which commits by itself and is on disk before it returns (`synchronous_commit`).
+Each write is one statement, which commits by itself and returns after the data are on disk (`synchronous_commit`).
 Ids are bytes, so that their order and equality do not depend on a locale. Values are not compressed. The server
 collects no statistics of ids and values, because statistics would outlive deleted records.
 """
@@ -19,17 +19,18 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema, one_line
 
-CONNECTIONS = 16  # maximum number of connections of one process
-WAIT = 2.0  # seconds to wait for a connection and for an answer
-POLL = 0.1  # seconds between checks of the deadline
+MAX_CONNECTIONS = 16  # maximum number of connections of one process
+TIMEOUT = 2.0  # maximum number of seconds to wait for a connection, and for an answer
+CHECK_INTERVAL = 0.1  # seconds between checks of the deadline
 PURGE_TIMEOUT = 3600.0  # seconds for rewriting the table
-OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
-LOCK = 0x66637573  # key of the advisory lock for creating tables: the letters "fcus" in ASCII
+SESSION_OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
+LOCK_KEY = 0x66637573  # key of the advisory lock for creating tables: the letters "fcus" in ASCII
 
 T = TypeVar("T")
 
-SCHEMA = 1  # version of the tables
-TABLES = (
+SCHEMA_VERSION = 1  # version of the tables
+LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that can let deleted data remain in the write-ahead log
+CREATE_COMMANDS = (
     "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
     "value bytea NOT NULL)",
     "ALTER TABLE factorcell_users ALTER value SET STORAGE EXTERNAL, ALTER value SET STATISTICS 0, "
@@ -39,22 +40,22 @@ TABLES = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed if the server does not answer within `answer_timeout`."""
+    """A connection that closes itself if the server does not answer within `answer_timeout`."""
 
-    answer_timeout = WAIT  # seconds
+    answer_timeout = TIMEOUT  # seconds
 
-    def wait(self, gen: PQGen[T], interval: float = POLL, timeout: float | None = None) -> T:
-        return super().wait(self._bounded(gen), interval, timeout)
+    def wait(self, gen: PQGen[T], interval: float = CHECK_INTERVAL, timeout: float | None = None) -> T:
+        return super().wait(self._with_deadline(gen), interval, timeout)
 
-    def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+    def _with_deadline(self, gen: PQGen[T]) -> PQGen[T]:
         """Run `gen`, which waits for the server; at the deadline, close the connection and raise an error."""
         deadline = monotonic() + self.answer_timeout
         try:
             waits_for = next(gen)
             while monotonic() < deadline:
                 waits_for = gen.send((yield waits_for))
-        except StopIteration as done:
-            answer: T = done.value
+        except StopIteration as end:
+            answer: T = end.value
             return answer
         self.close()
         raise psycopg.OperationalError("the server does not answer")
@@ -65,7 +66,11 @@ class PostgresStore(SQLStore):
 
     def __init__(self, url: str) -> None:
         """Connect to the server; raise a `UserError` if no server answers or the tables have a newer schema."""
-        options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
+        options: dict[str, Any] = {
+            "autocommit": True,
+            "connect_timeout": math.ceil(TIMEOUT),
+            "options": SESSION_OPTIONS,
+        }
         try:
             psycopg.connect(url, **options).close()  # the pool would retry until its timeout and hide the reason
             self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
@@ -73,9 +78,9 @@ class PostgresStore(SQLStore):
                 connection_class=BoundedConnection,
                 kwargs=options,
                 min_size=1,
-                max_size=CONNECTIONS,
-                timeout=WAIT,
-                reconnect_timeout=WAIT,
+                max_size=MAX_CONNECTIONS,
+                timeout=TIMEOUT,
+                reconnect_timeout=TIMEOUT,
                 open=True,
             )
         except psycopg.Error as error:
@@ -91,7 +96,7 @@ class PostgresStore(SQLStore):
             raise
 
     def check(self) -> None:
-        self._changed("UPDATE factorcell_schema SET version = version")
+        self._change_row("UPDATE factorcell_schema SET version = version")
 
     def purge(self) -> list[str]:
         remaining = []
@@ -112,7 +117,7 @@ class PostgresStore(SQLStore):
                 )
             finally:
                 connection.execute("RESET statement_timeout")
-                connection.answer_timeout = WAIT
+                connection.answer_timeout = TIMEOUT
         if settings["wal_recycle"] != "off":
             remaining.append("write-ahead log: recycled files still contain deleted data; set wal_recycle = off")
         if settings["archive_mode"] != "off":
@@ -122,11 +127,11 @@ class PostgresStore(SQLStore):
     def close(self) -> None:
         self._pool.close()
 
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
             return connection.execute(query.replace("?", "%b"), values, prepare=True, binary=True).fetchall()
 
-    def _changed(self, command: str, *values: Any) -> bool:
+    def _change_row(self, command: str, *values: Any) -> bool:
         with self._connection() as connection:
             return connection.execute(command.replace("?", "%b"), values).rowcount == 1
 
@@ -143,17 +148,13 @@ class PostgresStore(SQLStore):
             raise StoreError(f"store postgresql: {one_line(error)}") from error
 
 
-LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that can let deleted data remain in the write-ahead log
-
-
 def _create_tables(connection: psycopg.Connection[Any]) -> None:
     """Create missing tables under a lock across processes; raise a `UserError` if their schema is newer."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
     connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
-    row = connection.execute("SELECT version FROM factorcell_schema").fetchone()
-    version = row[0] if row else 0
-    check_schema(version, SCHEMA, "store postgresql")
+    (version,) = connection.execute("SELECT version FROM factorcell_schema").fetchone() or (0,)  # 0: no tables yet
+    check_schema(version, SCHEMA_VERSION, "store postgresql")
     if not version:
-        for command in TABLES:
+        for command in CREATE_COMMANDS:
             connection.execute(command)
-        connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (SCHEMA,))
+        connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (SCHEMA_VERSION,))

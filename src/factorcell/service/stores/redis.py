@@ -2,7 +2,7 @@
 
 The record of a user is stored in a hash. One sorted set lists all users, and another one sorts users by the time of
 their oldest text. Each write is a script, which runs atomically. If the server syncs its append-only file at every
-write, a write is on disk before it returns.
+write, the script returns after the data are on disk.
 """
 
 from collections.abc import Iterator
@@ -16,25 +16,27 @@ from redis.retry import Retry
 
 from factorcell.config import UserError
 from factorcell.service.record import Record, StoreError, decoded_id
-from factorcell.service.stores.store import PAGE, check_schema, checked_version, one_line
+from factorcell.service.stores.store import PAGE_SIZE, check_schema, checked_version, one_line
 
-WAIT = 2.0  # seconds to wait for an answer
+TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
 PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
-SCHEMA, VERSION = b"factorcell:schema", 1
+SCHEMA_KEY, SCHEMA_VERSION = b"factorcell:schema", 1
 # Names of the two sorted sets, and the beginning of the name of each hash.
-ALL, OLDEST, USER = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
-DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # server settings that make acknowledged writes durable
+ALL_USERS, USERS_BY_OLDEST, USER_PREFIX = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
+DURABLE_SETTINGS = {"appendonly": "yes", "appendfsync": "always"}  # server settings for durable writes
 
-# KEYS of both scripts: the hash, the set of all users, the set of users by oldest text. ARGV of WRITE: expected version
-# ('': no record), id, new version, oldest time, value. ARGV of DELETE: expected version ('': any version), id.
-WRITE = """
+# Arguments of the scripts:
+# KEYS of both: the hash of the user, the set of all users, the set of users by the time of their oldest text.
+# ARGV of WRITE_SCRIPT: the expected version ('': no record), the id, the new version, the oldest time, the value.
+# ARGV of DELETE_SCRIPT: the expected version ('': any version), the id.
+WRITE_SCRIPT = """
 if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'user', ARGV[2], 'version', ARGV[3], 'value', ARGV[5])
 redis.call('ZADD', KEYS[2], 0, ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
 return 1
 """
-DELETE = """
+DELETE_SCRIPT = """
 local version = redis.call('HGET', KEYS[1], 'version')
 if not version or ARGV[1] ~= '' and version ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
@@ -50,28 +52,28 @@ class RedisStore:
     def __init__(self, url: str) -> None:
         """Connect to the server.
 
-        If the server does not reveal its settings, it is assumed to keep acknowledged writes.
+        If the server does not reveal its settings, this class assumes that acknowledged writes are durable.
 
         Raises:
             UserError: No server answers, the schema is newer, or the settings of the server may lose writes.
         """
-        no_retry = Retry(NoBackoff(), 0)  # a repeated script would find its own write and report a conflict
+        no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
             pool: Any = redis.ConnectionPool.from_url(
-                url, socket_timeout=WAIT, socket_connect_timeout=WAIT, retry=no_retry, protocol=2
+                url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=no_retry, protocol=2
             )
         except ValueError as error:
             raise UserError(f"store redis: {error}") from None
-        self._client: Any = redis.Redis(
-            connection_pool=pool
-        )  # Any, because redis annotates results as possible awaitables
-        self._closed = False
-        self._write, self._delete = self._client.register_script(WRITE), self._client.register_script(DELETE)
+        # The type is Any, because the package redis annotates every result as a possible awaitable.
+        self._client: Any = redis.Redis(connection_pool=pool)
+        self._is_closed = False
+        self._write_script = self._client.register_script(WRITE_SCRIPT)
+        self._delete_script = self._client.register_script(DELETE_SCRIPT)
         try:
-            with self._as_store_errors():
-                self._client.setnx(SCHEMA, VERSION)
-                schema = int(self._client.get(SCHEMA) or 0)
-            check_schema(schema, VERSION, "store redis")
+            with self._convert_errors():
+                self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
+                stored_version = int(self._client.get(SCHEMA_KEY) or 0)
+            check_schema(stored_version, SCHEMA_VERSION, "store redis")
         except StoreError as error:
             self.close()
             raise UserError(f"store redis: cannot be opened ({one_line(error.__cause__ or error)})") from None
@@ -81,47 +83,50 @@ class RedisStore:
         self._check_durable()
 
     def read(self, user: str) -> Record | None:
-        with self._as_store_errors():
-            value = self._client.hget(_key(user), "value")
+        with self._convert_errors():
+            value = self._client.hget(_user_key(user), "value")
         return None if value is None else Record.from_bytes(value, user)
 
     def version(self, user: str) -> int | None:
-        with self._as_store_errors():
-            stored_id, version = self._client.hmget(_key(user), "user", "version")
+        with self._convert_errors():
+            stored_id, version = self._client.hmget(_user_key(user), "user", "version")
         return None if version is None else checked_version(user, stored_id, version)
 
-    def write(self, record: Record, expected: int | None) -> bool:
-        values = (record.user.encode(), record.version, record.oldest, record.to_bytes())
-        with self._as_store_errors():
-            return bool(self._write([_key(record.user), ALL, OLDEST], ["" if expected is None else expected, *values]))
+    def write(self, record: Record, expected_version: int | None) -> bool:
+        keys = [_user_key(record.user), ALL_USERS, USERS_BY_OLDEST]
+        expected = "" if expected_version is None else expected_version
+        arguments = [expected, record.user.encode(), record.version, record.oldest_time, record.to_bytes()]
+        with self._convert_errors():
+            return bool(self._write_script(keys, arguments))
 
-    def delete(self, user: str, expected: int | None = None) -> bool:
-        values = ["" if expected is None else expected, user.encode()]
-        with self._as_store_errors():
-            return bool(self._delete([_key(user), ALL, OLDEST], values))
+    def delete(self, user: str, expected_version: int | None = None) -> bool:
+        keys = [_user_key(user), ALL_USERS, USERS_BY_OLDEST]
+        arguments = ["" if expected_version is None else expected_version, user.encode()]
+        with self._convert_errors():
+            return bool(self._delete_script(keys, arguments))
 
-    # In ranges of a sorted set, ( excludes the bound that follows, and - and + are the lowest and the highest member.
-    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
-        first = b"(" + after.encode() if after else b"-"
-        with self._as_store_errors():
-            ids = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
+    # In a range of a sorted set, "(" excludes the bound that follows it; "-" is below and "+" above all members.
+    def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
+        lower_bound = b"(" + after.encode() if after else b"-"
+        with self._convert_errors():
+            ids = self._client.zrange(ALL_USERS, lower_bound, b"+", bylex=True, offset=0, num=limit)
         return [decoded_id(user) for user in ids]
 
-    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
-        with self._as_store_errors():
-            ids = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
+    def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
+        with self._convert_errors():
+            ids = self._client.zrange(USERS_BY_OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
         return [decoded_id(user) for user in ids]
 
     def check(self) -> None:
-        with self._as_store_errors():
-            self._client.set(SCHEMA, VERSION)
+        with self._convert_errors():
+            self._client.set(SCHEMA_KEY, SCHEMA_VERSION)
 
     def purge(self) -> list[str]:
-        with self._as_store_errors():
+        with self._convert_errors():
             deadline = monotonic() + PURGE_TIMEOUT
-            self._wait(deadline)  # a running rewrite may have begun before the deletion
+            self._wait_for_rewrite(deadline)  # a running rewrite may have begun before the deletion
             self._client.bgrewriteaof()
-            self._wait(deadline)
+            self._wait_for_rewrite(deadline)
             info = self._client.info("persistence")
         remaining = []
         if info["aof_last_bgrewrite_status"] != "ok":
@@ -131,16 +136,16 @@ class RedisStore:
         return remaining
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._client.close()
         self._client.connection_pool.disconnect()
 
-    def _rewriting(self) -> bool:
+    def _is_rewriting(self) -> bool:
         info = self._client.info("persistence")
         return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
 
-    def _wait(self, deadline: float) -> None:
-        while self._rewriting():
+    def _wait_for_rewrite(self, deadline: float) -> None:
+        while self._is_rewriting():
             if monotonic() > deadline:
                 raise StoreError("store redis: the append-only file is still being rewritten")
             sleep(0.01)
@@ -149,11 +154,11 @@ class RedisStore:
         """Raise a `UserError` if the settings of the server may lose writes or evict users."""
         settings: dict[str, str] = {}
         try:
-            for name in (*DURABLE, "maxmemory", "maxmemory-policy"):
+            for name in (*DURABLE_SETTINGS, "maxmemory", "maxmemory-policy"):
                 settings |= self._client.config_get(name)
         except redis.RedisError:  # many hosted servers do not allow CONFIG GET
             return
-        required = [f"{name} {value}" for name, value in DURABLE.items() if settings.get(name, value) != value]
+        required = [f"{name} {value}" for name, value in DURABLE_SETTINGS.items() if settings.get(name, value) != value]
         if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
             required.append("maxmemory-policy noeviction")
         if required:
@@ -161,8 +166,9 @@ class RedisStore:
             raise UserError(f"store redis: the server may lose acknowledged writes; set {' and '.join(required)}")
 
     @contextmanager
-    def _as_store_errors(self) -> Iterator[None]:
-        if self._closed:
+    def _convert_errors(self) -> Iterator[None]:
+        """Raise each error of the package redis as a `StoreError`; raise one at once if the store is closed."""
+        if self._is_closed:
             raise StoreError("store redis: the store is closed")
         try:
             yield
@@ -170,5 +176,5 @@ class RedisStore:
             raise StoreError(f"store redis: {one_line(error)}") from error
 
 
-def _key(user: str) -> bytes:
-    return USER + user.encode()
+def _user_key(user: str) -> bytes:
+    return USER_PREFIX + user.encode()

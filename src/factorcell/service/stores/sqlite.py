@@ -1,6 +1,7 @@
 """A store in an SQLite file, for one machine with any number of processes.
 
-Write-ahead logging lets readers work during a write. With `synchronous=FULL`, every write is on disk before it returns.
+Write-ahead logging lets readers work during a write. With `synchronous=FULL`, a write returns after its data are saved
+on disk.
 With `secure_delete`, SQLite overwrites deleted rows with zeros.
 """
 
@@ -16,12 +17,12 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema
 
-APPLICATION = 0x66637573  # application id in the header of the file: the letters "fcus" in ASCII
-WAIT = 5.0  # seconds for which a connection waits while another process writes
+APPLICATION_ID = 0x66637573  # application id in the header of the file: the letters "fcus" in ASCII
+WRITE_TIMEOUT = 5.0  # seconds for which a connection waits while another process writes
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
-SCHEMA = 1  # version of the tables, stored as `user_version` of the file
-TABLES = (
+SCHEMA_VERSION = 1  # version of the tables, stored as `user_version` of the file
+CREATE_COMMANDS = (
     "CREATE TABLE factorcell_users (user_id BLOB PRIMARY KEY NOT NULL, version INTEGER NOT NULL, "
     "oldest INTEGER NOT NULL, value BLOB NOT NULL) STRICT",
     "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
@@ -34,9 +35,9 @@ class SQLiteStore(SQLStore):
     def __init__(self, path: Path) -> None:
         """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
         self.path = path
-        self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._writing = threading.Lock()  # a lock wakes the next writer at once; SQLite would poll
-        self._closed = False
+        self._idle_connections: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._write_lock = threading.Lock()  # a lock wakes the next writer at once; SQLite would poll
+        self._is_closed = False
         if not path.parent.is_dir():
             raise UserError(f"{path}: the folder {path.parent} does not exist")
         if path.exists() and not path.is_file():
@@ -51,38 +52,38 @@ class SQLiteStore(SQLStore):
             raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
 
     def check(self) -> None:
-        with self._writing, self._connection() as connection:
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        with self._write_lock, self._connection() as connection:
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def purge(self) -> list[str]:
-        with self._writing, self._connection() as connection:
-            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return [f"{self.path.name}-wal: another connection is reading this file; purge again"] if busy else []
+        with self._write_lock, self._connection() as connection:
+            is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return [f"{self.path.name}-wal: another connection is reading this file; purge again"] if is_busy else []
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         while True:
             try:
-                self._idle.get_nowait().close()
+                self._idle_connections.get_nowait().close()
             except queue.Empty:
                 return
 
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
             return connection.execute(query, values).fetchall()
 
-    def _changed(self, command: str, *values: Any) -> bool:
-        with self._writing, self._connection() as connection:
+    def _change_row(self, command: str, *values: Any) -> bool:
+        with self._write_lock, self._connection() as connection:
             return connection.execute(command, values).rowcount == 1
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for exclusive use, and close the connection if it fails."""
-        if self._closed:
+        if self._is_closed:
             raise StoreError("store sqlite: the store is closed")
         connection = None
         try:
-            connection = self._take()
+            connection = self._take_connection()
             yield connection
         except sqlite3.Error as error:
             if connection is not None:
@@ -91,17 +92,20 @@ class SQLiteStore(SQLStore):
             raise StoreError(f"store sqlite: {error}") from error
         finally:
             if connection is not None:
-                if self._closed:
+                if self._is_closed:
                     connection.close()
                 else:
-                    self._idle.put(connection)
+                    self._idle_connections.put(connection)
 
-    def _take(self) -> sqlite3.Connection:
+    def _take_connection(self) -> sqlite3.Connection:
+        """Return an idle connection, or a new one if there is none."""
         try:
-            return self._idle.get_nowait()
+            return self._idle_connections.get_nowait()
         except queue.Empty:
             pass
-        connection = sqlite3.connect(self.path.absolute(), timeout=WAIT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path.absolute(), timeout=WRITE_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
         try:
             for setting in SETTINGS:
                 connection.execute(f"PRAGMA {setting}").fetchall()
@@ -120,16 +124,16 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (object_count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # tables, indexes and others
     try:
-        if application_id != APPLICATION and (application_id or tables):
+        if application_id != APPLICATION_ID and (application_id or object_count):
             raise UserError(f"{path}: expected a store of users, got another SQLite database")
-        check_schema(version, SCHEMA, path)
+        check_schema(version, SCHEMA_VERSION, path)
         if not version:
-            for command in TABLES:
+            for command in CREATE_COMMANDS:
                 connection.execute(command)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except UserError:
         connection.execute("ROLLBACK")

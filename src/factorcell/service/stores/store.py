@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from factorcell.config import UserError
 from factorcell.service.record import DamagedRecordError, Record, decoded_id
 
-PAGE = 1000  # by default, the maximum number of users in one listing
+PAGE_SIZE = 1000  # default of the maximum number of users in one listing
 
 
 class Store(Protocol):
@@ -29,36 +29,36 @@ class Store(Protocol):
         """Return the version of the record of a user, or None. This is the cheapest query."""
         ...
 
-    def write(self, record: Record, expected: int | None) -> bool:
+    def write(self, record: Record, expected_version: int | None) -> bool:
         """Write a record if the stored version is the expected one.
 
         Args:
             record: The new record.
-            expected: The version of the stored record, or None if there must be no record.
+            expected_version: The version that the stored record must have, or None if there must be no record.
 
         Returns:
             True if the record is on disk; False if the stored version is another one, and nothing was written.
         """
         ...
 
-    def delete(self, user: str, expected: int | None = None) -> bool:
+    def delete(self, user: str, expected_version: int | None = None) -> bool:
         """Delete the record of a user, even a damaged one.
 
         Args:
             user: The id.
-            expected: The only version to delete, or None to delete any version.
+            expected_version: The only version to delete, or None to delete any version.
 
         Returns:
             Whether a record was deleted.
         """
         ...
 
-    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
+    def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         """Return at most `limit` ids that follow `after` in the order of their UTF-8 bytes."""
         ...
 
-    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
-        """Return at most `limit` users whose `Record.oldest` is below `before` (Unix seconds), oldest first."""
+    def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
+        """Return at most `limit` users whose `Record.oldest_time` is below `before` (Unix seconds), oldest first."""
         ...
 
     def check(self) -> None:
@@ -84,48 +84,55 @@ class SQLStore(ABC):
     """A `Store` in the SQL table `factorcell_users`; subclasses run its queries, in which ? marks a parameter."""
 
     def read(self, user: str) -> Record | None:
-        rows = self._rows("SELECT value FROM factorcell_users WHERE user_id = ?", user.encode())
-        return Record.from_bytes(rows[0][0], user) if rows else None
+        rows = self._fetch_rows("SELECT value FROM factorcell_users WHERE user_id = ?", user.encode())
+        if not rows:
+            return None
+        ((content,),) = rows
+        return Record.from_bytes(content, user)
 
     def version(self, user: str) -> int | None:
-        rows = self._rows("SELECT user_id, version FROM factorcell_users WHERE user_id = ?", user.encode())
-        return checked_version(user, *rows[0]) if rows else None
+        rows = self._fetch_rows("SELECT user_id, version FROM factorcell_users WHERE user_id = ?", user.encode())
+        if not rows:
+            return None
+        ((stored_id, version),) = rows
+        return checked_version(user, stored_id, version)
 
-    def write(self, record: Record, expected: int | None) -> bool:
-        values = (record.version, record.oldest, record.to_bytes(), record.user.encode())
-        if expected is None:
+    def write(self, record: Record, expected_version: int | None) -> bool:
+        values = (record.version, record.oldest_time, record.to_bytes(), record.user.encode())
+        if expected_version is None:
             insert = "INSERT INTO factorcell_users (version, oldest, value, user_id) VALUES (?, ?, ?, ?)"
-            return self._changed(f"{insert} ON CONFLICT DO NOTHING", *values)
+            return self._change_row(f"{insert} ON CONFLICT DO NOTHING", *values)
         update = "UPDATE factorcell_users SET version = ?, oldest = ?, value = ? WHERE user_id = ? AND version = ?"
-        return self._changed(update, *values, expected)
+        return self._change_row(update, *values, expected_version)
 
-    def delete(self, user: str, expected: int | None = None) -> bool:
-        if expected is None:
-            return self._changed("DELETE FROM factorcell_users WHERE user_id = ?", user.encode())
-        return self._changed("DELETE FROM factorcell_users WHERE user_id = ? AND version = ?", user.encode(), expected)
+    def delete(self, user: str, expected_version: int | None = None) -> bool:
+        delete = "DELETE FROM factorcell_users WHERE user_id = ?"
+        if expected_version is None:
+            return self._change_row(delete, user.encode())
+        return self._change_row(f"{delete} AND version = ?", user.encode(), expected_version)
 
-    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
+    def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE user_id > ? ORDER BY user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._rows(query, after.encode(), limit)]
+        return [decoded_id(user) for (user,) in self._fetch_rows(query, after.encode(), limit)]
 
-    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
+    def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE oldest < ? ORDER BY oldest, user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._rows(query, before, limit)]
+        return [decoded_id(user) for (user,) in self._fetch_rows(query, before, limit)]
 
     @abstractmethod
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
+    def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
-    def _changed(self, command: str, *values: Any) -> bool:
+    def _change_row(self, command: str, *values: Any) -> bool:
         """Run and commit a command; return whether it changed one row."""
 
 
 def all_users(store: Store) -> Iterator[str]:
     """Yield the ids of all users in the order of their UTF-8 bytes."""
-    last = ""
-    while page := store.users(last):
-        yield from page
-        last = page[-1]
+    last_user = ""
+    while users := store.users(last_user):
+        yield from users
+        last_user = users[-1]
 
 
 def checked_version(user: str, stored_id: bytes, version: bytes | int) -> int:
