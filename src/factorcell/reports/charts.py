@@ -160,25 +160,26 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
-    key, divisor, label = PROGRESS_UNITS[x]
+    key, divisor, x_label = PROGRESS_UNITS[x]
     rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
     top_limits = []  # of the perplexity axis, for each curve
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
         model_rows = [row for row in rows if row["model"] == model]
         progress = [float(row[key]) / divisor for row in model_rows]
         perplexities = [float(row["perplexity"]) for row in model_rows]
-        axes.plot(
-            progress, perplexities, color=colour, label=f"{truncate(display_name(model))}  {perplexities[-1]:.3g}"
-        )
-        axes.plot(progress[-1], perplexities[-1], "o", color=colour)
-        top_limits += [2.2 * min(perplexities), 1.02 * perplexities[-1]]
+        last_perplexity = perplexities[-1]
+        label = f"{truncate(display_name(model))}  {last_perplexity:.3g}"
+        axes.plot(progress, perplexities, color=colour, label=label)
+        axes.plot(progress[-1], last_perplexity, "o", color=colour)
+        top_limits += [2.2 * min(perplexities), 1.02 * last_perplexity]
     axes.set_yscale("log")
     if rows:  # the limit clips first evaluations that are far above all others
-        axes.set_ylim(top=min(max(top_limits), axes.get_ylim()[1]))
+        _, automatic_top = axes.get_ylim()
+        axes.set_ylim(top=min(max(top_limits), automatic_top))
         axes.set_xlim(left=0)
     round_ticks(axes.yaxis, 6, is_log=True)
     axes.grid(axis="y")
-    axes.set_xlabel(label)
+    axes.set_xlabel(x_label)
     axes.set_title("perplexity on held-out texts")
     add_legend(figure)
     return figure

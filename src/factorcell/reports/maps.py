@@ -77,8 +77,8 @@ def world_map(grid: Row, title: str, true: tuple[float, float] | None = None) ->
     """
     equator_end, _ = project(0.0, CENTRE + 180)
     right = 0.965 * float(equator_end)  # leaves out most of the Pacific
-    bottom, top = (float(project(lat, CENTRE)[1]) for lat in (SOUTH, NORTH))
-    top += 0.05
+    (_, bottom_y), (_, top_y) = project(SOUTH, CENTRE), project(NORTH, CENTRE)
+    bottom, top = float(bottom_y), float(top_y) + 0.05
     figure = Figure(figsize=(WIDTH, round(WIDTH * (top - bottom) / (2 * right), 1)), facecolor=SEA)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-right, right), ylim=(bottom, top))
     axes.set_axis_off()

@@ -167,10 +167,11 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
                     axes.text(mrr, y - 0.2, f"{mrr:.3f}", ha="center", va="bottom", fontsize=7.5)
         axes.grid(axis="x")
         axes.set_title("all prefixes" if prefix_kind == "all" else prefix_kind)
-    panels[0].set_yticks(range(len(systems)), [truncate(display_name(system), 14) for system in systems], color=INK)
-    panels[0].set_ylim(len(systems) - 0.6, -0.75)
-    panels[0].set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
-    round_ticks(panels[0].xaxis, 3)
+    first_panel, *_ = panels  # shares its axes with the others
+    first_panel.set_yticks(range(len(systems)), [truncate(display_name(system), 14) for system in systems], color=INK)
+    first_panel.set_ylim(len(systems) - 0.6, -0.75)
+    first_panel.set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
+    round_ticks(first_panel.xaxis, 3)
     return figure
 
 
@@ -216,8 +217,9 @@ def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
         axes.set_title(f"MRR by {by.replace('_', ' ')}")
         axes.set_xlabel("characters")
     highest = max(float(row["mrr"]) for row in rows) or 1.0
-    panels[0].set_ylim(0, 1.3 * highest)
-    round_ticks(panels[0].yaxis)
+    first_panel, _ = panels  # shares its y axis with the second
+    first_panel.set_ylim(0, 1.3 * highest)
+    round_ticks(first_panel.yaxis)
     add_legend(figure)
     return figure
 

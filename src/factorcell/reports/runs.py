@@ -65,13 +65,14 @@ def _read(folder: Path) -> Row:
         "by": saved_results.latest_gains(results),
         "classification": classification,
         "texts": saved_text_figures(folder, texts_key),
+        # The same for all trainings on the same texts:
         "trained": [texts_key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": find_warnings([run]),
     }
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the page of runs that were read by `_read`.
+    """Return the HTML page about `runs`, the rows that `_read` returns.
 
     Trainings of a model with different seeds share one row of the table; learning curves and charts show only the first
     of these trainings.
@@ -131,7 +132,7 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
 
 
 def _sort_key(run: Row) -> tuple[bool, bool]:
-    """Return whether a run is an n-gram model, and whether it is adapted."""
+    """Return whether a run is an n-gram model, and whether the run is adapted."""
     model = run["config"].get("model", {})
     return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
 

@@ -50,7 +50,7 @@ def search_table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
-    """Return Spearman's correlation of a numeric option with the perplexity; None if there are too few trials."""
+    """Return Spearman's correlation of an option with the perplexity; None for texts and for too few trials."""
     rows_with_option = [row for row in rows if name in row["params"]]
     values = [row["params"][name] for row in rows_with_option]
     perplexities = [row["perplexity"] for row in rows_with_option]

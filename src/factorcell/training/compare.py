@@ -50,12 +50,12 @@ def compare(
         config: A `Config`, which sets all options, or a mapping of some options by section; the other options are
             chosen from the table and the `budget`.
         folder: The folder that will contain the run folders.
-        budget: The mean time or work of a training over the models, which all make the same number of passes.
+        budget: The time or work of one training, averaged over the models, which all make the same number of passes.
         models: The names of the models.
         target: A context column whose value is inferred from each text by Bayes' rule.
         seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
         ngram: Whether to add an n-gram model of the same tokens as the last row.
-        resume: Whether to resume in a folder that exists; finished runs are evaluated, but not trained again.
+        resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -90,7 +90,7 @@ def compare(
             emit_notice(notify, f"{model} -> {path}")
             run = fit(source, dev, seed_plan, path, resume=resume, notify=notify)
             evaluations.append(_evaluate_run(run, evaluation_table, target))
-        rows, figures_per_training = zip(*evaluations, strict=True)
+        rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
         compared_models.append(ComparedModel(model, rows, figures_per_training))
     if ngram:
         row, figures = _evaluate_ngram(source, dev, base_plan.config, folder / NGRAM, evaluation_table)
@@ -120,7 +120,10 @@ def common_plan(
     models: Sequence[str],
     notify: Notify | None,
 ) -> Plan:
-    """Return the options that all `models` share: those of an existing run in `folder`, or else those of a new plan."""
+    """Return a plan with the options that all `models` share: those of a run in `folder`, or else new ones.
+
+    The notices about new options go to `notify`.
+    """
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():

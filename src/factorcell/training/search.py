@@ -334,7 +334,7 @@ class Search:
         return rows
 
     def publish(self, is_end: bool = False) -> list[Row]:
-        """Write trials.jsonl and best.toml, and at the end study.html; return a row per trial, at the end compared."""
+        """Write trials.jsonl and best.toml; at the end, compare the trials and write study.html. Return the rows."""
         with self.folder_lock:
             rows = compare_trials(self.rows(), self.folder) if is_end else self.rows()
             files.write_rows(self.folder / "trials.jsonl", rows)

@@ -169,11 +169,11 @@ class Trainer:
         The learning rate of a group is the rate of the step times the `factor` of the group. The token tables are
         omitted if `RowAdam` optimizes them.
         """
-        others = [
+        other_parameters = [
             parameter for parameter in self.parameters.values() if not any(parameter is table for table in token_tables)
         ]
-        matrices = [parameter for parameter in others if parameter.dim() > 1]
-        vectors = [parameter for parameter in others if parameter.dim() <= 1]
+        matrices = [parameter for parameter in other_parameters if parameter.dim() > 1]
+        vectors = [parameter for parameter in other_parameters if parameter.dim() <= 1]
         decay = self.config.weight_decay
         groups = [
             {"params": matrices, "weight_decay": decay, "factor": 1.0},
@@ -193,9 +193,7 @@ class Trainer:
         first_step, epoch = 0, 0  # the first step of the current epoch, and the number of the epoch
         while True:
             batch_rows = self._batch_rows(epoch)
-            steps_taken = max(
-                0, self.progress.step - first_step
-            )  # of this epoch; 0 unless the training is resumed in it
+            steps_taken = max(0, self.progress.step - first_step)  # of this epoch, before the training was resumed
             for rows in batch_rows[steps_taken:]:
                 if self.progress.step >= self.steps:
                     return
