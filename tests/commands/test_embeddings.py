@@ -139,7 +139,7 @@ def test_maps_and_predictions_match_those_of_the_functions(folder: Path, capsys:
     assert f"accuracy {accuracy['accuracy']:.1%}, majority class {accuracy['majority']:.1%}" in text
     assert f"R² {r2['r2']:.3f}" in text
     assert "of the values have the same side as their nearest neighbour" in text
-    assert "Correlation of the height of a value and its nearest neighbour" in text
+    assert "Correlation of the height of values and of their nearest neighbours" in text
     distant = rows_of(capsys, folder, "--map", str(table), "--by", "side", "--measure", "distance")
     assert distant[-1] == {"kind": "agreement", **embeddings.neighbour_agreement(known, side, "distance")}
     others = rows_of(capsys, folder, "--predict", str(table), "--by", "height", "--seed", "1")

@@ -122,7 +122,7 @@ def test_check_prints_one_line_per_file(trained: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert main(["check", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"ok     {run}/vocabulary.txt: as it was written" in lines
+    assert f"ok     {run}/vocabulary.txt: unchanged since it was written" in lines
     assert lines[-1] == f"ok     {run}: opens"
     (run / "vocabulary.txt").write_bytes((run / "vocabulary.txt").read_bytes().replace(b"a", b"b", 1))
     assert main(["check", str(run), "--json"]) == 2

@@ -108,7 +108,7 @@ def texts_of(corpus: Corpus) -> list[str]:
 
 
 def test_held_out_rows_are_not_counted(run: Run) -> None:
-    corpus, held_out = prepare(ROWS, run.config).split(fitting.HELD_OUT, run.config.training.seed)
+    corpus, held_out = prepare(ROWS, run.config).split(fitting.HELD_OUT_SHARE, run.config.training.seed)
     expected = Counter(text for text in texts_of(corpus) if text != SECRET)
     assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
     assert len(held_out) == len(ROWS) - len(corpus) > 3

@@ -105,7 +105,7 @@ def test_undamaged_folders_pass_the_check(models_folder: Path) -> None:
         findings = check(models_folder / name)
         assert [finding.text for finding in findings if not finding.is_valid] == []
         texts = {finding.path.name: finding.text for finding in findings if finding.path.parent == models_folder / name}
-        assert {text for file, text in texts.items() if file.endswith(".json")} == {"as it was written"}
+        assert {text for file, text in texts.items() if file.endswith(".json")} == {"unchanged since it was written"}
     findings = check(models_folder / "mixture")
     assert {finding.path.parent.name for finding in findings} >= {"mixture", "words", "ngram", "separate", "value-0001"}
     words = {finding.path.name: finding.text for finding in check(models_folder / "words")}
@@ -136,7 +136,7 @@ def test_missing_and_unreadable_files_are_named(models_folder: Path, tmp_path: P
     assert [finding.path.name for finding in wrong] == ["results.jsonl", "letters"]
     assert "results.jsonl line 1" in wrong[0].text
     assert "vocabulary.txt: there is no such file" in wrong[1].text
-    with pytest.raises(UserError, match="nowhere: there is no such folder"):
+    with pytest.raises(UserError, match="nowhere: not a folder; expected"):
         check(tmp_path / "nowhere")
 
 

@@ -44,7 +44,7 @@ def trial_rows(count: int, seed: int = 0, accuracy: bool = True) -> list[dict[st
 
 def by_option(rows: list[dict[str, Any]]) -> Figure:
     shown = [row for row in rows if row["state"] != "failed"]
-    return search.perplexity_by_option(shown, dict.fromkeys(search.options(shown), "+0.25"), LOGS)
+    return search.perplexity_by_option(shown, dict.fromkeys(search.option_names(shown), "+0.25"), LOGS)
 
 
 @pytest.mark.parametrize("count", [2, 3, 12, 120])
@@ -84,7 +84,7 @@ def test_every_option_has_a_chart() -> None:
     best = min(row["perplexity"] for row in shown)
     titles = ["hidden size", "embedding size", "learning rate", "decay", "rank"]
     assert [axes.get_title(loc="left") for axes in figure.axes[:5]] == titles
-    for axes, name in zip(figure.axes, search.options(shown), strict=False):
+    for axes, name in zip(figure.axes, search.option_names(shown), strict=False):
         drawn = [row for row in shown if name in row["params"]]
         values = [row["params"][name] for row in drawn]
         if name == "decay":

@@ -14,7 +14,7 @@ from factorcell.evaluation.ngram import DEFAULT_ORDER, NGram, count_ngrams
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
-from factorcell.training.fit import HELD_OUT, read_corpora
+from factorcell.training.fit import HELD_OUT_SHARE, read_corpora
 from factorcell.training.plan import Plan
 from tests.small_runs import ROWS
 
@@ -106,7 +106,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     first, _, row = comparison
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
     corpus, _ = read_corpora(TRAIN, None, CONFIG, progress=False)
-    assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT)
+    assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT_SHARE)
     assert model.tokenizer.tokens == run.tokenizer.tokens
     for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
         assert np.array_equal(saved.counts, counted.counts)

@@ -141,7 +141,7 @@ def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path
 
 
 def test_a_column_without_frequent_values_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dialect has no value of at least 10 texts .--min-context-count."):
+    with pytest.raises(UserError, match=r"dialect: no value has at least 10 texts; lower .*--min-context-count"):
         separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="dialect")
     with pytest.raises(UserError, match="no column 'accent'"):
         separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="accent")

@@ -164,7 +164,7 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert lines[1].startswith("chosen backbone options: layer_norm false, dropout_recurrent ")
     assert lines[2].startswith("chosen training options: learning_rate ")
     assert "epochs" not in lines[2]
-    assert lines[2].endswith("; to override, set --context-size or any other")
+    assert lines[2].endswith("; to override, set --context-size or any other option")
     assert lines[3].startswith("1 passes, about ")
     assert training_facts(run.folder)["chosen"] == list(unspecified_options(options))
     assert "- chosen automatically: `context_size 8" in (run.folder / "README.md").read_text("utf-8")

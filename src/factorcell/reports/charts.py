@@ -39,7 +39,7 @@ MODEL_NAMES = {
 }
 # For each x axis of learning curves: the key in the rows, the divisor of the values, and the label.
 PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
-GAP = "⋮"  # label in the place of the values that are left out
+GAP = "⋮"  # label in place of the values that are left out
 MAX_BARS = 20  # of more than 40 values, the 20 with the highest and the 20 with the lowest gains are shown
 STYLE: Any = {
     "axes.axisbelow": True,
@@ -76,14 +76,14 @@ STYLE: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in `STYLE`, without warnings about characters missing from the font: browsers have more fonts."""
+    """Draw in `STYLE`, without warnings about characters that the font lacks, because browsers have more fonts."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return the figure as SVG text; ids depend on `name`, so that a page can have several figures."""
+    """Return the figure as SVG text; its ids depend on `name`, so that a page can have several figures."""
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         _save(figure, stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -98,6 +98,7 @@ def png(figure: Figure, scale: float) -> bytes:
 
 
 def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> None:
+    """Save a figure with escapes for hidden characters."""
     for text in figure.findobj(Text):
         text.set_text(escape_hidden_lines(text.get_text()))  # matplotlib cannot draw lone surrogates
     with styled():
@@ -105,11 +106,11 @@ def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> N
 
 
 def colours(models: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each model: a fixed one for the models of the paper, the next free one for others."""
+    """Return a colour for each model: the models of the paper have fixed colours, the others the next unused ones."""
     used = {MODEL_COLOURS.get(model) for model in models}
-    free = [colour for colour in EXTRA_COLOURS if colour not in used] or [MUTED]
+    unused = [colour for colour in EXTRA_COLOURS if colour not in used] or [MUTED]
     others = [model for model in models if model not in MODEL_COLOURS]
-    return {model: MODEL_COLOURS.get(model) or free[others.index(model) % len(free)] for model in models}
+    return {model: MODEL_COLOURS.get(model) or unused[others.index(model) % len(unused)] for model in models}
 
 
 def display_name(model: object) -> str:
@@ -129,18 +130,21 @@ def add_legend(figure: Figure) -> None:
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if handles:
-        columns = max(1, min(len(handles), 64 // (max(map(len, handles)) + 5)))
-        place: Any = {"loc": "outside upper left", "ncols": columns}
+        longest_label = max(map(len, handles))
+        columns_per_line = 64 // (longest_label + 5)  # a line has room for 64 characters, and a handle takes 5
+        column_count = max(1, min(len(handles), columns_per_line))
+        place: Any = {"loc": "outside upper left", "ncols": column_count}
         figure.legend(list(handles.values()), list(handles), frameon=False, fontsize=8.5, columnspacing=1.0, **place)
 
 
-def round_ticks(axis: Axis, count: int = 5, log: bool = False) -> None:
-    """Put about `count` round numbers on the axis; `log`: whether the axis is logarithmic.
+def round_ticks(axis: Axis, count: int = 5, *, is_log: bool = False) -> None:
+    """Put ticks at about `count` round numbers of a linear axis, or at powers of ten if the axis `is_log`.
 
-    A logarithmic axis over about a decade or more has 1, 3, 10, 30, ..., or from two decades on only 1, 10, 100, ...
+    A logarithmic axis has ticks at 1, 10, 100, ..., and over less than two decades also at 3, 30, .... Over less than
+    about a decade its ticks are those of a linear axis.
     """
     low, high = sorted(axis.get_view_interval())
-    if log and high > 8 * low:
+    if is_log and high > 8 * low:
         axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)))
     else:
         axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]))
@@ -156,38 +160,45 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
-    name, unit, label = PROGRESS_UNITS[x]
+    key, divisor, x_label = PROGRESS_UNITS[x]
     rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
-    top_limits = []
+    top_limits = []  # of the perplexity axis, for each curve
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
-        curve = [(float(row[name]) / unit, float(row["perplexity"])) for row in rows if row["model"] == model]
-        xs, ys = zip(*curve, strict=True)
-        axes.plot(xs, ys, color=colour, label=f"{truncate(display_name(model))}  {ys[-1]:.3g}")
-        axes.plot(xs[-1], ys[-1], "o", color=colour)
-        top_limits += [2.2 * min(ys), 1.02 * ys[-1]]
+        model_rows = [row for row in rows if row["model"] == model]
+        progress = [float(row[key]) / divisor for row in model_rows]
+        perplexities = [float(row["perplexity"]) for row in model_rows]
+        last_perplexity = perplexities[-1]
+        label = f"{truncate(display_name(model))}  {last_perplexity:.3g}"
+        axes.plot(progress, perplexities, color=colour, label=label)
+        axes.plot(progress[-1], last_perplexity, "o", color=colour)
+        top_limits += [2.2 * min(perplexities), 1.02 * last_perplexity]
     axes.set_yscale("log")
-    if rows:  # the first evaluations may be far above all others and are clipped
-        axes.set_ylim(top=min(max(top_limits), axes.get_ylim()[1]))
+    if rows:  # the limit clips first evaluations that are far above all others
+        _, automatic_top = axes.get_ylim()
+        axes.set_ylim(top=min(max(top_limits), automatic_top))
         axes.set_xlim(left=0)
-    round_ticks(axes.yaxis, 6, log=True)
+    round_ticks(axes.yaxis, 6, is_log=True)
     axes.grid(axis="y")
-    axes.set_xlabel(label)
+    axes.set_xlabel(x_label)
     axes.set_title("perplexity on held-out texts")
     add_legend(figure)
     return figure
 
 
 @styled()
-def signed_bars(names: Sequence[str], values: Sequence[float], shades: Sequence[str], form: str, title: str) -> Figure:
-    """Draw a horizontal bar per name, to the right or left of zero; `form` formats the value at the end of the bar.
+def signed_bars(
+    names: Sequence[str], values: Sequence[float], bar_colours: Sequence[str], number_format: str, title: str
+) -> Figure:
+    """Draw a horizontal bar per name, to the right or left of zero, with the formatted value at its end.
 
-    `shades` are the colours of the bars. A bar with the name `GAP` has no value.
+    A bar with the name `GAP` has no value.
     """
     figure = Figure(figsize=(WIDTH, 0.45 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
-    bars = axes.barh(range(len(names)), values, color=shades, height=0.66)
-    texts = [f"{value:{form}}".replace("-", "−") for value in values]
-    axes.bar_label(bars, ["" if name == GAP else text for name, text in zip(names, texts, strict=True)], padding=2)
+    bars = axes.barh(range(len(names)), values, color=bar_colours, height=0.66)
+    texts = [format(value, number_format).replace("-", "−") for value in values]
+    labels = ["" if name == GAP else text for name, text in zip(names, texts, strict=True)]
+    axes.bar_label(bars, labels, padding=2)
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.margins(x=0.25)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -199,7 +210,7 @@ def signed_bars(names: Sequence[str], values: Sequence[float], shades: Sequence[
 
 
 def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
-    """Draw for each value of a column how much lower the perplexity of its texts is than under a baseline.
+    """Draw the gain for each value of a column: how much lower the perplexity of its texts is than in a baseline.
 
     If there are many values, those with the highest and lowest gains are shown; few values are in natural order.
     Bars of gains that are not significant are grey.
@@ -216,10 +227,11 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
         shown = [rows[index] for index in order]
     names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
-    shades = [(MUTED, ACCENT, CONTRAST)[interval.sign] for interval in intervals]
+    colour_of_sign = {0: MUTED, 1: ACCENT, -1: CONTRAST}
+    bar_colours = [colour_of_sign[interval.sign] for interval in intervals]
     baseline = "the run without context" if over is None else truncate(over)
     title = f"gain over {baseline}, % (texts)"
-    return signed_bars(names, [100 * interval.point for interval in intervals], shades, "+.1f", title)
+    return signed_bars(names, [100 * interval.point for interval in intervals], bar_colours, "+.1f", title)
 
 
 @styled()
@@ -228,25 +240,25 @@ def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
 
     Each row of `counts` (N, N), for N labels, is a true value; each column is a predicted value.
     """
-    size = len(labels)
-    table = np.asarray(counts, dtype=float).reshape(size, size)
+    label_count = len(labels)
+    matrix = np.asarray(counts, dtype=float).reshape(label_count, label_count)
     if order := natural_order([str(label) for label in labels]):
-        labels, table = [labels[index] for index in order], table[np.ix_(order, order)]
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    font = max(4.0, min(8.5, 150 / max(size, 1)))
+        labels, matrix = [labels[index] for index in order], matrix[np.ix_(order, order)]
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    font_size = max(4.0, min(8.5, 150 / max(label_count, 1)))
     figure = Figure(figsize=(WIDTH, WIDTH))
     axes = figure.subplots()
     axes.imshow(shares, cmap=HEAT, vmin=0, vmax=1, interpolation="none")
     for (i, j), share in np.ndenumerate(shares):
-        if size <= 14 and share >= 0.005:
+        if label_count <= 14 and share >= 0.005:
             colour = "white" if share > 0.62 else INK
-            axes.text(j, i, f"{100 * share:.0f}", fontsize=font, color=colour, ha="center", va="center")
+            axes.text(j, i, f"{100 * share:.0f}", fontsize=font_size, color=colour, ha="center", va="center")
     names = [truncate(label, 16) for label in labels]
-    axes.set_yticks(range(size), names, fontsize=font, color=INK)
+    axes.set_yticks(range(label_count), names, fontsize=font_size, color=INK)
     axes.xaxis.tick_top()
-    axes.set_xticks(range(size), names, fontsize=font, color=INK)
+    axes.set_xticks(range(label_count), names, fontsize=font_size, color=INK)
     if max(map(len, names), default=0) > 2:
-        axes.set_xticks(range(size), names, rotation=45, ha="left", rotation_mode="anchor")
+        axes.set_xticks(range(label_count), names, rotation=45, ha="left", rotation_mode="anchor")
     axes.spines["bottom"].set_visible(False)
     axes.set_title("% of each true value ↓ by predicted value →")
     return figure

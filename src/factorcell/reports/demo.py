@@ -26,8 +26,9 @@ FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "p
 
 def degrees(lat: float, lon: float) -> str:
     """Return a latitude and a longitude in whole degrees as text, such as 36° N 138° E."""
-    south, west = round(lat) < 0, round(lon) < 0
-    return f"{abs(round(lat))}° {'S' if south else 'N'} {abs(round(lon))}° {'W' if west else 'E'}"
+    north_or_south = "S" if round(lat) < 0 else "N"
+    east_or_west = "W" if round(lon) < 0 else "E"
+    return f"{abs(round(lat))}° {north_or_south} {abs(round(lon))}° {east_or_west}"
 
 
 def demo_page(results: Row) -> str:
@@ -50,8 +51,9 @@ def demo_page(results: Row) -> str:
     ]
     lead = (
         f"Small language models were trained on {int(results['texts']):,} place names, letter by letter, each with its "
-        "latitude and longitude, without a map or a list of countries. The maps show how probable each point of a grid "
-        f"is for a name. Training and evaluation took {float(results['minutes']):.1f} minutes on {results['machine']}."
+        "latitude and longitude, without a map or a list of countries. The maps show the probability of each point of "
+        "a grid given a name. "
+        f"Training and evaluation took {float(results['minutes']):.1f} minutes on {results['machine']}."
     )
     return document(
         "Place names of the world",
@@ -64,7 +66,8 @@ def demo_page(results: Row) -> str:
 
 def _maps(results: Row) -> str:
     """Return the first map at full width and the others in a grid."""
-    figures = [_map(entry, scale=1.2 if index else 2.0) for index, entry in enumerate(results["maps"])]
+    full_width, in_grid = 2.0, 1.2  # scales of images
+    figures = [_map(entry, scale=in_grid if index else full_width) for index, entry in enumerate(results["maps"])]
     text = (
         "Brightness is the posterior probability of each point given the name, with a uniform prior over "
         f"{results['prior']}. Each map has its own scale. The ring marks the most probable point, the cross the true "
@@ -77,7 +80,7 @@ def _maps(results: Row) -> str:
 def _map(entry: Row, scale: float) -> str:
     """Return the map of a name's posterior as an image inside the page."""
     best = best_point(entry)
-    distance = float(great_circle_distances(np.array([best]), np.array([entry["true"]]))[0, 0])
+    [[distance]] = great_circle_distances(np.array([best]), np.array([entry["true"]])).tolist()
     description = f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place"
     data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
     name = escape(entry["text"])
@@ -89,29 +92,32 @@ def _map(entry: Row, scale: float) -> str:
 
 
 def _places(places: Sequence[Row]) -> str:
+    """Return a card for each place, with the names that the model generated for it."""
     cards = []
     for place in places:
         samples = "".join(f"<li>{escape(sample)}</li>" for sample in place["samples"])
-        where = note(degrees(float(place["lat"]), float(place["lon"])))
-        cards.append(f"<div><h3>{escape(place['place'])}</h3>{where}<ul>{samples}</ul></div>")
+        coordinates = note(degrees(float(place["lat"]), float(place["lon"])))
+        cards.append(f"<div><h3>{escape(place['place'])}</h3>{coordinates}<ul>{samples}</ul></div>")
     text = "The model sampled each name letter by letter, given only the two coordinates."
     return note(text) + '\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
 
 
 def _models(results: Row) -> str:
+    """Return the table of models and their learning curves."""
     rows = [{**row, "model": charts.display_name(row["name"])} for row in results["models"]]
     for row in rows:
         for name in set(row.get("ahead", ())) & FORMATS.keys():
             row[name] = format(row[name], FORMATS[name]) + BEST_MARK
     curves = chart(charts.learning_curves(results["curves"], "minutes"), "curves", "Learning curves of the models")
-    mark = note(f"{BEST_MARK}: significantly better than all other models (95 % CI over texts).")
-    return table(rows, {"model": "", **FORMATS}) + mark + curves
+    explanation = note(f"{BEST_MARK}: significantly better than all other models (95 % CI over texts).")
+    return table(rows, {"model": "", **FORMATS}) + explanation + curves
 
 
 def _countries(results: Row) -> str:
+    """Return the accuracies of the classification by country and its confusion matrix."""
     text = (
-        "A held-out name is assigned to the country whose centre makes it most probable (Bayes' rule with a uniform "
-        "prior); no classifier was trained."
+        "Each held-out name is assigned to the country at whose centre the name is most probable (Bayes' rule with a "
+        "uniform prior). No classifier was trained."
     )
     rows = [{**row, "names": row["count"]} for row in results["countries"]]
     content = table(rows, {"country": "", "accuracy": ".1%", "names": ","})

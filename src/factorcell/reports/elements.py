@@ -39,8 +39,9 @@ def document(
 ) -> str:
     """Return a page of `sections`, which are pairs of a heading and HTML.
 
-    `credits` is HTML; all other arguments are plain text. `cautions` are sentences about the reliability of the
-    results and come first. Characters that hide or reverse other characters are shown as escapes.
+    The contents of `sections` and the `credits` are HTML; all other arguments are plain text. The `cautions`, sentences
+    without a full stop about the reliability of the results, come first. Characters that hide or reverse other
+    characters are shown as escapes.
     """
     head = f'<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>'
     if lead:
@@ -59,6 +60,7 @@ def document(
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file in the folder `assets` of the package."""
     return (resources.files("factorcell") / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -87,27 +89,37 @@ def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> st
 
     Columns of numbers are aligned right; numbers with `BEST_MARK` are highlighted.
     """
-    forms = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-    lines = {name: [_cell_text(row.get(name), form) for row in rows] for name, form in forms.items()}
-    lines = {name: cells for name, cells in lines.items() if any(cell != "–" for cell in cells)}
-    right = {name for name, cells in lines.items() if all(cell == "–" or NUMBER.fullmatch(cell) for cell in cells)}
-    right -= {next(iter(forms), "")}  # the first column names the rows, also if the names are numbers
-    content = "".join(_cell("th", name.replace("_", " "), name in right) for name in lines)
-    for row in zip(*lines.values(), strict=True):
-        cells = (_cell("td", cell, name in right) for name, cell in zip(lines, row, strict=True))
+    formats = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+    texts_by_column = {
+        name: [_cell_text(row.get(name), number_format) for row in rows] for name, number_format in formats.items()
+    }
+    texts_by_column = {name: texts for name, texts in texts_by_column.items() if any(text != "–" for text in texts)}
+    numeric = {
+        name for name, texts in texts_by_column.items() if all(text == "–" or NUMBER.fullmatch(text) for text in texts)
+    }
+    numeric -= {next(iter(formats), "")}  # the first column names the rows, also if the names are numbers
+    content = "".join(_cell("th", name.replace("_", " "), is_numeric=name in numeric) for name in texts_by_column)
+    for row_texts in zip(*texts_by_column.values(), strict=True):
+        named_texts = zip(texts_by_column, row_texts, strict=True)
+        cells = (_cell("td", text, is_numeric=name in numeric) for name, text in named_texts)
         content += "</tr>\n<tr>" + "".join(cells)
     return f'<div class="table"><table>\n<tr>{content}</tr>\n</table></div>'
 
 
-def _cell_text(value: Any, form: str) -> str:
-    if isinstance(value, float) and not is_number(value):
+def _cell_text(value: Any, number_format: str) -> str:
+    """Return the text of a value; a dash for a missing value and for a number that is not finite."""
+    is_missing = value is None or value == ""
+    if is_missing or (isinstance(value, float) and not is_number(value)):
         return "–"
-    return "–" if value is None or value == "" else value if isinstance(value, str) else format(value, form)
+    return value if isinstance(value, str) else format(value, number_format)
 
 
-def _cell(tag: str, text: str, right: bool) -> str:
-    names = "num" * right + " best" * (right and BEST_MARK in text)
-    return f'<{tag} class="{names}">{escape(text)}</{tag}>' if names else f"<{tag}>{escape(text)}</{tag}>"
+def _cell(tag: str, text: str, *, is_numeric: bool) -> str:
+    """Return an HTML cell, with the CSS classes `num` and `best` if they apply."""
+    if not is_numeric:
+        return f"<{tag}>{escape(text)}</{tag}>"
+    classes = "num best" if BEST_MARK in text else "num"
+    return f'<{tag} class="{classes}">{escape(text)}</{tag}>'
 
 
 def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
@@ -122,11 +134,18 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     # Ids and references to them must differ between the figures of a page.
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    # Tokens below a curve stay monospaced, so that they are as wide as in the layout of matplotlib.
-    fonts = {True: "font-family: ui-monospace, monospace", False: "font-family: var(--text)"}
-    content = re.sub(r"font-family: [^;\"]*", lambda match: fonts["Mono'" in match[0]], content)
+    content = re.sub(r"font-family: [^;\"]*", _page_font, content)
     for colour, variable in THEME.items():
         content = content.replace(colour, variable)
     content = content.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
     caption = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure class="chart">{content.strip()}{caption}</figure>'
+
+
+def _page_font(match: re.Match[str]) -> str:
+    """Return the CSS of the page's font for a matched font of matplotlib.
+
+    Tokens below a curve stay monospaced, so that they are as wide as in the layout of matplotlib.
+    """
+    is_monospaced = "Mono'" in match[0]
+    return "font-family: ui-monospace, monospace" if is_monospaced else "font-family: var(--text)"

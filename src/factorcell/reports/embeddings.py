@@ -20,17 +20,17 @@ from factorcell.reports.wording import agreement_sentence, visible_token
 Row = Mapping[str, Any]
 
 WORDS_NOTE = (
-    "Change of the adapted softmax bias of a token, in nats; it does not depend on the hidden state. The effect of the "
-    "context on the recurrent layer is not included."
+    "Each bar is the change of the adapted softmax bias of a token, in nats. It does not depend on the hidden state. "
+    "The effect of the context on the recurrent layer is not included."
 )
 MAP_CAPTION = (
     "Embeddings on their first two principal axes, which explain {x:.0%} and {y:.0%} of the variance, coloured by a "
     "column of a table."
 )
 PREDICTIONS_NOTE = (
-    "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. Columns of groups "
-    "have an accuracy with its standard error, next to the share of the majority class. Columns of numbers have the "
-    "explained share of the variance (R²) and the correlation of prediction and number."
+    "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. For a column of "
+    "groups, the table has the accuracy with its standard error, and the share of the majority class. For a column of "
+    "numbers, it has the explained share of the variance (R²) and the correlation of predictions and numbers."
 )
 PREDICTION_FORMATS = {
     "column": "",
@@ -47,9 +47,10 @@ SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b0
 def embeddings_page(name: str, results: Row) -> str:
     """Return the page with the results of `factorcell contexts` for the run `name`.
 
-    `results` has these items, which are empty if they were not requested: variable (its name), values (their number),
-    neighbours (rows), words (entries with context, against and rows), maps (entries with column, points, ellipses,
-    agreement, shares of the variance, and dots: whether points are drawn), predictions (rows) and cautions (sentences).
+    `results` has variable (the name of the context variable), values (their number) and cautions (sentences). Its other
+    items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows), maps
+    (entries with column, points, ellipses, agreement, shares of the variance, and dots: whether points are drawn) and
+    predictions (rows).
     """
     sections = []
     if results["neighbours"]:
@@ -60,14 +61,14 @@ def embeddings_page(name: str, results: Row) -> str:
         sections.append((f"Map by {entry['column']}", _map(entry, f"map-{index}")))
     if results["predictions"]:
         content = elements.note(PREDICTIONS_NOTE)
-        content += elements.table(list(map(_prediction, results["predictions"])), PREDICTION_FORMATS)
+        content += elements.table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
         sections.append(("Other columns predicted from the embedding", content))
-    values = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
+    lead = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
     return elements.document(
         f"What {name} has learned about contexts",
         sections,
         kicker="factorcell contexts",
-        lead=values if results["variable"] else "",
+        lead=lead if results["variable"] else "",
         cautions=results.get("cautions", ()),
     )
 
@@ -75,15 +76,16 @@ def embeddings_page(name: str, results: Row) -> str:
 def _neighbours(rows: Sequence[Row]) -> str:
     """Return a table of the nearest neighbours of each value."""
     measure = "cosine" if "cosine" in rows[0] else "distance"
-    near: dict[str, list[str]] = {}
+    neighbours: dict[str, list[str]] = {}  # by value
     for row in rows:
-        near.setdefault(row["value"], []).append(f"{row['near']} ({row[measure]:.2f})")
-    lines = [{"value": value, "nearest neighbours": ", ".join(names)} for value, names in near.items()]
-    text = f"Nearest neighbours first; in parentheses the {measure} of the embeddings."
+        neighbours.setdefault(row["value"], []).append(f"{row['near']} ({row[measure]:.2f})")
+    lines = [{"value": value, "nearest neighbours": ", ".join(names)} for value, names in neighbours.items()]
+    text = f"The nearest neighbour is first; the {measure} of the embeddings is in parentheses."
     return elements.note(text) + elements.table(lines, ("value", "nearest neighbours"))
 
 
 def _words(entries: Sequence[Row]) -> str:
+    """Return a chart of boosted words for each pair of contexts."""
     charts = []
     for index, entry in enumerate(entries):
         title = f"{entry['context']} against {entry['against']}"
@@ -95,8 +97,9 @@ def _words(entries: Sequence[Row]) -> str:
 def _map(entry: Row, name: str) -> str:
     """Return the map by one column, a sentence on the agreement of neighbours, and a collapsible table of groups."""
     column, ellipses = str(entry["column"]), entry["ellipses"]
-    caption = MAP_CAPTION.format(x=entry["shares"][0], y=entry["shares"][1])
-    if ellipses is None:
+    share_x, share_y = entry["shares"]
+    caption = MAP_CAPTION.format(x=share_x, y=share_y)
+    if ellipses is None:  # the column has numbers instead of groups
         figure = map_of_numbers(entry["points"], f"mean {column}")
     else:
         figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
@@ -109,11 +112,11 @@ def _map(entry: Row, name: str) -> str:
     return content
 
 
-def _prediction(row: Row) -> Row:
+def _prediction_cells(row: Row) -> Row:
     if "accuracy" not in row:
         return row
-    error = row["deviation"] / math.sqrt(row["folds"])
-    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {error:.1%}", "majority class": row["majority"]}
+    standard_error = row["deviation"] / math.sqrt(row["folds"])
+    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {standard_error:.1%}", "majority class": row["majority"]}
 
 
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:
@@ -128,13 +131,14 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
 
 @styled()
 def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool = False) -> Figure:
-    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), with `dots` also all points.
+    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and with `dots` all points.
 
-    Each point has x, y and group. Each ellipse has group, x and y of its centre, wide and high (the half axes), and the
+    Each point has x, y and group. Each ellipse has group, x and y of its centre, wide and high (its half axes), and the
     angle in degrees. Points of groups without an ellipse are grey.
     """
     figure, axes = _empty_map()
-    colours = dict(zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False))
+    groups = [row["group"] for row in ellipses]
+    colours = dict(zip(groups, itertools.cycle(EXTRA_COLOURS), strict=False))
     if dots or not ellipses:
         points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
         axes.scatter(
@@ -146,10 +150,12 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
             lw=0,
         )
     for index, row in enumerate(ellipses):
-        shape, colour = ((row["x"], row["y"]), 2 * row["wide"], 2 * row["high"]), colours[row["group"]]
-        style = "-" if index < len(EXTRA_COLOURS) else "--"  # distinguishes ellipses of the same colour
-        axes.add_patch(Ellipse(*shape, angle=row["angle"], facecolor=colour, alpha=0.1, lw=0))
-        axes.add_patch(Ellipse(*shape, angle=row["angle"], fill=False, edgecolor=colour, lw=1.4, ls=style))
+        colour = colours[row["group"]]
+        shape: Any = {"xy": (row["x"], row["y"]), "width": 2 * row["wide"], "height": 2 * row["high"]}
+        shape["angle"] = row["angle"]
+        line_style = "-" if index < len(EXTRA_COLOURS) else "--"  # distinguishes ellipses of the same colour
+        axes.add_patch(Ellipse(**shape, facecolor=colour, alpha=0.1, lw=0))
+        axes.add_patch(Ellipse(**shape, fill=False, edgecolor=colour, lw=1.4, ls=line_style))
     figure.set_layout_engine("none")  # names are placed in the final layout
     axes.set_position((0.02, 0.02, 0.96, 0.96))
     axes.autoscale_view()
@@ -163,8 +169,8 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
 def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
     """Draw all embeddings as points coloured by a number (thesis 2018, figure 4.7), with a colour bar named `title`.
 
-    Each point has x, y and number. The colours cover the 2nd to the 98th percentile, so that outliers do not determine
-    them.
+    Each point has x, y and number. The scale of colours covers the 2nd to the 98th percentile of the numbers, so that
+    outliers do not stretch it.
     """
     figure, axes = _empty_map()
     low, high = np.quantile([row["number"] for row in points], (0.02, 0.98)).tolist()
@@ -185,6 +191,7 @@ def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
 
 
 def _empty_map() -> tuple[Figure, Axes]:
+    """Return a figure with framed axes of equal scale, without ticks."""
     figure = Figure(figsize=(WIDTH, 0.9 * WIDTH))
     axes = figure.subplots()
     axes.set_aspect("equal", adjustable="datalim")
@@ -196,25 +203,29 @@ def _empty_map() -> tuple[Figure, Axes]:
 
 
 def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) -> None:
-    """Write the name of each group as near to its centre as possible, with a line to the centre if it is moved."""
+    """Write the name of each group near the centre of its ellipse, with a line between them if they are far apart."""
     frame = axes.get_window_extent()
     occupied: list[Bbox] = []
     for row in ellipses:
-        style: Any = {"color": colours[row["group"]], "zorder": 6}
-        name = axes.text(row["x"], row["y"], escape_hidden_lines(str(row["group"])[:24]), fontweight="bold", **style)
-        name.set(ha="center", va="center")
+        colour = colours[row["group"]]
+        text = escape_hidden_lines(str(row["group"])[:24])
+        name = axes.text(row["x"], row["y"], text, fontweight="bold", color=colour, zorder=6, ha="center", va="center")
         box = name.get_window_extent().padded(1)  # in pixels
-        boxes = [box.translated(*move) for move in _offsets(frame, box)]
-        free = [moved for moved in boxes if not any(moved.overlaps(other) for other in occupied)]
-        occupied.append((free or boxes)[0])
-        middle = (occupied[-1].p0 + occupied[-1].p1) / 2
+        candidates = [box.translated(*move) for move in _moves(frame, box)]  # the nearest first
+        free = [candidate for candidate in candidates if not any(candidate.overlaps(other) for other in occupied)]
+        chosen = free[0] if free else candidates[0]
+        occupied.append(chosen)
+        middle = (chosen.p0 + chosen.p1) / 2
         x, y = axes.transData.inverted().transform(middle)
         name.set_position((x, y))
-        if math.dist(middle, axes.transData.transform((row["x"], row["y"]))) > 12:
-            axes.plot([row["x"], x], [row["y"], y], lw=0.8, alpha=0.6, color=style["color"])
+        distance_in_pixels = math.dist(middle, axes.transData.transform((row["x"], row["y"])))
+        if distance_in_pixels > 12:
+            axes.plot([row["x"], x], [row["y"], y], lw=0.8, alpha=0.6, color=colour)
 
 
-def _offsets(frame: Bbox, box: Bbox) -> Iterator[tuple[float, float]]:
+def _moves(frame: Bbox, box: Bbox) -> Iterator[tuple[float, float]]:
     """Yield moves (x, y) in pixels that keep a box inside the frame, the shortest first; all moves have the same x."""
     x = min(max(0.0, frame.x0 - box.x0), frame.x1 - box.x1) if box.width < frame.width else 0.0
-    yield from ((x, float(y)) for y in sorted([0.0, *np.arange(frame.y0, frame.y1 - box.height, 2) - box.y0], key=abs))
+    vertical_moves = [0.0, *np.arange(frame.y0, frame.y1 - box.height, 2) - box.y0]
+    for y in sorted(vertical_moves, key=abs):
+        yield x, float(y)

@@ -37,21 +37,24 @@ FONTS = ["STIXGeneral", "DejaVu Serif"]
 CENTRE = 11.0  # longitude of the central meridian in degrees, chosen so that the map is cut in the Bering Strait
 SOUTH, NORTH = -57.0, 83.5  # latitudes of the edges of the map, which excludes Antarctica
 WIDTH = 9.0  # inches
-# The constants A1 to A4 of the projection.
-_A = (1.340264, -0.081106, 0.000893, 0.003796)
+A1, A2, A3, A4 = 1.340264, -0.081106, 0.000893, 0.003796  # the constants of the projection
 
 
 def project(lat: Any, lon: Any) -> tuple[Array, Array]:
-    """Project degrees to Equal Earth x, y (radius 1), where x is 0 at `CENTRE`; longitudes are not wrapped."""
+    """Project degrees to Equal Earth x and y (radius 1); x is 0 at `CENTRE`, and longitudes are not wrapped."""
     t = np.arcsin(math.sqrt(3) / 2 * np.sin(np.radians(np.asarray(lat, dtype=float))))
-    a, b, c, d = _A
-    slope = a + 3 * b * t**2 + 7 * c * t**6 + 9 * d * t**8
-    turn = np.radians(np.asarray(lon, dtype=float) - CENTRE)
-    return np.asarray(2 * math.sqrt(3) / 3 * turn * np.cos(t) / slope), t * (a + b * t**2 + c * t**6 + d * t**8)
+    y = t * (A1 + A2 * t**2 + A3 * t**6 + A4 * t**8)
+    y_derivative = A1 + 3 * A2 * t**2 + 7 * A3 * t**6 + 9 * A4 * t**8  # with respect to t
+    lon_from_centre = np.radians(np.asarray(lon, dtype=float) - CENTRE)
+    x = 2 * math.sqrt(3) / 3 * lon_from_centre * np.cos(t) / y_derivative
+    return np.asarray(x), y
 
 
 def world() -> dict[str, list[Array]]:
-    """Return Natural Earth's `land` rings and country `borders`: arrays (points, 2) of lon (-169 to 191) and lat."""
+    """Return the outlines of Natural Earth: rings around `land`, and lines of country `borders`.
+
+    Each outline is an array (points, 2) of longitudes, from -169 to 191, and latitudes in degrees.
+    """
     content = json.loads((resources.files("factorcell") / "assets" / "world.json").read_text(encoding="utf-8"))
     return {
         key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]] for key in ("land", "borders")
@@ -68,28 +71,34 @@ def best_point(grid: Row) -> tuple[float, float]:
 def world_map(grid: Row, title: str, true: tuple[float, float] | None = None) -> Figure:
     """Draw a posterior over coordinates as brightness, with a ring at its maximum and a cross at the point `true`.
 
-    `grid`: `lat` (n,), `lon` (m,), `probability` (n, m), NaN where a point is not part of the posterior. Brightness
-    is the square root of the probability, relative to the maximum of the map, and is dimmed at sea.
+    The `grid` has `lat` (n,), `lon` (m,) and `probability` (n, m), which is NaN where a point is not part of the
+    posterior. The brightness is the square root of the probability relative to the maximum of the map; it is dimmed at
+    sea. `true` is a latitude and a longitude.
     """
-    edge = 0.965 * float(project(0.0, CENTRE + 180)[0])  # leaves out most of the Pacific
-    south, north = float(project(SOUTH, CENTRE)[1]), float(project(NORTH, CENTRE)[1]) + 0.05
-    figure = Figure(figsize=(WIDTH, round(WIDTH * (north - south) / (2 * edge), 1)), facecolor=SEA)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-edge, edge), ylim=(south, north))
+    equator_end, _ = project(0.0, CENTRE + 180)
+    right = 0.965 * float(equator_end)  # leaves out most of the Pacific
+    (_, bottom_y), (_, top_y) = project(SOUTH, CENTRE), project(NORTH, CENTRE)
+    bottom, top = float(bottom_y), float(top_y) + 0.05
+    figure = Figure(figsize=(WIDTH, round(WIDTH * (top - bottom) / (2 * right), 1)), facecolor=SEA)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-right, right), ylim=(bottom, top))
     axes.set_axis_off()
     _draw_light(axes, grid, _draw_land(axes))
     lat, lon = best_point(grid)
     axes.plot(*project(lat, _wrap(lon)), "o", ms=15, mfc="none", mec="white", mew=1.3, zorder=8)
     if true is not None:
-        axes.plot(*project(true[0], _wrap(true[1])), "+", ms=10, color="#7fe3ff", mew=1.5, zorder=9)
+        true_lat, true_lon = true
+        axes.plot(*project(true_lat, _wrap(true_lon)), "+", ms=10, color="#7fe3ff", mew=1.5, zorder=9)
     lines = textwrap.wrap(title, 15, break_long_words=False)
-    size = min(28.0, 345 / max(map(len, lines), default=1))  # the title must not cover South America
-    label: Any = {"transform": axes.transAxes, "family": FONTS, "style": "italic", "parse_math": False}
-    axes.text(0.033, 0.14, "\n".join(lines), color="white", fontsize=size, linespacing=1.0, zorder=10, **label)
+    font_size = min(28.0, 345 / max(map(len, lines), default=1))  # the title must not cover South America
+    text_style: Any = {"transform": axes.transAxes, "family": FONTS, "style": "italic", "parse_math": False}
+    axes.text(
+        0.033, 0.14, "\n".join(lines), color="white", fontsize=font_size, linespacing=1.0, zorder=10, **text_style
+    )
     return figure
 
 
 def _wrap(lon: Any) -> Any:
-    """Return an equal longitude within 180 degrees of `CENTRE`."""
+    """Return the longitude of the same meridian within 180 degrees of `CENTRE`."""
     return (lon - CENTRE + 180) % 360 - 180 + CENTRE
 
 
@@ -105,9 +114,10 @@ def _draw_land(axes: Axes) -> Path:
         points = np.stack(project(ring[:, 1], ring[:, 0]), axis=1)
         closed = np.vstack([points, points[:1]])
         rings.append(Path(closed, closed=True))
-        ends = np.isin(ring[:, 0], (-169.0, 191.0))  # there is no coast where the map is cut
-        cut = np.flatnonzero(ends & np.roll(ends, -1))
-        coast += [part for part in np.split(closed, cut + 1) if len(part) > 1]
+        # A line between two points at the edge of the map is a cut through the land, not a coast.
+        is_at_edge = np.isin(ring[:, 0], (-169.0, 191.0))
+        cut_starts = np.flatnonzero(is_at_edge & np.roll(is_at_edge, -1))
+        coast += [part for part in np.split(closed, cut_starts + 1) if len(part) > 1]
     outline = Path.make_compound_path(*rings)
     axes.add_patch(PathPatch(outline, facecolor=LAND, lw=0, zorder=2))
     borders = [np.stack(project(line[:, 1], line[:, 0]), axis=1) for line in shapes["borders"]]
@@ -117,24 +127,29 @@ def _draw_land(axes: Axes) -> Path:
 
 
 def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
-    """Draw the smoothed posterior: full on land, dimmed at sea and far from the points of the posterior."""
-    x = np.linspace(*axes.get_xlim(), 900)
-    lats = np.linspace(SOUTH - 1, NORTH + 5, 1000)
-    y = np.linspace(*axes.get_ylim(), round(900 * np.diff(axes.get_ylim())[0] / np.diff(axes.get_xlim())[0]))
-    lat = np.interp(y, project(lats, CENTRE)[1], lats)  # y does not depend on the longitude, and x is linear in it
-    lon = CENTRE + x[None, :] / project(lat, CENTRE + 1)[0][:, None]
+    """Draw the smoothed posterior: in full brightness on land, dimmed at sea and far from the points of the grid."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    x = np.linspace(left, right, 900)
+    y = np.linspace(bottom, top, round(900 * (top - bottom) / (right - left)))
+    # The projection is inverted: y depends only on the latitude, and x is proportional to the distance from `CENTRE`.
+    known_lat = np.linspace(SOUTH - 1, NORTH + 5, 1000)
+    _, known_y = project(known_lat, CENTRE)
+    lat = np.interp(y, known_y, known_lat)
+    x_per_degree, _ = project(lat, CENTRE + 1)
+    lon = CENTRE + x[None, :] / x_per_degree[:, None]
     probability = np.asarray(grid["probability"], dtype=float)
     # `weight` is 1 where all near grid points have a probability, and 0 where none has one.
     weight = _interpolate(grid, np.isfinite(probability).astype(float), lat, lon) * (abs(lon - CENTRE) <= 180)
     # Division by the weight gives a mean over the points that have a probability.
     values = _interpolate(grid, np.nan_to_num(probability), lat, lon)
     values = np.maximum(values, 0.0) * (weight > 0) / np.maximum(weight, 0.2)
-    bright = np.sqrt(values / (values.max() or 1.0))
-    rise = np.clip(bright / 0.32, 0, 1)  # the opacity rises smoothly from 0 to 0.94
-    image = GLOW(bright)
-    image[..., 3] = 0.94 * rise**2 * (3 - 2 * rise)
-    extent = (*axes.get_xlim(), *axes.get_ylim())
-    options: dict[str, Any] = {"extent": extent, "origin": "lower", "interpolation": "bilinear", "aspect": "auto"}
+    brightness = np.sqrt(values / (values.max() or 1.0))
+    rise = np.clip(brightness / 0.32, 0, 1)
+    opacity = 0.94 * rise**2 * (3 - 2 * rise)  # rises smoothly from 0 to 0.94
+    image = GLOW(brightness)  # RGBA
+    image[..., 3] = opacity
+    options: dict[str, Any] = {"extent": (left, right, bottom, top), "origin": "lower", "aspect": "auto"}
+    options["interpolation"] = "bilinear"
     axes.imshow(image, zorder=4, **options).set_clip_path(PathPatch(land, transform=axes.transData))
     image[..., 3] *= 0.4 * np.clip(1.5 * weight, 0, 1)
     axes.imshow(image, zorder=1.5, **options)
@@ -145,7 +160,9 @@ def _interpolate(grid: Row, values: Array, lat: Array, lon: Array) -> Array:
 
     The result (h, w) is zero north and south of the grid.
     """
+    smoothing_kernel = (1 / 6, 4 / 6, 1 / 6)
     for axis in (0, 1):
-        values = np.apply_along_axis(np.convolve, axis, values, (1 / 6, 4 / 6, 1 / 6), "same")
+        values = np.apply_along_axis(np.convolve, axis, values, smoothing_kernel, "same")
     rows = np.stack([np.interp(lat, grid["lat"], column, left=0, right=0) for column in values.T], axis=1)
-    return np.stack([np.interp(east, grid["lon"], row, period=360) for east, row in zip(lon, rows, strict=True)])
+    # Each row of the image has its own longitudes.
+    return np.stack([np.interp(row_lon, grid["lon"], row, period=360) for row_lon, row in zip(lon, rows, strict=True)])

@@ -1,7 +1,7 @@
 """The results of `factorcell replay` as a table for the terminal and as a page."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,16 +24,24 @@ from factorcell.reports.charts import (
 
 Row = Mapping[str, Any]
 
-# Title and format of each metric, and whether its interval is shown (summary.json has all intervals).
-METRICS = {
-    "mrr": ("MRR", ".3f", True),
-    "success_1": ("success at 1", ".1%", False),
-    "success_10": ("success at 10", ".1%", False),
-    "partial_mrr": ("partial MRR", ".3f", False),
-    "saved": ("characters saved", ".2f", False),
-    "perplexity": ("perplexity", ".2f", True),
+
+class MetricStyle(NamedTuple):
+    """How a metric is shown: its title, its number format, and whether its interval follows."""
+
+    title: str
+    number_format: str
+    has_interval: bool = False
+
+
+METRICS = {  # summary.json has the intervals of all metrics
+    "mrr": MetricStyle("MRR", ".3f", has_interval=True),
+    "success_1": MetricStyle("success at 1", ".1%"),
+    "success_10": MetricStyle("success at 10", ".1%"),
+    "partial_mrr": MetricStyle("partial MRR", ".3f"),
+    "saved": MetricStyle("characters saved", ".2f"),
+    "perplexity": MetricStyle("perplexity", ".2f", has_interval=True),
 }
-SPLITS = {
+SPLIT_TITLES = {
     "prefix": "By whether the prefix was seen in the training texts",
     "prefix_length": "By length of the prefix in characters",
     "query_length": "By length of the query in characters",
@@ -54,12 +62,12 @@ def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, st
     """Return a row of text per system and the names of the columns; metrics are averages `over` queries or users."""
     rows = []
     for row in _rows(summary, "all", over):
-        times = next(entry for entry in summary["milliseconds"] if entry["system"] == row["system"])
+        latencies = next(entry for entry in summary["milliseconds"] if entry["system"] == row["system"])
         difference = Interval.from_row(row, "mrr_difference")
         cells = {"system": row["system"]}
-        cells |= {title: _format_metric(row, name) for name, (title, *_) in METRICS.items()}
+        cells |= {style.title: _format_metric(row, name) for name, style in METRICS.items()}
         cells[f"MRR difference to {summary['base']}"] = difference.to_text(".3f") if difference else "-"
-        rows.append({**cells, "ms": f"{times['suggest']:.1f} + {times['learn']:.1f}"})
+        rows.append({**cells, "ms": f"{latencies['suggest']:.1f} + {latencies['learn']:.1f}"})
     return rows, list(rows[0])
 
 
@@ -69,12 +77,15 @@ def _rows(summary: Row, by: str, over: str = "queries") -> list[Row]:
 
 
 def _format_metric(row: Row, name: str) -> str:
-    """Return a metric with a mark if its value is the best, and with its interval: 0.309* [0.301, 0.316]."""
-    _, form, interval = METRICS[name]
+    """Format a metric: 0.309* [0.301, 0.316] has the mark of the best value, and the interval of the metric."""
     if row.get(name) is None:
         return "-"
-    text = format(row[name], form) + (BEST_MARK if name in row.get("ahead", ()) else "")
-    return f"{text} [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if interval else text
+    number_format = METRICS[name].number_format
+    text = format(row[name], number_format) + (BEST_MARK if name in row.get("ahead", ()) else "")
+    if not METRICS[name].has_interval:
+        return text
+    low, high = (format(row[f"{name}_{end}"], number_format) for end in ("low", "high"))
+    return f"{text} [{low}, {high}]"
 
 
 def replay_page(name: str, summary: Row) -> str:
@@ -82,7 +93,7 @@ def replay_page(name: str, summary: Row) -> str:
     sections = [
         ("Results", _tables(summary)),
         ("Results by prefix length, query length and history", _breakdown(summary)),
-        ("All results", "".join(_split(summary, by) for by in SPLITS if _rows(summary, by))),
+        ("All results", "".join(_split_table(summary, by) for by in SPLIT_TITLES if _rows(summary, by))),
         ("Method", f"<p>{elements.escape(METHOD.format(**summary))}</p>"),
     ]
     lead = (
@@ -94,20 +105,21 @@ def replay_page(name: str, summary: Row) -> str:
 
 def _tables(summary: Row) -> str:
     """Return the chart and the tables for all queries, averaged over queries and over users, and the latencies."""
-    panels = [*_rows(summary, "all"), *_rows(summary, "prefix")]
-    content = elements.chart(mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with 95 % intervals")
+    mrr_rows = [*_rows(summary, "all"), *_rows(summary, "prefix")]
+    figure = mrr_by_system(mrr_rows, summary["systems"])
+    content = elements.chart(figure, "mrr", "MRR of the systems with 95 % intervals")
     for title, over in (("Averaged over queries", "queries"), ("Averaged over users", "users")):
-        rows, columns = replay_table(summary, over)
+        rows, (*columns, _milliseconds) = replay_table(summary, over)
         rows = [{**row, "system": display_name(row["system"])} for row in rows]
-        content += f"<h3>{title}</h3>{elements.table(rows, columns[:-1])}"
-    times = [{**row, "system": display_name(row["system"])} for row in summary["milliseconds"]]
-    forms = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
+        content += f"<h3>{title}</h3>{elements.table(rows, columns)}"
+    latencies = [{**row, "system": display_name(row["system"])} for row in summary["milliseconds"]]
+    number_formats = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
     content += "<h3>Latency in milliseconds: median and 95th percentile</h3>"
-    return content + elements.table(times, {"system": "", **forms})
+    return content + elements.table(latencies, {"system": "", **number_formats})
 
 
 def _breakdown(summary: Row) -> str:
-    """Return charts of the MRR by length, and by the number of earlier queries if enough users have earlier queries."""
+    """Return charts of the MRR by length, and by the number of earlier queries if the summary has this curve."""
     rows = [*_rows(summary, "prefix_length"), *_rows(summary, "query_length")]
     caption = "By length of the prefix and of the whole query. Shaded areas are 95 % intervals."
     charts = [
@@ -124,14 +136,16 @@ def _breakdown(summary: Row) -> str:
     return elements.grid(*charts)
 
 
-def _split(summary: Row, by: str) -> str:
-    """Return a collapsible table of the MRR of every system for each group of `by`, a key of `SPLITS`."""
-    title, lines = by.replace("_", " "), dict[str, dict[str, Any]]()
+def _split_table(summary: Row, by: str) -> str:
+    """Return a collapsible table of the MRR of every system for each group of `by`, a key of `SPLIT_TITLES`."""
+    group_column = by.replace("_", " ")
+    cells_by_group: dict[str, dict[str, Any]] = {}
     for row in _rows(summary, by):
-        line = lines.setdefault(row["value"], {title: row["value"], "queries": f"{row['queries']:,}"})
-        line[display_name(row["system"])] = _format_metric(row, "mrr")
-    columns = (title, "queries", *map(display_name, summary["systems"]))
-    return elements.collapsible(SPLITS[by], elements.table(list(lines.values()), columns))
+        group = row["value"]
+        cells = cells_by_group.setdefault(group, {group_column: group, "queries": f"{row['queries']:,}"})
+        cells[display_name(row["system"])] = _format_metric(row, "mrr")
+    columns = (group_column, "queries", *map(display_name, summary["systems"]))
+    return elements.collapsible(SPLIT_TITLES[by], elements.table(list(cells_by_group.values()), columns))
 
 
 @styled()
@@ -140,23 +154,24 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
 
     Each row has system, value (the kind of prefix), mrr, mrr_low and mrr_high.
     """
-    names = list(dict.fromkeys(str(row["value"]) for row in rows))
+    prefix_kinds = list(dict.fromkeys(str(row["value"]) for row in rows))
     figure = Figure(figsize=(WIDTH, 0.62 + 0.4 * len(systems)))
-    panels = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
-    for axes, panel in zip(panels, names, strict=True):
+    [panels] = figure.subplots(1, len(prefix_kinds), squeeze=False, sharex=True, sharey=True)
+    for axes, prefix_kind in zip(panels, prefix_kinds, strict=True):
         for system, colour in colours(systems).items():
             for row in rows:
-                if (row["value"], row["system"]) == (panel, system):
+                if (row["value"], row["system"]) == (prefix_kind, system):
                     y, mrr = systems.index(system), row["mrr"]
                     axes.plot((row["mrr_low"], row["mrr_high"]), (y, y), color=colour, lw=2, alpha=0.5)
                     axes.plot(mrr, y, "o", color=colour)
                     axes.text(mrr, y - 0.2, f"{mrr:.3f}", ha="center", va="bottom", fontsize=7.5)
         axes.grid(axis="x")
-        axes.set_title("all prefixes" if panel == "all" else panel)
-    panels[0].set_yticks(range(len(systems)), [truncate(display_name(name), 14) for name in systems], color=INK)
-    panels[0].set_ylim(len(systems) - 0.6, -0.75)
-    panels[0].set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
-    round_ticks(panels[0].xaxis, 3)
+        axes.set_title("all prefixes" if prefix_kind == "all" else prefix_kind)
+    first_panel, *_ = panels  # shares its axes with the others
+    first_panel.set_yticks(range(len(systems)), [truncate(display_name(system), 14) for system in systems], color=INK)
+    first_panel.set_ylim(len(systems) - 0.6, -0.75)
+    first_panel.set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
+    round_ticks(first_panel.xaxis, 3)
     return figure
 
 
@@ -168,14 +183,15 @@ def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], bas
     """
     figure = Figure(figsize=(WIDTH, 3.2))
     axes = figure.subplots()
-    for name, colour in colours(systems).items():
-        if name != base:
-            curve = [row for row in rows if row["system"] == name]
-            _line(axes, name, curve, [row["queries_seen"] for row in curve], "improvement", colour)
+    for system, colour in colours(systems).items():
+        if system != base:
+            curve = [row for row in rows if row["system"] == system]
+            _draw_curve(axes, system, curve, [row["queries_seen"] for row in curve], "improvement", colour)
     axes.axhline(0, color=MUTED, lw=0.8)
-    values = [0.0, *(float(row["improvement"]) for row in rows)]
-    room = 0.35 * (max(values) - min(values)) or 0.05
-    axes.set_ylim(min(values) - room, max(values) + room)  # the wide intervals of the last points are clipped
+    improvements = [0.0, *(float(row["improvement"]) for row in rows)]
+    margin = 0.35 * (max(improvements) - min(improvements)) or 0.05
+    # These limits clip the wide intervals of the last points.
+    axes.set_ylim(min(improvements) - margin, max(improvements) + margin)
     round_ticks(axes.xaxis)
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.set_xlabel("earlier queries of the user")
@@ -193,23 +209,26 @@ def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.9))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, by in zip(panels, ("prefix_length", "query_length"), strict=True):
-        values = list(dict.fromkeys(str(row["value"]) for row in rows if row["by"] == by))
-        for name, colour in colours(systems).items():
-            curve = [row for row in rows if (row["by"], row["system"]) == (by, name)]
-            _line(axes, name, curve, [values.index(row["value"]) for row in curve], "mrr", colour, marker="o")
-        axes.set_xticks(range(len(values)), values, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
+        ranges = list(dict.fromkeys(str(row["value"]) for row in rows if row["by"] == by))
+        for system, colour in colours(systems).items():
+            curve = [row for row in rows if (row["by"], row["system"]) == (by, system)]
+            _draw_curve(axes, system, curve, [ranges.index(row["value"]) for row in curve], "mrr", colour, marker="o")
+        axes.set_xticks(range(len(ranges)), ranges, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
         axes.set_title(f"MRR by {by.replace('_', ' ')}")
         axes.set_xlabel("characters")
     highest = max(float(row["mrr"]) for row in rows) or 1.0
-    panels[0].set_ylim(0, 1.3 * highest)
-    round_ticks(panels[0].yaxis)
+    first_panel, _ = panels  # shares its y axis with the second
+    first_panel.set_ylim(0, 1.3 * highest)
+    round_ticks(first_panel.yaxis)
     add_legend(figure)
     return figure
 
 
-def _line(axes: Axes, name: str, rows: Sequence[Row], x: Sequence[float], y: str, colour: str, **look: Any) -> None:
-    """Draw the metric `y` of a system as a line with its intervals; `look` is passed to matplotlib."""
-    low, high = ([row[f"{y}_{end}"] for row in rows] for end in ("low", "high"))
+def _draw_curve(
+    axes: Axes, system: str, rows: Sequence[Row], x: Sequence[float], metric: str, colour: str, **options: Any
+) -> None:
+    """Draw a metric of a system as a line with its intervals; `options` are passed to matplotlib."""
+    low, high = ([row[f"{metric}_{end}"] for row in rows] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
-    axes.plot(x, [row[y] for row in rows], color=colour, ms=3, label=truncate(display_name(name), 14), **look)
+    axes.plot(x, [row[metric] for row in rows], color=colour, ms=3, label=truncate(display_name(system), 14), **options)
     axes.grid(axis="y")

@@ -20,8 +20,8 @@ Row = Mapping[str, Any]
 
 VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
-# Keys of the differences between a run and the baseline that it was evaluated with.
-BASELINE_DIFFERENCES = {**Interval(0.0).to_row("gain"), **Interval(0.0).to_row("bits_per_byte_difference")}
+# Keys of the differences between a run and the baseline with which `evaluate` compared it.
+BASELINE_DIFFERENCES = {*Interval(0.0).to_row("gain"), *Interval(0.0).to_row("bits_per_byte_difference")}
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -52,7 +52,9 @@ def _read(folder: Path) -> Row:
     if not evaluation and (best := run.best_evaluation()):
         evaluation = {"table": "development texts", **best}
     classification = latest.get("classify")
-    key = evaluation.get("texts_key", facts.get("development_key"))
+    if classification:
+        classification = {**classification, **classification["confusion"]}
+    texts_key = evaluation.get("texts_key", facts.get("development_key"))
     return {
         "folder": str(folder),
         "title": folder.name,
@@ -61,21 +63,22 @@ def _read(folder: Path) -> Row:
         "evaluation": evaluation,
         "log": run.log(),
         "by": saved_results.latest_gains(results),
-        "classification": classification and {**classification, **classification["confusion"]},
-        "texts": saved_text_figures(folder, key),
-        "trained": [key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
+        "classification": classification,
+        "texts": saved_text_figures(folder, texts_key),
+        # The same for all trainings on the same texts:
+        "trained": [texts_key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": find_warnings([run]),
     }
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the page of runs that were read by `_read`.
+    """Return the HTML page about `runs`, the rows that `_read` returns.
 
     Trainings of a model with different seeds share one row of the table; learning curves and charts show only the first
     of these trainings.
     """
-    models = _by_model(runs)
-    first_trainings = [trainings[0] for trainings in models]
+    models = _group_by_model(runs)
+    first_trainings = [first_training for first_training, *_ in models]
     titles = [str(run["title"]) for run in first_trainings]
     if len(set(titles)) < len(titles):
         titles = [str(run["folder"]) for run in first_trainings]
@@ -91,40 +94,45 @@ def run_report(runs: Sequence[Row]) -> str:
             for x in charts.PROGRESS_UNITS
         ]
         sections.append(("Learning curves", grid(*figures)))
-    neural = [(run, title) for run, title in titled_runs if "schema" in run]  # n-gram models have no options or context
-    share_schema = not is_single and len({tuple(run["schema"]) for run, _ in neural}) == 1
-    if share_schema and neural[0][0]["schema"]:
-        sections.append(("Context", _context(neural[0][0])))
+    # N-gram models have no options and no context.
+    neural_runs = [(run, title) for run, title in titled_runs if "schema" in run]
+    schemas = {tuple(run["schema"]) for run, _ in neural_runs}
+    has_shared_schema = not is_single and len(schemas) == 1
+    if has_shared_schema and any(schemas):
+        (first_run, _), *_ = neural_runs
+        sections.append(("Context", _context(first_run)))
     for index, (run, title) in enumerate(titled_runs):
-        content = ("" if share_schema else _context(run)) + _gains_and_confusion(run, index)
-        sections += [("Context" if is_single else title, content)] if content else []
+        content = ("" if has_shared_schema else _context(run)) + _gains_and_confusion(run, index)
+        if content:
+            sections.append(("Context" if is_single else title, content))
     if any(run["config"] for run in first_trainings):
-        sections.append(("Options", _options(neural)))
+        sections.append(("Options", _options_tables(neural_runs)))
     name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
-    lines = [line for run in runs for line in run.get("cautions") or ()]
-    return document(name, sections, kicker="factorcell report", cautions=lines)
+    cautions = [caution for run in runs for caution in run.get("cautions") or ()]
+    return document(name, sections, kicker="factorcell report", cautions=cautions)
 
 
-def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
-    """Group the trainings of the same model, which have the same options except for the seed, and the same texts.
+def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
+    """Group the trainings of the same model: those on the same texts with the same options except for the seed.
 
     Unadapted models come first, because the other models are compared with the first one; n-gram models come last. The
     trainings of a model are in the order of their seeds.
     """
     models: dict[str, list[Row]] = {}
     for index, run in enumerate(runs):
-        config = {part: dict(values) for part, values in run["config"].items()}
+        config = {section: dict(options) for section, options in run["config"].items()}
         for name in ("seed", "threads", "device"):
             config.get("training", {}).pop(name, None)
-        key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(index)
-        models.setdefault(key, []).append(run)
+        # A run whose training is unknown is a model of its own.
+        model_key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(index)
+        models.setdefault(model_key, []).append(run)
     for trainings in models.values():
         trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
     return sorted(models.values(), key=lambda trainings: _sort_key(trainings[0]))
 
 
 def _sort_key(run: Row) -> tuple[bool, bool]:
-    """Return whether a run is an n-gram model, and whether it is adapted."""
+    """Return whether a run is an n-gram model, and whether the run is adapted."""
     model = run["config"].get("model", {})
     return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
 
@@ -140,19 +148,23 @@ def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
     lines, columns = comparison.table()
     extra_formats = {"targets": ",", "macro_f1": ".3f", "auc": ".3f"}
     for line, row, trainings in zip(lines, comparison, models, strict=True):
-        line |= {name: format(row[name], form) for name, form in extra_formats.items() if is_number(row.get(name))}
+        for name, number_format in extra_formats.items():
+            if is_number(row.get(name)):
+                line[name] = format(row[name], number_format)
         line["folder"] = ", ".join(str(run["folder"]) for run in trainings)
-        cells = [_source_cells(run) for run in trainings]
-        for title in cells[0]:
-            line[title] = ", ".join(dict.fromkeys(filter(None, (training_cells[title] for training_cells in cells))))
+        cells_per_training = [_source_cells(run) for run in trainings]
+        for column in _source_cells({}):
+            texts = [text for cells in cells_per_training if (text := cells[column])]
+            line[column] = ", ".join(dict.fromkeys(texts))
     notes = "".join(map(note, comparison.notes()))
-    return table(lines, ("model", "folder", *_source_cells({}), *columns[1:], *extra_formats)) + notes
+    _model, *other_columns = columns
+    return table(lines, ("model", "folder", *_source_cells({}), *other_columns, *extra_formats)) + notes
 
 
 def _metrics(run: Row) -> Row:
-    """Return the metrics of a run without differences to the baseline that it was evaluated with.
+    """Return the metrics of a run, without the differences to the baseline with which `evaluate` compared it.
 
-    That baseline is not a row of the table, whose differences are to the first model.
+    The differences in the table are to its first model instead, and this baseline need not be in the table.
     """
     seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
     minutes = None if seconds is None else seconds / 60
@@ -161,20 +173,22 @@ def _metrics(run: Row) -> Row:
 
 
 def _source_cells(run: Row) -> dict[str, str | None]:
-    """Return cells with the tables that a run was evaluated on, and with its differences to the baseline used there."""
+    """Return cells with the tables on which a run was evaluated, and with its differences to the baseline there."""
     evaluation: Row = run.get("evaluation") or {}
     gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
     return {
         "perplexity on": evaluation.get("table"),
         "accuracy on": _classification_title(run),
-        "gain": gain and f"{gain} over {_baseline_name(evaluation.get('over'))}",
-        "difference in bits per byte": bits and f"{bits} to {evaluation.get('bits_per_byte_over')}",
+        "gain": f"{gain} over {_baseline_name(evaluation.get('over'))}" if gain else None,
+        "difference in bits per byte": f"{bits} to {evaluation.get('bits_per_byte_over')}" if bits else None,
     }
 
 
 def _classification_title(run: Row) -> str | None:
-    classes = run.get("classification")
-    return classes and ", ".join(filter(None, [classes.get("target") or "the context", classes.get("table")]))
+    classification = run.get("classification")
+    if not classification:
+        return None
+    return ", ".join(filter(None, [classification.get("target") or "the context", classification.get("table")]))
 
 
 def _baseline_name(name: str | None) -> str:
@@ -189,37 +203,38 @@ def _context(run: Row) -> str:
 
 def _gains_and_confusion(run: Row, index: int) -> str:
     """Return the gains of one run by value, and its confusion matrix, as charts and collapsible tables."""
-    content, figures = "", list[str]()
-    for name, variable, over, rows in run.get("by") or ():
-        title = f"Perplexity on {name} by {variable}"
-        if gains := [row for row in rows if is_number(row.get("gain"))]:
-            alt = f"Gain over {_baseline_name(over)} by {variable}, {name}"
-            caption = f"{name} by {variable}; grey: not significant, or too few texts"
-            figures.append(chart(charts.gains_by_value(gains, over), f"gains-{index}-{len(figures)}", alt, caption))
-            title += f", gain over {_baseline_name(over)}"
-        content += collapsible(
-            title, table([{**row, "gain": format_difference("gain", row)} for row in rows], VALUE_FORMATS)
-        )
-    if classes := run.get("classification"):
-        target = _classification_title(run) or ""
-        figure = charts.confusion_matrix(classes["labels"], classes["counts"])
-        figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {target}", target))
-        content += collapsible(f"Classification of {target} by value", table(classes["values"], CLASS_FORMATS))
-    return content + (grid(*figures) if figures else "")
+    tables, figures = "", list[str]()
+    for table_name, variable, baseline, rows in run.get("by") or ():
+        title = f"Perplexity on {table_name} by {variable}"
+        if rows_with_gain := [row for row in rows if is_number(row.get("gain"))]:
+            figure = charts.gains_by_value(rows_with_gain, baseline)
+            alt = f"Gain over {_baseline_name(baseline)} by {variable}, {table_name}"
+            caption = f"{table_name} by {variable}. Grey bars: the gain is not significant, or there are too few texts."
+            figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, caption))
+            title += f", gain over {_baseline_name(baseline)}"
+        rows_with_texts = [{**row, "gain": format_difference("gain", row)} for row in rows]
+        tables += collapsible(title, table(rows_with_texts, VALUE_FORMATS))
+    if classification := run.get("classification"):
+        title = _classification_title(run) or ""
+        figure = charts.confusion_matrix(classification["labels"], classification["counts"])
+        figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {title}", title))
+        tables += collapsible(f"Classification of {title} by value", table(classification["values"], CLASS_FORMATS))
+    return tables + (grid(*figures) if figures else "")
 
 
-def _options(runs: Sequence[tuple[Row, str]]) -> str:
-    """Return the options that differ between the runs, and a collapsible table of all options."""
+def _options_tables(runs: Sequence[tuple[Row, str]]) -> str:
+    """Return a table of the options that differ between the runs, and a collapsible table of all options."""
     rows: dict[str, dict[str, str]] = {}
     for run, title in runs:
         for section, options in run["config"].items():
             for key, value in options.items():
                 name = f"{section}.{key}"
                 rows.setdefault(name, {"option": name})[title] = _format_option(value)
-    titles = ["option", *(title for _, title in runs)]
-    differing = [row for row in rows.values() if len({row.get(title) for title in titles[1:]}) > 1]
-    content = table(differing, titles) if differing else ""
-    return content + collapsible("All options", table(list(rows.values()), titles))
+    titles = [title for _, title in runs]
+    columns = ["option", *titles]
+    differing = [row for row in rows.values() if len({row.get(title) for title in titles}) > 1]
+    differing_table = table(differing, columns) if differing else ""
+    return differing_table + collapsible("All options", table(list(rows.values()), columns))
 
 
 def _format_option(value: Any) -> str:

@@ -13,7 +13,7 @@ from factorcell.data.vocabulary import SPECIAL_TOKENS, Specials
 
 Row = Mapping[str, Any]
 
-# Names of months and weekdays, full and abbreviated, in their natural order.
+# Names of the months and of the weekdays, full and abbreviated, each series in its natural order.
 SERIES = [
     [name.casefold() for name in names if name]
     for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
@@ -21,9 +21,9 @@ SERIES = [
 # A number, or a range that begins with a number, such as 18 to 34 or 65+.
 NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 ADVICE_LIMITATIONS = (
-    "The estimates do not account for three effects: similar values share what is learned from their texts; a small or "
-    "briefly trained model may gain more from context, since it remembers less of the text, or less, since it does not "
-    "learn each of many values; and more rows would improve the estimates for rare values."
+    "The estimates do not account for three effects. Similar values share what a model learns from their texts. A "
+    "small or briefly trained model may gain more from context because it remembers less of the text, or less because "
+    "it does not learn each of many values. More rows would improve the estimates for rare values."
 )
 ADVICE_SCOPE = (
     "Estimated reduction of the perplexity by each column. A column that reduces the perplexity little can still be "
@@ -41,32 +41,37 @@ def natural_order(names: Sequence[str]) -> list[int] | None:
     The names of rare and missing values, which begin with "<", come last.
     """
     regular = [index for index, name in enumerate(names) if name and not name.startswith("<")]
-    rankings: list[Callable[[str], float | None]] = [_number, *(partial(_series_rank, series) for series in SERIES)]
-    for rank in rankings:
-        ranks = {index: value for index in regular if (value := rank(names[index])) is not None}
-        if len(ranks) == len(regular) > 1:
-            rest = [index for index in range(len(names)) if index not in ranks]
-            return sorted(regular, key=lambda index: (ranks[index], names[index])) + rest
+    if len(regular) < 2:
+        return None
+    rank_functions: list[Callable[[str], float | None]] = [
+        _leading_number,
+        *(partial(_rank_in_series, series) for series in SERIES),
+    ]
+    for rank_function in rank_functions:
+        ranks = {index: rank for index in regular if (rank := rank_function(names[index])) is not None}
+        if len(ranks) == len(regular):
+            special = [index for index in range(len(names)) if index not in ranks]
+            return sorted(regular, key=lambda index: (ranks[index], names[index])) + special
     return None
 
 
-def _number(name: str) -> float | None:
+def _leading_number(name: str) -> float | None:
     """Return the number with which a number or a range begins (4, 18 to 34, 18-34, 65+), or None for other names."""
     match = NUMBER.fullmatch(name.strip())
     return None if match is None else float(match[1])
 
 
-def _series_rank(series: Sequence[str], name: str) -> float | None:
+def _rank_in_series(series: Sequence[str], name: str) -> float | None:
     return series.index(name.casefold()) if name.casefold() in series else None
 
 
 def advice_lead(advice: Row) -> list[str]:
     """Return lines about the scope of the advice, the texts that it is based on, and the gain of all columns."""
-    total = "" if advice["rows"] == advice["of"] else f" of {advice['of']:,}, sampled at random"
-    texts = f"{advice['rows']:,} texts{total}, {advice['tokens_per_text']:.1f} targets per text"
-    row = advice["all"]
-    gain = f"{', '.join(row['columns'])}: perplexity about {row['expected']:.1%} lower"
-    return [ADVICE_SCOPE, texts, f"{gain} ({row['least']:.1%} to {row['most']:.1%})"]
+    sampling = "" if advice["rows"] == advice["of"] else f" of {advice['of']:,}, sampled at random"
+    texts_line = f"{advice['rows']:,} texts{sampling}, {advice['tokens_per_text']:.1f} targets per text"
+    total = advice["all"]
+    gain = f"{', '.join(total['columns'])}: perplexity about {total['expected']:.1%} lower"
+    return [ADVICE_SCOPE, texts_line, f"{gain} ({total['least']:.1%} to {total['most']:.1%})"]
 
 
 def advice_text(row: Row) -> str:
@@ -77,7 +82,7 @@ def advice_text(row: Row) -> str:
 
 
 def advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a table of the advice: a row of text for every context column, and the titles of the table."""
+    """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
     gains = {"least": "min gain", "expected": "expected gain", "most": "max gain", "added": "added gain"}
     accuracies = {"accuracy_10": "accuracy at 10", "accuracy_all": "accuracy at end"}
     rows = []
@@ -97,7 +102,7 @@ def advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a table of word error rates: a row of text for every row of `word_error_rates`, and the titles."""
+    """Return a table of word error rates: a row of text for every row of `word_error_rates`, and the columns."""
     rows = []
     for row in summary:
         cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
@@ -113,9 +118,9 @@ def agreement_sentence(row: Row) -> str:
     basis = f"({row['values']:,} values, neighbours by {row['measure']})"
     column = row["column"]
     if "same" in row:
-        share = f"{row['same']:.1%} of the values have the same {column} as their nearest neighbour"
-        return f"{share}; chance level {row['chance']:.1%} {basis}."
-    return f"Correlation of the {column} of a value and its nearest neighbour: {row['correlation']:.2f} {basis}."
+        agreement = f"{row['same']:.1%} of the values have the same {column} as their nearest neighbour"
+        return f"{agreement}; chance level {row['chance']:.1%} {basis}."
+    return f"Correlation of the {column} of values and of their nearest neighbours: {row['correlation']:.2f} {basis}."
 
 
 def visible_token(token: str) -> str:
@@ -129,4 +134,5 @@ def readable_token(token: str) -> str:
     """Return a token in readable form: the end token becomes ¶, and control characters become spaces."""
     if token == SPECIAL_TOKENS[Specials().end]:
         return "¶"
-    return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)
+    controls = ("Cc", "Zl", "Zp")  # categories of Unicode: control characters, and separators of lines and paragraphs
+    return "".join(" " if unicodedata.category(character) in controls else character for character in token)

@@ -14,7 +14,7 @@ from factorcell.training.mixture import Mixture, open_scorer
 from factorcell.training.per_value import SeparateRuns
 from factorcell.training.proximal import StartingPoint
 
-READERS: dict[str, Callable[[Path], Any]] = {  # how to read the files that are not read when the model is opened
+READERS: dict[str, Callable[[Path], Any]] = {  # readers, by file name, of the files that opening a model does not read
     **dict.fromkeys(("log.jsonl", "results.jsonl"), files.read_rows),
     "training.json": files.read_json,
     "start.safetensors": lambda path: StartingPoint.read(path.parent),
@@ -43,58 +43,60 @@ def check(folder: str | Path) -> list[Finding]:
     """Check the run, n-gram model, separate runs or mixture in a folder.
 
     Args:
-        folder: The folder of the model. The folders of the models that it consists of are checked too.
+        folder: The folder of the model. If the model consists of other models, their folders are checked too.
 
     Returns:
         One finding for each file, and one for each folder.
 
     Raises:
-        UserError: If the folder does not exist.
+        UserError: If `folder` is not a folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
+        raise UserError(f"{folder}: not a folder; expected the folder of a model")
     findings = list(_check_files(folder))
     try:
         model: Any = open_scorer(folder)
     except UserError as error:
         is_reported = any(finding.text == str(error) for finding in findings)
-        return findings if is_reported else [*findings, Finding(folder, False, str(error))]
-    findings.append(Finding(folder, True, "opens"))
-    parts: Iterable[Any] = ()
+        return findings if is_reported else [*findings, Finding(folder, is_valid=False, text=str(error))]
+    findings.append(Finding(folder, is_valid=True, text="opens"))
+    submodels: Iterable[Any] = ()
     if isinstance(model, SeparateRuns):
-        parts = model.runs.values()
+        submodels = model.runs.values()
     elif isinstance(model, Mixture):
-        parts = model.models
-    return [*findings, *(finding for part in parts for finding in check(part.folder))]
+        submodels = model.models
+    return [*findings, *(finding for submodel in submodels for finding in check(submodel.folder))]
 
 
 def _check_files(folder: Path) -> Iterator[Finding]:
     """Check the files of a folder, without those of subfolders."""
     try:
-        listed = digests.read(folder)
+        manifest = digests.read(folder)
     except UserError as error:
-        yield Finding(folder / digests.FILE, False, str(error))
+        yield Finding(folder / digests.FILE, is_valid=False, text=str(error))
         return
-    if not listed:
+    if not manifest:
         text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
-        yield Finding(folder / digests.FILE, True, text)
-    names = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
-    for name in sorted(names | {name for name, is_listed in listed.items() if is_listed}):
-        yield _check_file(folder / name, bool(listed.get(name)))
+        yield Finding(folder / digests.FILE, is_valid=True, text=text)
+    existing = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
+    names_with_digest = {name for name, accepted_digests in manifest.items() if accepted_digests}
+    for name in sorted(existing | names_with_digest):
+        yield _check_file(folder / name, has_digest=name in names_with_digest)
 
 
-def _check_file(path: Path, is_listed: bool) -> Finding:
-    """Try to read a file; a deleted file is valid. `is_listed` is whether the manifest has a digest of the file."""
+def _check_file(path: Path, has_digest: bool) -> Finding:
+    """Try to read a file; a deleted file is valid. `has_digest` is whether the manifest has a digest of the file."""
     if not path.exists():
         # If the model needs the file, opening the model reports an error.
-        return Finding(path, True, "deleted since it was written")
-    has_tensors = path.suffix == ".safetensors"
-    reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if has_tensors else files.read)
+        return Finding(path, is_valid=True, text="deleted since it was written")
+    is_tensor_file = path.suffix == ".safetensors"
+    reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if is_tensor_file else files.read)
     try:
         reader(path)
     except UserError as error:
-        return Finding(path, False, str(error))
-    if is_listed or has_tensors:
-        return Finding(path, True, "as it was written")
-    return Finding(path, True, "readable, not in the manifest" if path.name in READERS else "not in the manifest")
+        return Finding(path, is_valid=False, text=str(error))
+    if has_digest or is_tensor_file:
+        return Finding(path, is_valid=True, text="unchanged since it was written")
+    text = "readable, not in the manifest" if path.name in READERS else "not in the manifest"
+    return Finding(path, is_valid=True, text=text)

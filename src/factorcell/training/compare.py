@@ -21,7 +21,7 @@ from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
 
-Evaluation = tuple[files.Row, Figures]  # the results of a model, and the contribution of each text to the results
+Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
 CLASSIFICATION_SCORES = ("accuracy", "macro_f1", "auc")
 
@@ -45,17 +45,17 @@ def compare(
 
     Args:
         source: The training table.
-        dev: The development table; without it, 5 % of the rows are held out.
-        test: The table to evaluate on; without it, the development table.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the other options follow
-            from the table and the `budget`.
+        dev: The development table; if None, 5 % of the training rows are held out.
+        test: The table to evaluate on; if None, the models are evaluated on the development table.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the other options are
+            chosen from the table and the `budget`.
         folder: The folder that will contain the run folders.
-        budget: The time or work per model, as a mean over the models: all models make the same number of passes.
+        budget: The time or work of one training, averaged over the models, which all make the same number of passes.
         models: The names of the models.
-        target: A context column to classify by Bayes' rule.
-        seeds: The number of trainings per model, with the seed of `config` and the following seeds.
+        target: A context column whose value is inferred from each text by Bayes' rule.
+        seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
         ngram: Whether to add an n-gram model of the same tokens as the last row.
-        resume: Whether to resume in a folder that exists; finished runs are evaluated, but not trained again.
+        resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -71,35 +71,41 @@ def compare(
         raise UserError("compare: expected a development or a test table, got neither (--dev, --test)")
     if not resume and not files.is_new(folder, initial_files()):
         raise files.folder_exists_error(folder, resumable=True)
-    table = dev if test is None else test
-    check_columns(table, config_with_defaults(config).data)
+    evaluation_table = dev if test is None else test
+    check_columns(evaluation_table, config_with_defaults(config).data)
     base_plan = common_plan(source, dev, config, folder, budget, models=models, notify=notify)
     if target:
         corpus, _ = read_corpora(source, dev, base_plan.config, progress=False)
         variable = category_variable(corpus.schema, target)
-        require_labels(table, variable, variable.values[1:], base_plan.config.data, ACCURACY_REASON)
-    count = len(models) * seeds
-    if base_plan.seconds is not None and count > 1:
-        emit_notice(notify, f"{count} trainings, about {format_duration(count * base_plan.seconds)} in total")
-    candidates = []
+        _, *frequent_values = variable.values  # the first is the unknown value
+        require_labels(evaluation_table, variable, frequent_values, base_plan.config.data, ACCURACY_REASON)
+    training_count = len(models) * seeds
+    if base_plan.seconds is not None and training_count > 1:
+        total_duration = format_duration(training_count * base_plan.seconds)
+        emit_notice(notify, f"{training_count} trainings, about {total_duration} in total")
+    compared_models = []
     for model in models:
         evaluations = []
         for path, seed_plan in training_plans(folder, base_plan.for_model(model), model, seeds):
             emit_notice(notify, f"{model} -> {path}")
             run = fit(source, dev, seed_plan, path, resume=resume, notify=notify)
-            evaluations.append(_evaluate_run(run, table, target))
-        candidates.append(ComparedModel(model, [row for row, _ in evaluations], [texts for _, texts in evaluations]))
+            evaluations.append(_evaluate_run(run, evaluation_table, target))
+        rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
+        compared_models.append(ComparedModel(model, rows, figures_per_training))
     if ngram:
-        row, texts = _evaluate_ngram(source, dev, base_plan.config, folder / NGRAM, table)
-        candidates.append(ComparedModel(NGRAM, [row], [texts], is_deterministic=True))
-    return compare_models(candidates)
+        row, figures = _evaluate_ngram(source, dev, base_plan.config, folder / NGRAM, evaluation_table)
+        compared_models.append(ComparedModel(NGRAM, [row], [figures], is_deterministic=True))
+    return compare_models(compared_models)
 
 
 def training_plans(folder: Path, base_plan: Plan, model: str, seeds: int) -> list[tuple[Path, Plan]]:
-    """Return the run folder and the plan of each training of a model: `factorcell`, `factorcell-seed-1`, ..."""
-    first = base_plan.config.training.seed
+    """Return the run folder and the plan of each training of a model.
+
+    For example, the folders of three trainings from seed 0 are `factorcell`, `factorcell-seed-1`, `factorcell-seed-2`.
+    """
+    first_seed = base_plan.config.training.seed
     plans = [(folder / model, base_plan)]
-    for seed in range(first + 1, first + seeds):
+    for seed in range(first_seed + 1, first_seed + seeds):
         plans.append((folder / f"{model}-seed-{seed}", base_plan.with_training(seed=seed)))
     return plans
 
@@ -114,9 +120,14 @@ def common_plan(
     models: Sequence[str],
     notify: Notify | None,
 ) -> Plan:
-    """Return the options that all `models` share: those of an existing run in `folder`, or else those of a new plan."""
-    if existing := [path for model in models if (path := folder / model / "config.json").exists()]:
-        return resumed_plan(config, Config.load(existing[0]))
+    """Return a plan with the options that all `models` share: those of a run in `folder`, or else new ones.
+
+    The notices about new options go to `notify`.
+    """
+    for model in models:
+        config_path = folder / model / "config.json"
+        if config_path.exists():
+            return resumed_plan(config, Config.load(config_path))
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     for line in new_plan.notices():
@@ -126,15 +137,15 @@ def common_plan(
 
 def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     """Evaluate a run and save the results in its folder."""
-    row, texts = _perplexities(run, table)
+    row, figures = _perplexities(run, table)
     row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes()}
     if target and run.model.is_adapted:
-        metrics, accuracies = classify_and_save(run, table, target)
-        row |= {key: value for key, value in metrics.items() if key in CLASSIFICATION_SCORES and is_number(value)}
-        row |= {"target": target, "accuracy_key": accuracies["accuracy"].key}
-        texts = {**texts, **accuracies}
-    save_result(run, row, texts)
-    return row, texts
+        scores, accuracy_figures = classify_and_save(run, table, target)
+        row |= {key: value for key, value in scores.items() if key in CLASSIFICATION_SCORES and is_number(value)}
+        row |= {"target": target, "accuracy_key": accuracy_figures["accuracy"].key}
+        figures = {**figures, **accuracy_figures}
+    save_result(run, row, figures)
+    return row, figures
 
 
 def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: Any) -> Evaluation:
@@ -143,23 +154,25 @@ def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: 
     if (folder / NGRAM_FILE).is_file():
         model = NGram.open(folder)
     else:
-        model = NGram.fit(read_corpora(source, dev, config, progress=False)[0], config, folder)
+        corpus, _ = read_corpora(source, dev, config, progress=False)
+        model = NGram.fit(corpus, config, folder)
     minutes = (time.perf_counter() - start) / 60
-    row, texts = _perplexities(model, table)
-    row |= {"parameters": sum(len(grams.keys) for grams in model.grams), "minutes": minutes}
-    save_result(model, row, texts)
-    return row, texts
+    row, figures = _perplexities(model, table)
+    ngram_count = sum(len(counts_of_order.keys) for counts_of_order in model.grams)
+    row |= {"parameters": ngram_count, "minutes": minutes}
+    save_result(model, row, figures)
+    return row, figures
 
 
 def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
-    """Return the perplexities of a model on a table."""
+    """Return a row with the perplexities of a model on a table, and the contribution of each text to them."""
     corpus = model.prepare(table, unknown="group")
     nats = model.nats(corpus)
-    texts = text_figures.figures_from_nats(nats, corpus)
+    figures = text_figures.figures_from_nats(nats, corpus)
     row: files.Row = {
         "kind": "compare",
         "table": table_name(table),
         "model": model.folder.name,
         **precision_fields(model),
     }
-    return {**row, **perplexity.summary_row(nats, corpus), "texts_key": texts["perplexity"].key}, texts
+    return {**row, **perplexity.summary_row(nats, corpus), "texts_key": figures["perplexity"].key}, figures

@@ -1,7 +1,4 @@
-"""Fine-tuning: continue the training of a run on few texts of one domain.
-
-Some parts of the model are trained, the others are frozen.
-"""
+"""Fine-tuning: continue the training of a run on few texts of one domain, and freeze some parts of the model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,11 +13,11 @@ from factorcell.config import TrainingConfig, UserError
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
-    HELD_OUT,
+    HELD_OUT_SHARE,
     Notify,
     check_resumable,
     locked_run_folder,
-    not_resumable,
+    not_resumable_error,
     train_with_notices,
     write_training_facts,
 )
@@ -45,14 +42,14 @@ def finetune(
     Args:
         base: The run to start from, or its folder; it is not changed.
         source: The training table.
-        dev: The development table; without it, 5 % of the rows are held out.
+        dev: The development table; if None, 5 % of the training rows are held out.
         folder: The run folder to write.
         parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
-        l1: The penalty on the distance of a weight from its start, in nats per unit of distance.
-        training: A `TrainingConfig`, or a mapping of some training options. Other options have the values of
-            `choices.SMALL_DATA_DEFAULTS`, or else those of `base`.
+        l1: The penalty on the distance of a weight from its starting value, in nats per unit of distance.
+        training: A `TrainingConfig`, or a mapping of some training options. The other options have the values in
+            `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `base`.
         unknown: How to read context values that `base` does not know: "error", "group" or "expected".
-        resume: Whether to resume in a folder that exists.
+        resume: Whether to resume a stopped fine-tuning in `folder`.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -62,25 +59,26 @@ def finetune(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    base, folder = base if isinstance(base, Run) else Run.open(base), Path(folder)
+    base_run = base if isinstance(base, Run) else Run.open(base)
+    folder = Path(folder)
     limits.check(l1=l1)
-    values = {name: tensor.detach().cpu().clone() for name, tensor in base.model.saved_tensors().items()}
-    start = StartingPoint(values, select_parts(base.model, parts), l1)
-    specified = vars(training) if isinstance(training, TrainingConfig) else training or {}
-    with locked_run_folder(folder, resume, notify) as resumes:
-        options = dataclasses.replace(base.config.training, **{**SMALL_DATA_DEFAULTS, **specified})
-        corpus = base.prepare(source, unknown=unknown, progress=notify is not None)
+    starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
+    start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
+    specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})
+    with locked_run_folder(folder, resume, notify) as should_resume:
+        options = dataclasses.replace(base_run.config.training, **{**SMALL_DATA_DEFAULTS, **specified})
+        corpus = base_run.prepare(source, unknown=unknown, progress=notify is not None)
         if dev is None:
-            corpus, dev_corpus = corpus.split(HELD_OUT, options.seed)
+            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, options.seed)
         else:
-            dev_corpus = base.prepare(dev, unknown=unknown, progress=notify is not None)
+            dev_corpus = base_run.prepare(dev, unknown=unknown, progress=notify is not None)
         if "batch_tokens" not in specified:
-            size = rules.batch_tokens(
+            tokens_per_batch = rules.batch_tokens(
                 corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, options.batch_tokens
             )
-            options = dataclasses.replace(options, batch_tokens=size)
-        config = dataclasses.replace(base.config, training=options)
-        if resumes:
+            options = dataclasses.replace(options, batch_tokens=tokens_per_batch)
+        config = dataclasses.replace(base_run.config, training=options)
+        if should_resume:
             run = Run.open(folder, trained=False)
             check_resumable(run, config, corpus)
             _check_start(folder, start)
@@ -88,8 +86,8 @@ def finetune(
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
         start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
-        train_with_notices(run, corpus, dev_corpus, resume=resumes, notify=notify)
-        facts = {"from": str(base.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
+        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
+        facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
         write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)
     return run
 
@@ -100,8 +98,8 @@ def _check_start(folder: Path, start: StartingPoint) -> None:
     if saved is None:
         raise UserError(f"{folder}: cannot resume; expected a fine-tuning, got a training; choose another folder")
     if saved.parts != start.parts:
-        raise not_resumable(folder, "parts", ", ".join(saved.parts), ", ".join(start.parts))
+        raise not_resumable_error(folder, "parts", ", ".join(saved.parts), ", ".join(start.parts))
     if saved.l1 != start.l1:
-        raise not_resumable(folder, "l1", saved.l1, start.l1)
+        raise not_resumable_error(folder, "l1", saved.l1, start.l1)
     if not all(torch.equal(value, start.values[name]) for name, value in saved.values.items()):
         raise UserError(f"{folder}: cannot resume with other starting weights; choose another folder")

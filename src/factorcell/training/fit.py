@@ -1,4 +1,4 @@
-"""One training from a table to a run folder: read the table, train, and write facts about the training."""
+"""One training from a table to a run folder: read the table, train, and complete the folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from factorcell.training.plan import (
 )
 from factorcell.training.proximal import sparse_bias_of
 
-HELD_OUT = 0.05  # share of the training rows that become development texts if there is no development table
+HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
 MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
@@ -53,13 +53,13 @@ def fit(
 
     Args:
         source: The training table: a file, rows, or a list of several of them.
-        dev: The development table, which selects the best weights. Without it, 5 % of the rows are held out; their
-            tokens still count for the vocabulary.
+        dev: The development table, on which the best weights are selected. If it is None, 5 % of the training rows
+            are held out; the vocabulary still includes their tokens.
         config: A `Config`, which sets all options, or a mapping of some options by section, such as
-            `{"data": {"context": ["hotel"]}}`; the other options follow from the table and the `budget`.
+            `{"data": {"context": ["hotel"]}}`; the other options are chosen from the table and the `budget`.
         folder: The run folder to write.
-        budget: The time or work of the training; only with a mapping.
-        resume: Whether to resume in a folder that exists; its config and data must be the same.
+        budget: The time or work of the training; only allowed if `config` is a mapping.
+        resume: Whether to resume a stopped training in `folder`; it must have had the same config and data.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -70,18 +70,18 @@ def fit(
             finite.
     """
     folder = Path(folder)
-    with locked_run_folder(folder, resume, notify) as resumes:
+    with locked_run_folder(folder, resume, notify) as should_resume:
         corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
-        if resumes:
+        if should_resume:
             run = Run.open(folder, trained=False)
             check_resumable(run, resumed_plan(config, run.config).config, corpus)
         else:
-            complete = plan(config, corpus, dev_corpus, budget)
+            new_plan = plan(config, corpus, dev_corpus, budget)
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
-                for line in complete.notices():
+                for line in new_plan.notices():
                     emit_notice(notify, line)
-            run = Run.create(folder, complete.config, corpus.tokenizer, corpus.schema)
-        train_with_notices(run, corpus, dev_corpus, resume=resumes, notify=notify)
+            run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
+        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config))
     return run
 
@@ -95,15 +95,15 @@ def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) 
     Raises:
         UserError: If the folder contains other files, and there is no run or `resume` is false.
     """
-    _resumes(folder, resume)  # raises the error of an unusable folder before this process waits for the lock
+    _should_resume(folder, resume)  # raises the error about an unusable folder before the folder is locked
     with lock.training_lock(folder, notify):
-        resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
-        if not resumes:
+        should_resume = _should_resume(folder, resume)  # another training may have ended before the lock was free
+        if not should_resume:
             files.new_folder(folder, initial_files(), resumable=True)
-        yield resumes
+        yield should_resume
 
 
-def _resumes(folder: Path, resume: bool) -> bool:
+def _should_resume(folder: Path, resume: bool) -> bool:
     """Return whether to resume the run in `folder`; raise a `UserError` if the folder cannot be used."""
     if files.is_new(folder, initial_files()):
         return False
@@ -124,11 +124,14 @@ def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, n
     was_complete = resume and (run.folder / "training.json").exists()
     if was_complete:
         emit_notice(notify, f"{run.folder}: the training is already complete")
-    for _ in train(run, corpus, dev, resume=resume, progress=notify is not None):
-        pass
-    if notify is not None and not was_complete and (last := run.log()[-1])["step"] < last["steps"]:
+    for _row in train(run, corpus, dev, resume=resume, progress=notify is not None):
+        pass  # `train` writes the rows into the log
+    if notify is None or was_complete:
+        return
+    last_row = run.log()[-1]
+    if last_row["step"] < last_row["steps"]:
         reason = f"no lower perplexity in the last {run.config.training.patience} evaluations"
-        notify(f"stopped early at step {last['step']:,} of {last['steps']:,}: {reason}")
+        notify(f"stopped early at step {last_row['step']:,} of {last_row['steps']:,}: {reason}")
 
 
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
@@ -152,19 +155,20 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             )
     for variable in corpus.schema.categories:
         if not variable.rare_count and len(variable.values) == 2:
-            yield f"{variable.name}: uninformative, because all texts have {variable.values[1]!r} or no value"
+            _, only_value = variable.values  # the first is the unknown value
+            yield f"{variable.name}: uninformative, because all texts have {only_value!r} or no value"
         if variable.rare_count and len(variable.values) == 1:
             minimum = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
             yield f"{variable.name}: uninformative, because no value has {minimum}"
 
 
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; if `dev` is None, hold out a share (`HELD_OUT`) of the training texts."""
+    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)
     if dev is None:
-        return corpus.split(HELD_OUT, config.training.seed)
+        return corpus.split(HELD_OUT_SHARE, config.training.seed)
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
@@ -186,7 +190,7 @@ def write_training_facts(
         corpus: The training texts.
         dev: The development texts.
         source: The training table, whose name is recorded.
-        finetuned: The row `finetuned` of training.json, which describes a fine-tuning.
+        finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
         chosen: The names of the options that were chosen automatically.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
@@ -206,33 +210,38 @@ def write_training_facts(
 
 
 def emit_notice(notify: Notify | None, text: str) -> None:
-    """Pass a one-line notice to `notify`, unless it is None."""
+    """Pass a one-line notice to `notify`, or do nothing if `notify` is None."""
     if notify is not None:
         notify(text)
 
 
 def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
     """Raise a `UserError` if the options or the data of a stopped training differ from `config` or `corpus`."""
-    saved, new = run.config.to_dict(), config.to_dict()
-    for section in saved:
-        for key, value in saved[section].items():
-            if new[section][key] != value and key not in ("threads", "device"):
-                raise not_resumable(run.folder, key, value, new[section][key])
+    new_options = config.to_dict()
+    for section, saved_options in run.config.to_dict().items():
+        for name, saved_value in saved_options.items():
+            new_value = new_options[section][name]
+            if new_value != saved_value and name not in ("threads", "device"):
+                raise not_resumable_error(run.folder, name, saved_value, new_value)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
 
 
-def not_resumable(folder: Path, name: str, expected: Any, value: Any) -> UserError:
+def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> UserError:
     """Return the error for resuming with an option that differs from that of the stopped training."""
     return UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
 
 
 def summary(run: Run) -> str:
-    """Return one line with the lowest development perplexity of a run, its step, the duration and the context gain."""
+    """Return one line with the lowest development perplexity of a run and its step, the duration and the context gain.
+
+    The context gain is the gain over the same model without context.
+    """
     best = run.best_evaluation()
     assert best is not None  # every training ends with an evaluation
-    perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
+    perplexity = format_number(best["perplexity"], ".2f")
+    perplexity_known = format_number(best["perplexity_known"], ".2f")
     return (
-        f"development perplexity {perplexity} ({known} without out-of-vocabulary targets) at step {best['step']} of "
-        f"{best['steps']}, {run.training_minutes():.1f} minutes{format_context_gain(run)}"
+        f"development perplexity {perplexity} ({perplexity_known} without out-of-vocabulary targets) at step "
+        f"{best['step']} of {best['steps']}, {run.training_minutes():.1f} minutes{format_context_gain(run)}"
     )

@@ -1,8 +1,7 @@
 """The training loop: a generator of log rows that is deterministic for a given seed.
 
-The saved state of the training determines which rows, evaluations and checkpoints are due after a step.
-Therefore a training that was stopped between a step and the evaluation after it begins with this evaluation when it
-resumes.
+The saved progress of a training determines which log rows, evaluations and checkpoints are due after a step.
+Therefore a training that was stopped between a step and its evaluation begins with this evaluation when it resumes.
 """
 
 import time
@@ -33,9 +32,9 @@ def train(
     Args:
         run: A run folder with an untrained model.
         corpus: The training texts.
-        dev: The development texts, which select the best weights.
+        dev: The development texts, on which the best weights are selected.
         resume: Whether to continue from the checkpoint.
-        progress: Whether to show a progress bar and to confirm a stop request.
+        progress: Whether to show a progress bar, and to print a notice after a request to stop.
 
     Returns:
         A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
@@ -44,10 +43,12 @@ def train(
         KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved.
         UserError: If the loss is not finite or the folder cannot be written.
     """
-    trainer, name = Trainer(run, corpus, dev), run.folder.name
+    name = run.folder.name
+    trainer = Trainer(run, corpus, dev)
     if resume:
         trainer.load()
-    trainer.stop, loop = Stop(progress), _Loop(trainer)
+    trainer.stop = Stop(verbose=progress)
+    loop = _Loop(trainer)
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
@@ -68,8 +69,10 @@ class _Loop:
     """The steps of a trainer, with the log rows, evaluations and checkpoints between them."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.clock = trainer, time.perf_counter()
-        self.tokens = trainer.progress.tokens  # the value at the time `clock`
+        self.trainer = trainer
+        # When the current measurement of speed began, and `progress.tokens` at this time. `progress.seconds` includes
+        # the training time until then.
+        self.measurement_start, self.tokens_at_start = time.perf_counter(), trainer.progress.tokens
 
     def rows(self, after_step: Callable[[], object]) -> Iterator[Row]:
         """Yield the rows of the log to the end of the training; raise `Stopped` after a stop request."""
@@ -89,42 +92,49 @@ class _Loop:
     def save_stopped(self) -> str:
         """Save a checkpoint and return the message for the user who stopped the training."""
         trainer = self.trainer
-        trainer.progress.seconds += time.perf_counter() - self.clock
+        trainer.progress.seconds += time.perf_counter() - self.measurement_start
         trainer.save()
         return f"stopped at step {trainer.progress.step:,} of {trainer.steps:,}, saved in {trainer.run.folder}"
 
     def _due_rows(self) -> Iterator[Row]:
         """Yield the rows that are due at the current step, and save a checkpoint if one is due."""
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
-        step, is_last = progress.step, progress.step == trainer.steps
-        # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
-        is_evaluated = is_due(step, trainer.steps, config.evaluations) if step else trainer.starting_point is not None
-        if progress.tokens > progress.since and (step % config.log_every == 0 or is_last or is_evaluated):
+        step = progress.step
+        if step == 0:
+            # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
+            is_evaluation_due = trainer.starting_point is not None
+        else:
+            is_evaluation_due = is_due(step, trainer.steps, config.evaluations)
+        has_new_losses = progress.tokens > progress.since
+        if has_new_losses and (step % config.log_every == 0 or step == trainer.steps or is_evaluation_due):
             yield self._log_losses()
-        if is_evaluated and trainer.last_evaluation < step:
+        # A checkpoint is due after each evaluation, and after every `save_every` steps.
+        is_checkpoint_due = step > 0 and step % config.save_every == 0
+        if is_evaluation_due and trainer.last_evaluation < step:
             yield self._log_evaluation()
-        elif not step or step % config.save_every:
-            return  # a checkpoint is due after each evaluation, and after every `save_every` steps
-        trainer.catch_up()
-        trainer.save()
+            is_checkpoint_due = True
+        if is_checkpoint_due:
+            trainer.catch_up()
+            trainer.save()
 
     def _log_losses(self) -> Row:
         """Log the mean loss since the last row of losses, and the speed of the steps."""
         progress, now = self.trainer.progress, time.perf_counter()
-        seconds, tokens = now - self.clock, progress.tokens - self.tokens
+        seconds, measured_tokens = now - self.measurement_start, progress.tokens - self.tokens_at_start
         progress.seconds += seconds
-        # If no step was taken since `clock`, for example after resuming, the speed is that of the whole training.
-        speed = tokens / seconds if tokens else progress.tokens / progress.seconds
-        loss = progress.nats / (progress.tokens - progress.since)
+        # If the measurement has no steps, for example after resuming, the speed is that of the whole training.
+        speed = measured_tokens / seconds if measured_tokens else progress.tokens / progress.seconds
+        tokens_since_last_row = progress.tokens - progress.since
+        mean_loss = progress.nats / tokens_since_last_row
         progress.nats, progress.since = 0.0, progress.tokens
-        self.clock, self.tokens = now, progress.tokens
-        return self.trainer.log({"split": "train", "loss": loss, "tokens_per_second": speed})
+        self.measurement_start, self.tokens_at_start = now, progress.tokens
+        return self.trainer.log({"split": "train", "loss": mean_loss, "tokens_per_second": speed})
 
     def _log_evaluation(self) -> Row:
-        """Log an evaluation; its duration counts for the training, but not for the speed of the steps."""
+        """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not."""
         start = time.perf_counter()
         row = self.trainer.evaluate()
         seconds = time.perf_counter() - start
         self.trainer.progress.seconds += seconds
-        self.clock += seconds
+        self.measurement_start += seconds
         return self.trainer.log(row)

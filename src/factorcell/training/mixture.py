@@ -1,14 +1,14 @@
 """A linear mixture of models, p(token) = sum_k w_k p_k(token), whose weights maximize the likelihood of a table.
 
-Expectation maximization (EM) fits the weights for all texts, and then for each value of a column.
-A prior keeps the weights of a value with few targets near those of all texts:
+Expectation maximization (EM) fits the weights for all texts, and then the weights for each value of a column.
+If a value has few targets, a prior keeps its weights near those for all texts:
 
     r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
 
 w_k is the weight of model k, p_k(n) the probability of target n in model k, r_nk the share of model k in the mixture's
 probability of target n, and prior_k the number of targets that the prior adds for model k.
-No step decreases the posterior probability of the weights, and this probability has a single maximum because its
-logarithm is concave.
+No iteration of EM decreases the posterior probability of the weights. The logarithm of this probability is concave, so
+it has a single maximum.
 
 Shapes: N targets, M models.
 """
@@ -36,9 +36,9 @@ from factorcell.training.per_value import SeparateRuns
 
 INDEX_FILE = "mixture.json"
 FORMAT = 1  # version of the index file
-PRIOR_TARGETS = 100.0  # sum of prior_k: in fitting the weights of a value, those of all texts count as 100 targets
+PRIOR_TARGETS = 100.0  # sum of prior_k: for the weights of a value, the prior counts as much as 100 targets
 MAX_ITERATIONS = 10_000  # of EM
-MIN_IMPROVEMENT = 1e-12  # nats per target; EM ends if an iteration improves the posterior by less
+MIN_IMPROVEMENT = 1e-12  # nats per target; EM ends after an iteration that improves the log posterior by less
 
 Array = NDArray[np.float64]
 
@@ -51,26 +51,29 @@ def fit_weights(nats: Array, prior: Array | None = None) -> Array:
         prior: The number of targets that are added for each model (M,). If there are neither targets nor a prior, all
             weights are equal.
     """
-    count = nats.shape[1]
-    prior = np.zeros(count) if prior is None else prior
-    total = len(nats) + prior.sum()
-    weights = np.full(count, 1 / count)
+    target_count, model_count = nats.shape
+    prior = np.zeros(model_count) if prior is None else prior
+    total = target_count + prior.sum()
+    weights = np.full(model_count, 1 / model_count)
     # The likelihoods of each target are scaled to a maximum of 1; the weights do not depend on the scale.
     likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)
-    has_prior, previous = prior > 0, -np.inf
+    has_prior = prior > 0  # excludes 0 log 0 from the sum below
+    previous_objective = -np.inf
     for _ in range(MAX_ITERATIONS if total else 0):
         joint = likelihoods * weights
         mixed = joint.sum(axis=1, keepdims=True)
-        objective = (np.log(mixed).sum() + (prior[has_prior] * np.log(weights[has_prior])).sum()) / total
-        if objective - previous < MIN_IMPROVEMENT:
+        log_prior = (prior[has_prior] * np.log(weights[has_prior])).sum()
+        objective = (np.log(mixed).sum() + log_prior) / total
+        if objective - previous_objective < MIN_IMPROVEMENT:
             break
-        previous, weights = objective, ((joint / mixed).sum(axis=0) + prior) / total
+        shares = joint / mixed  # r_nk
+        previous_objective, weights = objective, (shares.sum(axis=0) + prior) / total
     normalized: Array = weights / weights.sum()
     return normalized
 
 
 def mixed_nats(nats: Array, weights: Array) -> Array:
-    """Return the nats (N,) of a mixture from those of its models (N, M), with `weights` (M,) or (N, M)."""
+    """Return the nats (N,) of a mixture from the nats (N, M) of its models and their `weights`, (M,) or (N, M)."""
     lowest = nats.min(axis=1)
     mixed: Array = lowest - np.log((np.exp(lowest[:, None] - nats) * weights).sum(axis=1))
     return mixed
@@ -96,7 +99,7 @@ class Mixture:
             if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(f"{models[0].folder} and {model.folder}: cannot mix models with different vocabularies")
         mixture_variables = () if variable is None else (variable,)
-        model_variables = (item for model in models for item in model.schema.variables)
+        model_variables = (variable for model in models for variable in model.schema.variables)
         self.schema = ContextSchema((*mixture_variables, *model_variables))
         runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # n-gram models have no precision
         self.precision: str = runs[0].precision if runs else FLOAT32
@@ -118,10 +121,11 @@ class Mixture:
         saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
         try:
             paths = [folder / path for path in saved["models"]]
-            by = {"name": saved["by"], "kind": "category", "values": saved["values"], "counts": saved["counts"]}
-            variables = ContextSchema.from_dict({"variables": [by] if saved["by"] else []}).variables
+            column = {"name": saved["by"], "kind": "category", "values": saved["values"], "counts": saved["counts"]}
+            schema = ContextSchema.from_dict({"variables": [column] if saved["by"] else []})
+            variable = next(iter(schema.variables), None)
             weights = np.array(saved["weights"], dtype=np.float64)
-            has_valid_shape = weights.shape == (len(variables[0].values) if variables else 1, len(paths))
+            has_valid_shape = weights.shape == (1 if variable is None else len(variable.values), len(paths))
             # These comparisons also reject NaN.
             if not (paths and has_valid_shape and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):
                 raise ValueError("expected weights of at least 0 that sum to 1 over the models, for each value")
@@ -131,18 +135,18 @@ class Mixture:
         for path in paths:
             models.append(open_scorer(path, device=device, precision=precision))
             precision = getattr(models[-1], "precision", precision)  # all models use the precision of the first
-        return cls(folder, models, variables[0] if variables else None, weights)
+        return cls(folder, models, variable, weights)
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
         files.new_folder(self.folder)
         files.create_manifest(self.folder, (INDEX_FILE,))
-        by = self.variable or Variable("", "category")
+        variable = self.variable or Variable("", "category")
         content = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
-            "by": by.name or None,
-            "values": by.values,
-            "counts": by.counts,
+            "by": variable.name or None,
+            "values": variable.values,
+            "counts": variable.counts,
             "weights": self.weights.tolist(),
         }
         files.write_versioned(self.folder / INDEX_FILE, content, FORMAT)
@@ -160,11 +164,14 @@ class Mixture:
                     f"{self.models[0].folder} and {model.folder}: cannot mix models that read texts differently "
                     "(tokenizer, lower case, punctuation or longest text)"
                 )
-        value_column = [] if self.variable is None else [_read_values(source, self.variable)[1][:, None]]
+        category_columns = [corpus.categories for corpus in corpora]
+        if self.variable is not None:
+            _, value_indices = _read_values(source, self.variable)
+            category_columns.insert(0, value_indices[:, None])
         return replace(
             corpora[0],
             schema=self.schema,
-            categories=np.concatenate([*value_column, *(corpus.categories for corpus in corpora)], axis=1),
+            categories=np.concatenate(category_columns, axis=1),
             numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
             vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
             bags=tuple(bags for corpus in corpora for bags in corpus.bags),
@@ -172,39 +179,40 @@ class Mixture:
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of all targets of `corpus`, text after text."""
-        weights = np.repeat(self.weights[self._weight_rows(corpus)], corpus.lengths, axis=0)
-        return mixed_nats(self.model_nats(corpus), weights).astype(np.float32)
+        target_weights = np.repeat(self.weights[self.weight_rows(corpus)], corpus.lengths, axis=0)
+        return mixed_nats(self.model_nats(corpus), target_weights).astype(np.float32)
 
     def model_nats(self, corpus: Corpus) -> Array:
         """Return the nats (N, M) of every target under each model."""
-        # The columns of each model begin where those of the model before it end, for each kind of columns.
-        columns, starts = [], [int(self.variable is not None), 0, 0, 0]
+        # For each kind of variable, the columns of a model begin where those of the model before it end.
+        nats_by_model, starts = [], [int(self.variable is not None), 0, 0, 0]
         for model in self.models:
             kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
             ends = [start + len(variables) for start, variables in zip(starts, kinds, strict=True)]
-            category, number, vector, text = (slice(*bounds) for bounds in zip(starts, ends, strict=True))
+            categories, numbers, vectors, texts = (slice(*bounds) for bounds in zip(starts, ends, strict=True))
             model_corpus = replace(
                 corpus,
                 schema=model.schema,
-                categories=corpus.categories[:, category],
-                numbers=corpus.numbers[:, number],
-                vectors=corpus.vectors[vector],
-                bags=corpus.bags[text],
+                categories=corpus.categories[:, categories],
+                numbers=corpus.numbers[:, numbers],
+                vectors=corpus.vectors[vectors],
+                bags=corpus.bags[texts],
             )
             starts = ends
-            columns.append(model.nats(model_corpus).astype(np.float64))
-        return np.stack(columns, axis=1)
+            nats_by_model.append(model.nats(model_corpus).astype(np.float64))
+        return np.stack(nats_by_model, axis=1)
 
     def fit(self, corpus: Corpus) -> "Mixture":
         """Return a mixture of the same models whose weights maximize the likelihood of `corpus`."""
-        nats, rows = self.model_nats(corpus), np.repeat(self._weight_rows(corpus), corpus.lengths)
+        nats = self.model_nats(corpus)
+        row_of_target = np.repeat(self.weight_rows(corpus), corpus.lengths)
         weights = np.empty_like(self.weights)
         weights[0] = fit_weights(nats)
         for row in range(1, len(weights)):
-            weights[row] = fit_weights(nats[rows == row], PRIOR_TARGETS * weights[0])
+            weights[row] = fit_weights(nats[row_of_target == row], PRIOR_TARGETS * weights[0])
         return Mixture(self.folder, self.models, self.variable, weights)
 
-    def _weight_rows(self, corpus: Corpus) -> NDArray[np.int64]:
+    def weight_rows(self, corpus: Corpus) -> NDArray[np.int64]:
         """Return the row of `weights` for each text (texts,): that of its value, or 0 for a missing or new value."""
         if self.variable is None:
             return np.zeros(len(corpus), dtype=np.int64)
@@ -212,9 +220,9 @@ class Mixture:
 
 
 def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
-    """Read the column of `variable`; return the variable and the index of each row's value in the variable.
+    """Read the column of `variable`; return the variable and, for each row, the index of its value in the variable.
 
-    If the variable has no values yet, the returned variable has those of the column.
+    If `variable` has no values yet, the returned variable has the values of the column.
     """
     table, offset = open_table(source), 0
     reader = CategoryReader(Variable(variable.name, "category"), table.name)
@@ -249,21 +257,30 @@ def mix(
         raise files.folder_exists_error(folder)
     if not models:
         raise UserError("models: a mixture needs at least one model")
-    variable = None if by is None else _read_values(dev, Variable(by, "category"))[0]
-    count = 1 if variable is None else len(variable.values)
-    mixture = Mixture(folder, models, variable, np.full((count, len(models)), 1 / len(models)))
+    variable, names = None, ["all texts"]
+    if by is not None:
+        variable, _ = _read_values(dev, Variable(by, "category"))
+        _, *frequent_values = variable.values  # the first is the unknown value
+        names += frequent_values
+    equal_weights = np.full((len(names), len(models)), 1 / len(models))
+    mixture = Mixture(folder, models, variable, equal_weights)
     corpus = mixture.prepare(dev, unknown=unknown)
     mixture = mixture.fit(corpus)
     mixture.save()
-    alone, mixed = mixture.model_nats(corpus), mixture.nats(corpus).astype(np.float64)
-    values = np.repeat(mixture._weight_rows(corpus), corpus.lengths)
-    names = ["all texts", *(variable.values[1:] if variable else ())]
+    nats_by_model, nats_of_mixture = mixture.model_nats(corpus), mixture.nats(corpus).astype(np.float64)
+    row_of_target = np.repeat(mixture.weight_rows(corpus), corpus.lengths)
     rows = []
     for index, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
-        is_included = values == index if index else np.ones(len(values), dtype=bool)  # row 0 includes all texts
-        perplexity = float(np.exp(mixed[is_included].mean()))
-        row = {"value": name, "targets": int(is_included.sum()), "perplexity": perplexity}
-        rows.append({**row, "alone": np.exp(alone[is_included].mean(axis=0)).tolist(), "weights": weights.tolist()})
+        # The row 0 is for all texts.
+        is_included = row_of_target == index if index else np.ones(len(row_of_target), dtype=bool)
+        row = {
+            "value": name,
+            "targets": int(is_included.sum()),
+            "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
+            "alone": np.exp(nats_by_model[is_included].mean(axis=0)).tolist(),
+            "weights": weights.tolist(),
+        }
+        rows.append(row)
     return mixture, rows
 
 

@@ -1,8 +1,8 @@
 """Separate models as a baseline for adaptation: one for each value of a column, and a shared one for all texts.
 
     FOLDER/separate.json        the column and its values; the index of a value is the number of its run
-    FOLDER/value-0000           the run of all texts, which scores texts with a rare, missing or new value
-    FOLDER/value-0001 ...       the run of each value, in descending order of frequency
+    FOLDER/value-0000           the run trained on all texts, which scores texts with a rare, missing or new value
+    FOLDER/value-0001 ...       the run trained on the texts of each value, the most frequent value first
 
 All runs are unadapted and have the same vocabulary, so their perplexities are comparable.
 """
@@ -20,12 +20,12 @@ from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import table_name
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
-    HELD_OUT,
+    HELD_OUT_SHARE,
     Notify,
     check_resumable,
     emit_notice,
     locked_run_folder,
-    not_resumable,
+    not_resumable_error,
     read_corpora,
     train_with_notices,
     write_training_facts,
@@ -34,7 +34,7 @@ from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, p
 
 INDEX_FILE = "separate.json"
 FORMAT = 1  # version of the index file
-SHARED = 0  # index of the rare values in the schema, and of the run of all texts
+SHARED = 0  # index of the unknown value in the schema, and of the run trained on all texts
 
 
 class SeparateRuns:
@@ -42,7 +42,7 @@ class SeparateRuns:
 
     Args:
         folder: The folder that contains the run folders.
-        runs: The runs by the index of their value in the schema; the run of all texts has index 0.
+        runs: The runs by the index of their value in the schema; the run trained on all texts has index 0.
     """
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
@@ -83,14 +83,15 @@ class SeparateRuns:
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of all targets of `corpus`; each text is scored by the run of its value."""
         nats = np.zeros(corpus.target_count, dtype=np.float32)
-        offsets, values = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
-        for index in np.unique(values).tolist():
-            rows = np.flatnonzero(values == index)
-            part = corpus.select(rows)
-            part_offsets = target_offsets(part)
-            # The position in `nats` of each target of `part`.
-            positions = np.repeat(offsets[rows] - part_offsets[:-1], part.lengths) + np.arange(part.target_count)
-            nats[positions] = self.runs[index].nats(part)
+        offsets = target_offsets(corpus)
+        run_of_text = np.maximum(corpus.categories[:, 0], SHARED)  # a missing or new value has the index -1
+        for index in np.unique(run_of_text).tolist():
+            rows = np.flatnonzero(run_of_text == index)
+            selected = corpus.select(rows)
+            # The position in `nats` of each target of `selected`: the texts of `selected` have other offsets there.
+            shifts = offsets[rows] - target_offsets(selected)[:-1]
+            positions = np.repeat(shifts, selected.lengths) + np.arange(selected.target_count)
+            nats[positions] = self.runs[index].nats(selected)
         return nats
 
 
@@ -114,13 +115,13 @@ def separate(
 
     Args:
         source: The training table.
-        dev: The development table. Without it, or for a value without development texts, 5 % of the rows are held out.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the other options follow
-            from the texts of each value.
+        dev: The development table. If it is None or has no texts of a value, 5 % of the training texts are held out.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the other options are
+            chosen from the texts of each value.
         folder: The folder that will contain the run folders.
         by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
         budget: The time or work of each training.
-        resume: Whether to resume in a folder that exists.
+        resume: Whether to resume stopped trainings in `folder`.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -132,12 +133,13 @@ def separate(
     folder = Path(folder)
     if not resume and not files.is_new(folder, (*initial_files(), INDEX_FILE)):
         raise files.folder_exists_error(folder, resumable=True)
-    request = _unadapted(config, by)
-    config = config_with_defaults(request)
-    corpus, dev_corpus = read_corpora(source, dev, config, progress=notify is not None)
+    options = _unadapted_options(config, by)
+    base_config = config_with_defaults(options)
+    corpus, dev_corpus = read_corpora(source, dev, base_config, progress=notify is not None)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
-        raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
+        minimum = base_config.data.min_context_count
+        raise UserError(f"{by}: no value has at least {minimum} texts; lower the minimum (--min-context-count)")
     if files.is_new(folder, (*initial_files(), INDEX_FILE)):
         folder.mkdir(parents=True, exist_ok=True)
         files.create_manifest(folder, (INDEX_FILE,))
@@ -146,41 +148,42 @@ def separate(
         _check_same_values(folder, by, values)
     for index, value in enumerate(values):
         path = run_folder(folder, index)
-        with locked_run_folder(path, resume, notify) as resumes:
-            part, dev_part = _texts_of(corpus, index), _texts_of(dev_corpus, index)
-            if not len(dev_part):
-                part, dev_part = part.split(HELD_OUT, config.training.seed)
-            if resumes:
+        with locked_run_folder(path, resume, notify) as should_resume:
+            train_texts, dev_texts = _texts_of(corpus, index), _texts_of(dev_corpus, index)
+            if not len(dev_texts):
+                train_texts, dev_texts = train_texts.split(HELD_OUT_SHARE, base_config.training.seed)
+            if should_resume:
                 run = Run.open(path, trained=False)
-                check_resumable(run, resumed_plan(request, run.config).config, corpus)
+                check_resumable(run, resumed_plan(options, run.config).config, corpus)
             else:
-                complete = plan(request, part, dev_part, budget)
-                run = Run.create(path, complete.config, corpus.tokenizer, corpus.schema)
+                complete_config = plan(options, train_texts, dev_texts, budget).config
+                run = Run.create(path, complete_config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 emit_notice(notify, f"{'all texts' if index == SHARED else value} -> {path}")
-                train_with_notices(run, part, dev_part, resume=resumes, notify=notify)
-                name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
-                write_training_facts(run, part, dev_part, name, chosen=unspecified_options(request))
+                train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify)
+                source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
+                write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
     return SeparateRuns.open(folder)
 
 
 def _check_same_values(folder: Path, by: str, values: Sequence[str]) -> None:
-    """Raise a `UserError` if the stopped `separate` had another column or other values.
+    """Raise a `UserError` if the stopped call of `separate` had another column or other values.
 
-    The name of a run folder has the index of its value, so other values would resume the wrong runs.
+    The name of a run folder contains the index of a value, so with other values the wrong runs would be resumed.
     """
     saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
     if saved.get("by") != by:
-        raise not_resumable(folder, "by", saved.get("by"), by)
+        raise not_resumable_error(folder, "by", saved.get("by"), by)
     if saved.get("values") != list(values):
         causes = "other training data, or another --min-context-count"
         raise UserError(f"{folder}: cannot resume with other values of {by} ({causes}); choose another folder")
 
 
-def _unadapted(config: ConfigLike, by: str) -> ConfigLike:
+def _unadapted_options(config: ConfigLike, by: str) -> ConfigLike:
     """Return the options for a model without adaptation, with `by` as the only context column."""
+    adapt, output_bias = MODELS["unadapted"]
     data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
-    model: dict[str, Any] = dict(zip(("adapt", "output_bias"), MODELS["unadapted"], strict=True))
+    model: dict[str, Any] = {"adapt": adapt, "output_bias": output_bias}
     if isinstance(config, Mapping):
         return {**config, "data": {**config.get("data", {}), **data}, "model": {**config.get("model", {}), **model}}
     return config_with_defaults(config).with_options(**data, **model)

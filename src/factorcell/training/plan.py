@@ -1,7 +1,7 @@
 """Plan a training: choose the options that the user did not specify, and estimate how long the training takes.
 
-`rules` chooses the options from properties of the table.
-The speed of this machine is measured on the first batches with a temporary model, before the training starts.
+The module `rules` chooses the options from properties of the table.
+Before the training starts, a temporary model measures the speed of this machine on the first batches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from factorcell.training.trainer import Trainer
 
 WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
 MEASURED_SECONDS = 3.0  # steps are measured for at least this time
-# An evaluation is first measured on 64 development texts. The number of texts is doubled until one takes half a second.
+# An evaluation is measured on 64 development texts, then on twice as many, until an evaluation takes half a second.
 FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
-STEPS_SHARE = 0.97  # share of the minutes that steps and evaluations may take; reading and saving take the rest
+STEPS_SHARE = 0.97  # share of the allowed time for steps and evaluations; reading and saving take the rest
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def preset_or_default(self) -> str:
-        """The preset, or its default."""
+        """The preset; if none is set, its default."""
         return self.preset or ("good" if self.minutes is None else "best")
 
 
@@ -90,7 +90,7 @@ class Plan:
     bfloat16_speedup: float = 1.0
 
     def for_model(self, model: str) -> "Plan":
-        """Return this plan with the options of the named model."""
+        """Return this plan with the adaptations of the model called `model`."""
         return replace(self, config=self.config.with_model(model))
 
     def with_training(self, **options: Any) -> "Plan":
@@ -104,7 +104,7 @@ class Plan:
             if chosen := [name for name in self.chosen if name in names]:
                 lines.append(f"chosen {section} options: {self.config.format_options(chosen)}")
         if self.chosen:
-            lines[-1] += f"; to override, set --{self.chosen[0].replace('_', '-')} or any other"
+            lines[-1] += f"; to override, set --{self.chosen[0].replace('_', '-')} or any other option"
         lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
             passes = f"{self.config.training.epochs:g} passes"
@@ -126,12 +126,15 @@ def plan(
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
     Args:
-        config: A `Plan` or a `Config`, which sets all options (a precision of "auto" is replaced by the faster one), or
-            a mapping of some options by section.
+        config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section. A precision of
+            "auto" is replaced by the faster one of float32 and bfloat16.
         corpus: The training texts.
         dev: The development texts.
-        budget: The time or work; only with a mapping.
+        budget: The time or work of the training; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
+
+    Returns:
+        The plan, with an expected duration if `config` is a mapping.
 
     Raises:
         UserError: If options and budget contradict each other.
@@ -149,118 +152,128 @@ def plan(
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
     def plan_and_measure(epochs: float) -> tuple[Plan, Speed]:
-        complete = _with_precision(_with_defaults(config, facts, epochs), corpus, dev)
-        return complete, measure_speed(complete.config, corpus, dev, models)
+        draft = _with_precision(_with_defaults(config, facts, epochs), corpus, dev)
+        return draft, measure_speed(draft.config, corpus, dev, models)
 
-    preset = budget.preset_or_default
-    large, speed = plan_and_measure(rules.default_passes(facts, preset) if passes is None else float(passes))
-    seconds = speed.total_seconds(large.config)
+    if passes is None:
+        passes = rules.default_passes(facts, budget.preset_or_default)
+    large_plan, speed = plan_and_measure(float(passes))
+    seconds = speed.total_seconds(large_plan.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
-        return replace(large, seconds=seconds)
+        return replace(large_plan, seconds=seconds)
     # There is too little time for all passes of the large model. The sizes are chosen for the passes that the large
     # model can make, which gives a smaller and faster model. Then as many passes as possible are made with that model.
     allowed_seconds = budget.minutes * 60
-    max_passes = large.config.training.epochs
+    max_passes = large_plan.config.training.epochs
     large_passes = max_passes * allowed_seconds / seconds
-    small, speed = plan_and_measure(large_passes)
-    epochs = _fit_passes(small, speed, allowed_seconds, max_passes).config.training.epochs
-    final = _with_defaults(config, facts, epochs, large_passes)
-    final = final.with_training(precision=small.config.training.precision)
-    return _fit_passes(replace(final, bfloat16_speedup=small.bfloat16_speedup), speed, allowed_seconds, max_passes)
+    small_plan, speed = plan_and_measure(large_passes)
+    epochs = _with_possible_passes(small_plan, speed, allowed_seconds, max_passes).config.training.epochs
+    final_plan = _with_defaults(config, facts, epochs, large_passes)
+    final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
+    final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
+    return _with_possible_passes(final_plan, speed, allowed_seconds, max_passes)
 
 
 def _with_defaults(
-    specified: SpecifiedOptions, facts: TableFacts, epochs: float, sized_for: float | None = None
+    specified: SpecifiedOptions, facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None
 ) -> Plan:
-    """Add the options that `rules` chooses for `epochs` passes, with layer sizes for `sized_for` passes."""
-    defaults, chosen = rules.default_options(facts, epochs, sized_for), unspecified_options(specified)
+    """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
+    defaults, chosen = rules.default_options(facts, epochs, epochs_for_sizes), unspecified_options(specified)
     if not head_class(config_with_defaults(specified).head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
-    complete = {section: {**values} for section, values in specified.items()}
-    for section, values in defaults.items():
-        added = {name: value for name, value in values.items() if name in chosen}
+    complete = {section: {**options} for section, options in specified.items()}
+    for section, options in defaults.items():
+        added = {name: value for name, value in options.items() if name in chosen}
         complete[section] = {**added, **complete.get(section, {})}
     return Plan(Config.from_dict(complete), chosen)
 
 
-def _fit_passes(draft: Plan, speed: Speed, allowed_seconds: float, max_passes: float) -> Plan:
-    """Return the plan with as many passes as fit into `allowed_seconds`, at most `max_passes`."""
+def _with_possible_passes(draft: Plan, speed: Speed, allowed_seconds: float, max_passes: float) -> Plan:
+    """Return the plan `draft` with as many passes as `allowed_seconds` permit, at most `max_passes`."""
     evaluation_seconds = speed.evaluation_seconds * draft.config.training.evaluations
     # Steps get at least half of the time, even if the evaluations then exceed the limit.
     seconds_for_steps = max(allowed_seconds * STEPS_SHARE - evaluation_seconds, allowed_seconds / 2)
     passes = seconds_for_steps / (speed.step_seconds * speed.steps_per_pass)
-    draft = draft.with_training(epochs=min(max_passes, float(f"{passes:.3g}")))
+    rounded_passes = float(f"{passes:.3g}")  # three significant digits
+    draft = draft.with_training(epochs=min(max_passes, rounded_passes))
     return replace(draft, seconds=speed.total_seconds(draft.config))
 
 
 def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
-    """Replace a precision of "auto" by the faster one, measured on training steps."""
+    """Replace a precision of "auto" by the faster one of float32 and bfloat16, measured on training steps."""
     if draft.config.training.precision != precisions.AUTO:
         return draft
 
     @cache
-    def probe() -> tuple[Trainer, Batch]:
+    def trainer_and_batch() -> tuple[Trainer, Batch]:
         trainer = _temporary_trainer(draft.config, corpus, dev)
         return trainer, next(trainer.batches())
 
-    def step(name: str) -> None:
-        trainer, batch = probe()
-        trainer.progress.step = 0  # a small table has fewer steps than are measured
-        trainer.config = replace(trainer.config, precision=name)
+    def take_step(precision: str) -> None:
+        trainer, batch = trainer_and_batch()
+        trainer.progress.step = 0  # the measurement takes more steps than a training on a small table has
+        trainer.config = replace(trainer.config, precision=precision)
         trainer.step(batch)
 
-    speedup = precisions.measure_speedup(step, find_device(draft.config.training.device))
-    precision = precisions.choose_precision(speedup)
-    return replace(draft.with_training(precision=precision), bfloat16_speedup=speedup)
+    speedup = precisions.measure_speedup(take_step, find_device(draft.config.training.device))
+    faster_precision = precisions.choose_precision(speedup)
+    return replace(draft.with_training(precision=faster_precision), bfloat16_speedup=speedup)
 
 
 def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
-    """Measure the speed of this machine on the first batches: that of `config`, or the mean over `models`."""
-    configs = [config.with_model(name) for name in models] or [config]
-    speeds = [_measure_model(config, corpus, dev) for config in configs]
+    """Measure on this machine the speed of a training with `config`, or the mean speed of trainings of `models`."""
+    model_configs = [config.with_model(name) for name in models] or [config]
+    speeds = [_measure_one_speed(model_config, corpus, dev) for model_config in model_configs]
     return Speed(
-        fmean(speed.step_seconds for speed in speeds),
-        speeds[0].steps_per_pass,
-        fmean(speed.evaluation_seconds for speed in speeds),
+        step_seconds=fmean(speed.step_seconds for speed in speeds),
+        steps_per_pass=speeds[0].steps_per_pass,
+        evaluation_seconds=fmean(speed.evaluation_seconds for speed in speeds),
     )
 
 
-def _measure_model(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
+def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
+    """Measure the speed of a training with `config` on its first batches and on some development texts."""
     trainer = _temporary_trainer(config, corpus, dev)
     start, measured_steps = perf_counter(), 0
-    for number, batch in enumerate(trainer.batches(), 1):
-        if number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
+    for step_number, batch in enumerate(trainer.batches(), 1):
+        if step_number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
             start, measured_steps = perf_counter(), 0
         trainer.step(batch)
         measured_steps += 1
-        if number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
+        if step_number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
             break
-    step_seconds, count = (perf_counter() - start) / measured_steps, FIRST_DEV_TEXTS
+    step_seconds = (perf_counter() - start) / measured_steps
+    text_count = FIRST_DEV_TEXTS
     # Each evaluation has a fixed cost, so a measurement on few texts would overestimate the time for all texts.
     while True:
-        part = dev.select(np.arange(min(count, len(dev))))
+        sample = dev.select(np.arange(min(text_count, len(dev))))
         start = perf_counter()
-        trainer.run.nats(part)
-        seconds = perf_counter() - start
-        if seconds > MIN_EVALUATION_SECONDS or count >= len(dev):
-            return Speed(step_seconds, trainer.steps, seconds * dev.target_count / max(1, part.target_count))
-        count *= 2
+        trainer.run.nats(sample)
+        sample_seconds = perf_counter() - start
+        if sample_seconds > MIN_EVALUATION_SECONDS or text_count >= len(dev):
+            seconds_per_target = sample_seconds / max(1, sample.target_count)
+            return Speed(
+                step_seconds=step_seconds,
+                steps_per_pass=trainer.steps,
+                evaluation_seconds=seconds_per_target * dev.target_count,
+            )
+        text_count *= 2
 
 
 class _TemporaryTrainer(Trainer):
-    """A trainer for measurements: if the loss is not finite, it continues, and the actual training raises the error."""
+    """A trainer for measurements, which continues if the loss is not finite; the real training raises the error."""
 
     raises_if_not_finite = False
 
 
 def _temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
-    """Return a trainer of one pass for measurements."""
+    """Return a trainer of one pass over the training texts for measurements."""
     one_pass = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
     return _TemporaryTrainer(Run(Path("measured"), one_pass, corpus.tokenizer, corpus.schema), corpus, dev)
 
 
 def config_with_defaults(config: ConfigLike) -> Config:
-    """Return the specified options, completed by the defaults of the fields, as a config for reading a table."""
+    """Return `config` as a `Config` for reading tables; unspecified options have the defaults of their fields."""
     if isinstance(config, Plan):
         return config.config
     return config if isinstance(config, Config) else Config.from_dict(config)
@@ -272,7 +285,7 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
         return config.chosen if isinstance(config, Plan) else ()
     specified = {name for values in config.values() for name in values}
     if "loss" in specified:
-        # The rules choose `samples` for the loss that they choose, so it has its default with a specified loss.
+        # The rules choose `samples` together with the loss. With a specified loss, `samples` keeps its default.
         specified.add("samples")
     # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
     types = section_types(selected_kinds(config)).values()
@@ -285,13 +298,13 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
     if isinstance(config, Plan | Config):
         resumed = config if isinstance(config, Plan) else Plan(config)
     else:
-        # If `config` selects another kind of a section, such as another tokenizer, its saved options are not used.
         kinds = saved.kinds | selected_kinds(config)
-        values = {
-            section: {**(options if kinds.get(section) == options.get("kind") else {}), **config.get(section, {})}
-            for section, options in saved.to_dict().items()
-        }
-        resumed = Plan(Config.from_dict(values), unspecified_options(config))
+        options_by_section = {}
+        for section, saved_options in saved.to_dict().items():
+            # The saved options of another kind, such as another tokenizer, are not used.
+            has_same_kind = kinds.get(section) == saved_options.get("kind")
+            options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
+        resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
     if resumed.config.training.precision != precisions.AUTO:
         return resumed
     return resumed.with_training(precision=saved.training.precision)

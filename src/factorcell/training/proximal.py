@@ -3,16 +3,17 @@
     minimize  nats / targets + l1 sum |w - w0|          over the weights w of the trained parts, which start at w0
 
 A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable.
-The prior on values (`value_prior`) is l2 sum w^2 over the embeddings and the hashed biases of context values.
+The prior on values (the option `value_prior`) adds l2 sum w^2 over the embeddings and the hashed biases of context
+values.
 
 The l1 penalty has no gradient at w0. Therefore each step of Adam is followed by a proximal step of the penalty, with
-the step size that Adam has for this weight. The first equation is the step for l1, the second the step for l2:
+the step size that Adam has for the weight. The first equation is the step for l1, the second the step for l2:
 
     w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
     w <- w0 + (w - w0) / (1 + 2 l2 rate / (sqrt(v') + eps))
 
 Here rate is the learning rate, v' Adam's mean of squared gradients of the weight, and eps Adam's small constant.
-With l1, a weight stays exactly at w0 unless Adam's mean gradient of the nats with respect to it is larger than l1.
+With l1, a weight stays exactly at w0 unless the absolute value of Adam's mean of the weight's gradients exceeds l1.
 
 Shapes: F features (columns of a bias).
 """
@@ -34,8 +35,8 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
 from factorcell.model.run import Run
 
-# The parts of a model, each with a pattern for the beginning of its parameters' names. A parameter belongs to the first
-# part whose pattern matches.
+# The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the
+# first part whose pattern matches.
 PARTS = {
     "embedding": r"embedding",
     "context": r"encoder\.|prefix\.|backbone\..*\badapters\.",
@@ -48,7 +49,7 @@ ALL = "all"
 
 def part_of(parameter: str) -> str:
     """Return the name of the part that contains a parameter, from the name of the parameter."""
-    return next(part for part, beginning in PARTS.items() if re.match(beginning, parameter))
+    return next(part for part, pattern in PARTS.items() if re.match(pattern, parameter))
 
 
 def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
@@ -59,8 +60,8 @@ def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
         selected = existing
     for name in PARTS:
         if name in selected - existing:
-            parts = ", ".join(part for part in PARTS if part in existing)
-            raise UserError(f"this model has no part {name!r}; it has {parts}")
+            listing = ", ".join(part for part in PARTS if part in existing)
+            raise UserError(f"this model has no part {name!r}; it has {listing}")
     return tuple(name for name in PARTS if name in selected)
 
 
@@ -80,13 +81,14 @@ class Penalty:
 
     @torch.no_grad()
     def proximal_step(self, parameter: Tensor, step_sizes: Tensor) -> None:
-        """Take the proximal step of a parameter, and overwrite `step_sizes`: Adam's step size of each weight."""
+        """Take the proximal step of a parameter with Adam's step size of each weight; overwrite `step_sizes`."""
         distance = parameter - self.start
-        divisor = 1 + 2 * self.l2 * step_sizes if self.l2 else None
-        shrunk = distance.abs().sub_(step_sizes.mul_(self.l1)).clamp_(min=0)
+        divisor = 1 + 2 * self.l2 * step_sizes if self.l2 else None  # computed before `step_sizes` is overwritten
+        shrunk_distance = distance.abs().sub_(step_sizes.mul_(self.l1)).clamp_(min=0)
         if divisor is not None:
-            shrunk.div_(divisor)
-        parameter.copy_(torch.where(shrunk > 0, self.start + shrunk.copysign_(distance), self.start))
+            shrunk_distance.div_(divisor)
+        is_moved = shrunk_distance > 0
+        parameter.copy_(torch.where(is_moved, self.start + shrunk_distance.copysign_(distance), self.start))
 
 
 Penalties = dict[Tensor, Penalty]  # by parameter
@@ -95,24 +97,28 @@ Penalties = dict[Tensor, Penalty]  # by parameter
 def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     """Return the penalties of a run by parameter.
 
-    They are the l1 of a fine-tuning on all parameters; without it, the prior on values and the l1 of a sparse softmax
-    bias.
+    A fine-tuning with an l1 penalizes all parameters. Any other run has the prior on values and the l1 of a sparse
+    softmax bias, if these options are set.
     """
     if start and start.l1:
         parameters = run.model.named_parameters()
         return {parameter: Penalty(start.values[name].to(parameter.device), start.l1) for name, parameter in parameters}
-    result, training = {}, run.config.training
-    if prior := training.value_prior:
-        encoder, hashed = run.model.encoder, getattr(run.model.head, "hashed", None)
-        tables = [*(encoder.tables if encoder else ()), *([hashed.weight] if hashed is not None else [])]
-        result = {table: Penalty(torch.zeros_like(table), 0.0, prior) for table in tables if table.requires_grad}
-    bias = sparse_bias_of(run)
-    if bias is not None and bias.weight.requires_grad:
+    penalty_of: Penalties = {}
+    training = run.config.training
+    if training.value_prior:
+        encoder, hashed_bias = run.model.encoder, getattr(run.model.head, "hashed", None)
+        tables = [*(encoder.tables if encoder else ()), *([hashed_bias.weight] if hashed_bias is not None else [])]
+        for table in tables:
+            if table.requires_grad:
+                penalty_of[table] = Penalty(torch.zeros_like(table), l1=0.0, l2=training.value_prior)
+    sparse_bias = sparse_bias_of(run)
+    if sparse_bias is not None and sparse_bias.weight.requires_grad:
+        weight = sparse_bias.weight
         names = [variable.name for variable in run.schema.categories]
-        l1 = bias.per_column(variable_numbers("sparse_l1", training.sparse_l1, names)).to(bias.weight.device)
+        l1 = sparse_bias.per_column(variable_numbers("sparse_l1", training.sparse_l1, names)).to(weight.device)
         if bool(l1.any()):
-            result[bias.weight] = Penalty(torch.zeros_like(bias.weight), l1)
-    return result
+            penalty_of[weight] = Penalty(torch.zeros_like(weight), l1)
+    return penalty_of
 
 
 def sparse_bias_of(run: Run) -> OneHotBias | None:
@@ -126,9 +132,11 @@ def take_proximal_steps(optimizer: Optimizer, penalties: Mapping[Tensor, Penalty
     for group in optimizer.param_groups if penalties else ():
         for parameter in group["params"]:
             if parameter in penalties and (state := optimizer.state.get(parameter)):
-                correction = 1 - group["betas"][1] ** float(state["step"])
-                scale = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
-                penalties[parameter].proximal_step(parameter, scale.reciprocal_().mul_(group["lr"]))
+                _, beta2 = group["betas"]
+                correction = 1 - beta2 ** float(state["step"])
+                divisor = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
+                step_sizes = divisor.reciprocal_().mul_(group["lr"])
+                penalties[parameter].proximal_step(parameter, step_sizes)
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class StartingPoint:
 
     @classmethod
     def read(cls, folder: Path) -> "StartingPoint | None":
-        """Read the start from a run folder; return None if the run is not a fine-tuning."""
+        """Read the starting point from a run folder; return None if the run is not a fine-tuning."""
         path = folder / "start.safetensors"
         if not path.exists():
             return None
@@ -155,7 +163,7 @@ class StartingPoint:
         return cls(values, tuple(facts["parts"]), facts["l1"])
 
     def write(self, folder: Path) -> None:
-        """Write the start into a run folder."""
+        """Write the starting point into a run folder."""
         files.save_tensors(folder / "start.safetensors", self.values, {"parts": self.parts, "l1": self.l1})
 
     def apply_to(self, model: LanguageModel) -> None:
@@ -167,7 +175,7 @@ class StartingPoint:
             parameter.requires_grad_(part_of(name) in self.parts)
 
     def count_moved(self, model: LanguageModel) -> list[files.Row]:
-        """Return a row per trained part: the number of its weights (`values`), and of those that left w0 (`moved`)."""
+        """Return a row per trained part: the number of its weights (`values`), and how many left w0 (`moved`)."""
         rows: dict[str, files.Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
         for name, parameter in model.named_parameters():
             if row := rows.get(part_of(name)):

@@ -1,23 +1,23 @@
 """Adam for tables of which each step reads few rows; the cost of a step is proportional to the number of these rows.
 
-w is a weight with the gradient g and Adam's means m (of gradients) and v (of squared gradients); s is the number of the
-step, rate_s its learning rate, decay the weight decay, b1 and b2 are `BETA1` and `BETA2`, eps is `EPSILON`:
+Let w be a weight with the gradient g and Adam's means m (of gradients) and v (of squared gradients), s the number of
+the step, rate_s the learning rate of step s, decay the weight decay, b1 and b2 `BETA1` and `BETA2`, eps `EPSILON`:
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     w <- (1 - rate decay) w - rate m' / (sqrt(v') + eps)        m' = m / (1 - b1^s), v' = v / (1 - b2^s) at step s
 
-Dense Adam (with decoupled decay) moves a row also in steps without a gradient: m and v decay, and w moves along m.
-These steps have a closed form, so a row is updated only when it is read again. From its last step t to step u:
+Dense Adam (with decoupled decay) also changes rows without a gradient: m and v decay, and w moves along m.
+These changes have a closed form, so a row is updated only when it is read again. From its last step t to step u:
 
     w <- w prod(1 - rate_s decay) - m / (sqrt(v) + eps') sum_{s = t+1 .. u} rate_s c_s p^(s - t)
     m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
     eps' = eps sqrt((1 - b2^(t + 1)) / b2)
 
 The sum is a difference of two entries of one array, because the rates of all steps are known in advance.
-The result differs from dense Adam in two ways within the gap from t to u: eps keeps its size relative to sqrt(v), and
-the move along m is not reduced by the weight decay.
+From t to u, the result differs from dense Adam in two ways: eps keeps its size relative to sqrt(v), and the weight
+decay does not reduce the move along m.
 
-Shapes: V rows of a table, U rows that a step reads, . numbers per row (which may differ between tables).
+Shapes: V rows of a table, U rows that a step reads; "." is the number of columns, which may differ between tables.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 
 
 class _Factors(NamedTuple):
-    """The factors of one step s."""
+    """The factors of one step s, in the notation of the module header."""
 
     decay: float  # 1 - rate decay, the factor of w
     rate: float  # rate / (1 - b1^s), the factor of m
@@ -43,7 +43,7 @@ class _Factors(NamedTuple):
 
 
 class RowAdam:
-    """Adam for the rows that a step reads; `catch_up` must update rows before they are read.
+    """Adam for the rows that a step reads; `catch_up` must be called for these rows before the step reads them.
 
     Args:
         tables: Parameters (V, .) whose rows are read together.
@@ -74,18 +74,18 @@ class RowAdam:
         """Update `rows` (U,) of every table, or all rows, to the values that dense Adam has after `step` steps."""
         rows = torch.arange(len(self.last_steps), device=self.last_steps.device) if rows is None else rows
         rows = rows[self.last_steps[rows] < step]
-        last = self.last_steps[rows].long()
-        gap = (step - last).double()
-        rate = self._sums[last] - (BETA1 / BETA2**0.5) ** gap * self._sums[step]
-        decay = (self._log_decay[step] - self._log_decay[last]).exp()
-        epsilon = EPSILON * ((1 - BETA2 ** (last + 1.0)) / BETA2).sqrt()
-        columns = torch.stack([rate, decay, epsilon, BETA1**gap, BETA2**gap], dim=1).float()
+        previous_steps = self.last_steps[rows].long()
+        gap = (step - previous_steps).double()
+        rate = self._sums[previous_steps] - (BETA1 / BETA2**0.5) ** gap * self._sums[step]
+        decay = (self._log_decay[step] - self._log_decay[previous_steps]).exp()
+        epsilon = EPSILON * ((1 - BETA2 ** (previous_steps + 1.0)) / BETA2).sqrt()
+        row_factors = torch.stack([rate, decay, epsilon, BETA1**gap, BETA2**gap], dim=1).float()
         for table, state in self.state.items():
-            first, second = state.values()
+            mean, squared_mean = state.values()
             if library.supports(table):
-                _call(table, first, second, rows, columns=columns)
+                _call_kernel(table, mean, squared_mean, rows, columns=row_factors)
             else:
-                _catch_up(table, first, second, rows, columns)
+                _catch_up(table, mean, squared_mean, rows, row_factors)
         self.last_steps[rows] = step
 
     def read(self, rows: Tensor) -> list[Tensor]:
@@ -99,37 +99,37 @@ class RowAdam:
         factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
         for (table, state), gradient in zip(self.state.items(), gradients, strict=True):
-            first, second = state.values()
+            mean, squared_mean = state.values()
             if library.supports(table):
-                _call(table, first, second, rows, gradient=gradient, constants=constants)
+                _call_kernel(table, mean, squared_mean, rows, gradient=gradient, constants=constants)
             else:
-                _step(table, first, second, rows, gradient, factors)
+                _step(table, mean, squared_mean, rows, gradient, factors)
         self.last_steps[rows] = step
 
 
-def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
+def _call_kernel(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """Compute `_catch_up` (if `arrays` contains "columns") or `_step` in compiled code."""
-    size, width = checked_shape("table", table, 2)
-    numbers = (len(rows), size, width, library.thread_count(len(rows)), 0)
-    catching_up = "columns" in arrays
-    tensors = {"table": table, "first": first, "second": second, **library.dense_arrays(index=rows, **arrays)}
-    arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")
-    library.call("rows", arguments, library.instruction_set(), catching_up)
+    table_size, width = checked_shape("table", table, 2)
+    counter = 0  # of the compiled function, which must be 0 before the call
+    numbers = (len(rows), table_size, width, library.thread_count(len(rows)), counter)
+    is_catch_up = "columns" in arrays
+    tensors = {"table": table, "first": mean, "second": squared_mean, **library.dense_arrays(index=rows, **arrays)}
+    arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if is_catch_up else "a step")
+    library.call("rows", arguments, library.instruction_set(), is_catch_up)
 
 
-def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:
-    """Update `rows` of a table and of its means `first` (m) and `second` (v); `columns` has the factors of each row."""
-    rate, decay, epsilon, first_decay, second_decay = columns.T[..., None]
-    m, v = first[rows], second[rows]
+def _catch_up(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, row_factors: Tensor) -> None:
+    """Update `rows` (U,) of a table, of its `mean` (m) and of its `squared_mean` (v) with the `row_factors` (U, 5)."""
+    rate, decay, epsilon, mean_decay, squared_mean_decay = row_factors.T[..., None]
+    m, v = mean[rows], squared_mean[rows]
     table[rows] = table[rows].mul_(decay).addcdiv_(m * rate, v.sqrt().add_(epsilon), value=-1.0)
-    first[rows], second[rows] = m.mul_(first_decay), v.mul_(second_decay)
+    mean[rows], squared_mean[rows] = m.mul_(mean_decay), v.mul_(squared_mean_decay)
 
 
-def _step(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, gradient: Tensor, factors: _Factors) -> None:
-    """Take a step of Adam on `rows` of a table, and update the same rows of its means `first` (m) and `second` (v)."""
-    m = first[rows].lerp_(gradient, 1 - BETA1)
-    v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    table[rows] = (
-        table[rows].mul_(factors.decay).addcdiv_(m, (v * factors.correction).sqrt_().add_(EPSILON), value=-factors.rate)
-    )
-    first[rows], second[rows] = m, v
+def _step(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, gradient: Tensor, factors: _Factors) -> None:
+    """Take a step of Adam on `rows` (U,) of a table, of its `mean` (m) and of its `squared_mean` (v)."""
+    m = mean[rows].lerp_(gradient, 1 - BETA1)
+    v = squared_mean[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    divisor = (v * factors.correction).sqrt_().add_(EPSILON)
+    table[rows] = table[rows].mul_(factors.decay).addcdiv_(m, divisor, value=-factors.rate)
+    mean[rows], squared_mean[rows] = m, v

@@ -1,7 +1,6 @@
-"""Rules that choose the options of a training that the user did not specify.
+"""Rules that choose the unspecified options of a training from the `TableFacts` of a table and the number of passes.
 
-The rules were derived from trials on many tables (LOG.md). Their inputs are the `TableFacts` of a table and the number
-of passes.
+The rules were derived from trials on many tables (LOG.md).
 """
 
 import math
@@ -15,10 +14,10 @@ from factorcell.data.corpus import Corpus
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
 MIN_PASSES, MAX_PASSES = 0.25, 40.0
-MAX_WORD_PASSES = 12.0  # more passes would memorize a small table of words
-MAX_EXACT_VOCABULARY = 3000  # with at most this number of tokens, the exact softmax is hardly slower than a sampled one
+MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
+MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
-FEW_TARGETS = 150_000  # a table with fewer targets is memorized after a few passes
+FEW_TARGETS = 150_000  # a model memorizes a table with fewer targets after a few passes
 EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations may take
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
 MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
@@ -35,7 +34,7 @@ class TableFacts:
         vocabulary: The number of tokens in the vocabulary.
         is_character_level: Whether tokens are characters or graphemes.
         max_values: The largest number of values of a categorical context column; 0 without such a column.
-        texts_per_value: The mean number of texts per value of the column with `max_values`; 0 without such a column.
+        texts_per_value: The mean number of texts per value of the column with the most values; 0 without such a column.
         dev_targets: The number of development targets.
     """
 
@@ -49,14 +48,19 @@ class TableFacts:
     @classmethod
     def of(cls, corpus: Corpus, dev: Corpus) -> "TableFacts":
         """Return the facts of the training texts `corpus` and the development texts `dev`."""
-        values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
-        per_value = len(corpus) / values if values else 0.0
-        characters = corpus.tokenizer.is_character_level
-        return cls(corpus.target_count, len(corpus.tokenizer), characters, values, per_value, dev.target_count)
+        max_values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
+        return cls(
+            targets=corpus.target_count,
+            vocabulary=len(corpus.tokenizer),
+            is_character_level=corpus.tokenizer.is_character_level,
+            max_values=max_values,
+            texts_per_value=len(corpus) / max_values if max_values else 0.0,
+            dev_targets=dev.target_count,
+        )
 
     @property
     def max_passes(self) -> float:
-        """The largest number of passes that does not memorize the table."""
+        """The largest number of passes with which a model does not memorize the table."""
         return MAX_PASSES if self.is_character_level else MAX_WORD_PASSES
 
 
@@ -64,40 +68,59 @@ def default_passes(facts: TableFacts, preset: str) -> float:
     """Return the number of passes over a table that a preset stands for."""
     choose("preset", preset, PRESETS)
     passes = PASSES_PER_PRESET[preset] * (1e6 / max(1, facts.targets)) ** 0.35
-    return float(f"{min(facts.max_passes, max(MIN_PASSES, passes)):.2g}")
+    limited_passes = min(facts.max_passes, max(MIN_PASSES, passes))
+    return float(f"{limited_passes:.2g}")  # two significant digits
 
 
-def default_options(facts: TableFacts, epochs: float, sized_for: float | None = None) -> Options:
-    """Return the options of a training of `epochs` passes; `sized_for` is the number for the layer sizes."""
-    targets = (epochs if sized_for is None else sized_for) * facts.targets
-    batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
+def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None) -> Options:
+    """Return the options of a training of `epochs` passes.
+
+    The layer sizes are those for a training of `epochs_for_sizes` passes, or of `epochs` passes if it is None.
+    """
+    targets_read = (epochs if epochs_for_sizes is None else epochs_for_sizes) * facts.targets
+    tokens_per_batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
     if facts.is_character_level:
-        hidden, norm = _look_up(
-            targets, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)}
+        embedding_size = 50
+        hidden_size, layer_norm = _look_up(
+            targets_read, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)}
         )
-        embedding, rates = 50, {"learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
+        optimizer_options = {"learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
     else:
-        embedding, hidden = _look_up(targets, {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)})
-        norm, rates = False, {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
-    is_small = facts.vocabulary <= MAX_EXACT_VOCABULARY
-    loss = {"loss": "full"} if is_small else {"loss": "sampled", "samples": 1000}
+        embedding_size, hidden_size = _look_up(
+            targets_read, {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)}
+        )
+        layer_norm = False
+        optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+    has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
+    loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
-        "model": {"embedding_size": embedding, **_context_options(facts)},
-        "backbone": {"hidden_size": hidden, "layer_norm": norm, **_dropout_options(facts, epochs)},
-        "training": {"epochs": epochs, "batch_tokens": batch, **rates, **loss, **_evaluation_options(facts, epochs)},
+        "model": {"embedding_size": embedding_size, **_context_options(facts)},
+        "backbone": {"hidden_size": hidden_size, "layer_norm": layer_norm, **_dropout_options(facts, epochs)},
+        "training": {
+            "epochs": epochs,
+            "batch_tokens": tokens_per_batch,
+            **optimizer_options,
+            **loss_options,
+            **_evaluation_options(facts, epochs),
+        },
     }
 
 
-def _look_up(amount: float, table: dict[float, Any]) -> Any:
-    """Return the value of the first key (in ascending order) that is not below `amount`."""
-    return next(value for limit, value in table.items() if amount <= limit)
+def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
+    """Return the value of the lowest limit that is not below `amount`; the limits are in ascending order."""
+    return next(value for limit, value in values_by_limit.items() if amount <= limit)
 
 
 def _context_options(facts: TableFacts) -> dict[str, Any]:
     """Choose the context vector's size from the number of values, and rank and dropout from the texts per value."""
-    is_scarce = 0 < facts.texts_per_value < FEW_TEXTS
-    size = 8 if 0 < facts.max_values <= 10 else (16 if facts.max_values <= 100 else 24)
-    rank, dropout = (4, 0.2) if is_scarce else (12, 0.0)
+    if 0 < facts.max_values <= 10:
+        size = 8
+    elif facts.max_values <= 100:  # includes 0, if no column is a category
+        size = 16
+    else:
+        size = 24
+    has_few_texts = 0 < facts.texts_per_value < FEW_TEXTS
+    rank, dropout = (4, 0.2) if has_few_texts else (12, 0.0)
     return {"context_size": size, "variable_size": size, "rank": rank, "dropout_context": dropout}
 
 
@@ -111,17 +134,19 @@ def _dropout_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
 
 
 def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
-    """Choose the number of evaluations, which may take at most `EVALUATION_SHARE` of the training time.
+    """Choose the patience and the number of evaluations, which may take `EVALUATION_SHARE` of the training time.
 
-    With characters, evaluating a target costs about a third of training on it. With words the cost grows with the
-    vocabulary, because an evaluation computes the logits of all tokens, and a sampled loss computes only a few.
+    For characters, the evaluation of a target takes about a third of the time of training on it. For words, this share
+    grows with the vocabulary: an evaluation computes the logits of all tokens, but a sampled loss only a few of them.
     """
-    cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
-    affordable = EVALUATION_SHARE * epochs * facts.targets / max(1.0, facts.dev_targets * cost)
-    count = min(10, max(1, int(affordable)))
+    relative_cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
+    cost_per_evaluation = max(1.0, facts.dev_targets * relative_cost)  # in targets that training could read instead
+    affordable_count = EVALUATION_SHARE * epochs * facts.targets / cost_per_evaluation
+    count = min(10, max(1, int(affordable_count)))
     return {"evaluations": count, "patience": 3 if count >= 6 else 0}
 
 
 def batch_tokens(targets: int, epochs: float, min_steps: int, max_tokens: int) -> int:
-    """Return the tokens per batch: `max_tokens`, or fewer if the training would have less than `min_steps` steps."""
-    return max(1, min(max_tokens, max(MIN_BATCH_TOKENS, round(targets * epochs / min_steps))))
+    """Return the tokens per batch: `max_tokens`, or fewer if the training would have fewer than `min_steps` steps."""
+    tokens_for_min_steps = round(targets * epochs / min_steps)
+    return max(1, min(max_tokens, max(MIN_BATCH_TOKENS, tokens_for_min_steps)))

@@ -1,4 +1,4 @@
-"""The space of a search: a range or a list of choices per option, from which trials draw their configs.
+"""The space of a search: for each option a range or a list of choices, from which trials draw a value.
 
 The default ranges of sizes, rank and recurrent dropout span the values selected in the TACL paper (table 2).
 The paper fixes Adam's learning rate at 0.001. Here the learning rate, the batch size, the weight decay and the other
@@ -28,7 +28,7 @@ class Range:
     Attributes:
         low: The smallest value.
         high: The largest value.
-        log: Whether values are uniform on a logarithmic scale.
+        log: Whether values are drawn uniformly on a logarithmic scale.
     """
 
     low: float
@@ -59,14 +59,14 @@ DEFAULT: Space = {
 # these options are comparable. `adapt` is omitted, because the model determines it.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
-    "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
+    "model": {name: hint for name, hint in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
     **{
-        section: {name: hint for name, hint in typing.get_type_hints(options).items() if name != "kind"}
-        for section, options in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
+        section: {name: hint for name, hint in typing.get_type_hints(option_class).items() if name != "kind"}
+        for section, option_class in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
     },
     "training": typing.get_type_hints(TrainingConfig),
 }
-SECTIONS = {name: section for section, names in TYPES.items() for name in names}
+SECTIONS = {name: section for section, names in TYPES.items() for name in names}  # by option
 CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 
@@ -98,7 +98,7 @@ def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
     keys = [field.name for field in dataclasses.fields(Range)]
     for key in value:
         choose(f"key of the range {name}", key, keys)
-    low, high, log = (value.get(key, False) for key in keys)
+    low, high, log = (value.get(key, False) for key in keys)  # the checks below reject False as low or high
     if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or type(log) is not bool:
         raise UserError(f"{name} is {value!r}; low and high must be numbers, and log must be true or false")
     if not low < high or (log and low <= 0):
@@ -108,15 +108,16 @@ def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
 
 def applicable(space: Space, config: Config) -> Space:
     """Return the space without the default ranges of options that a model with this config does not have."""
-    return {
-        name: values
-        for name, values in space.items()
-        if values is not DEFAULT.get(name) or hasattr(getattr(config, SECTIONS[name]), name)
-    }
+
+    def is_applicable(name: str, values: Range | tuple[Choice, ...]) -> bool:
+        is_default = values is DEFAULT.get(name)
+        return not is_default or hasattr(getattr(config, SECTIONS[name]), name)
+
+    return {name: values for name, values in space.items() if is_applicable(name, values)}
 
 
 def check(space: Space, config: Config) -> None:
-    """Raise a `UserError` if a choice or an end of a range is not a valid value of its option."""
+    """Raise a `UserError` if a choice or the low or high end of a range is not a valid value of its option."""
     for name, values in space.items():
         choose("option of a search", name, SECTIONS)
         for value in (values.low, values.high) if isinstance(values, Range) else values:
@@ -127,16 +128,18 @@ def check(space: Space, config: Config) -> None:
 
 
 def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
-    """Return `config` with the options that `trial` draws: one of `models`, and each option with an effect."""
+    """Return `config` with the values that `trial` draws: one of `models`, and each option that has an effect."""
     if models:
         config = config.with_model(trial.suggest_categorical("model", models))
-    for name in sorted(space, key=lambda name: name != "output_bias"):  # other options may depend on the output bias
+    # The output bias is drawn first, because it determines whether other options have an effect.
+    for name in sorted(space, key=lambda name: name != "output_bias"):
         if has_effect(name, config):
             config = with_drawn_options(config, {name: _suggest(trial, name, space[name])})
     return config
 
 
 def _suggest(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]) -> Choice:
+    """Return the value that a trial draws for the option `name`."""
     if not isinstance(values, Range):
         return typing.cast(Choice, trial.suggest_categorical(name, values))
     if TYPES[SECTIONS[name]][name] is int:
@@ -146,23 +149,31 @@ def _suggest(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]) 
 
 def has_effect(name: str, config: Config) -> bool:
     """Return whether an option changes a model with this config; for example, only a FactorCell has a rank."""
-    adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
+    has_context = bool(config.data.columns)
+    adapters = config.model.adapt if has_context else ()
+    output_bias = config.model.output_bias if has_context else ()
     if name == "rank":
-        return any(part != PREFIX and find_adapter(part).needs_rank for part in adapt)
+        return any(adapter != PREFIX and find_adapter(adapter).needs_rank for adapter in adapters)
     if name in CONTEXT_SIZES:
-        return any(part != PREFIX for part in adapt) or "low_rank" in output_bias
+        return any(adapter != PREFIX for adapter in adapters) or "low_rank" in output_bias
     if name == "min_context_count":
-        return bool(adapt or output_bias)
-    return name != "output_bias" or bool(output_bias)
+        return bool(adapters or output_bias)
+    if name == "output_bias":
+        return bool(output_bias)
+    return True
 
 
 def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
-    """Return `config` with drawn options; the param "model" is a model's name, and "+" joins several output biases."""
+    """Return `config` with the drawn values `params` of options, and of "model", the name of a model.
+
+    A value of `output_bias` may join several output biases by "+".
+    """
     if "model" in params:
         config = config.with_model(params["model"])
     for name, value in params.items():
-        if name != "model":
-            if name == "output_bias" and isinstance(value, str):
-                value = tuple(choose(name, part, OUTPUT_BIASES) for part in value.split("+"))
-            config = config.with_options(**{name: value})
+        if name == "model":
+            continue
+        if name == "output_bias" and isinstance(value, str):
+            value = tuple(choose(name, output_bias, OUTPUT_BIASES) for output_bias in value.split("+"))
+        config = config.with_options(**{name: value})
     return config

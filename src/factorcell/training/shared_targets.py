@@ -2,7 +2,7 @@
 
 A target is learned if at least `min_users` users wrote its n-gram: the target and the n - 1 tokens before it.
 The model still reads all texts, but rare content (a password, a name) adds nothing to the loss.
-n is 4 for characters and graphemes and 2 for words; n-grams at the start of a text are shorter.
+n is 4 for characters and graphemes, and 2 for words. N-grams at the start of a text are shorter.
 
 Shapes: B texts, T targets of the longest text.
 """
@@ -35,32 +35,37 @@ class SharedTargets:
 
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
-        """Find the targets whose n-gram at least `min_users` users wrote; texts with a missing user do not count."""
+        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
         order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
-        distinct, index = np.unique(ngrams(corpus, order), return_inverse=True)
-        users = count_users(index, np.repeat(corpus.users, corpus.lengths), len(distinct))
-        is_learned = (users >= config.training.min_users)[index]
+        distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
+        user_of_target = np.repeat(corpus.users, corpus.lengths)
+        user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))
+        is_learned = (user_counts >= config.training.min_users)[ngram_of_target]
         return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
 
     def mask(self, batch: Batch) -> Tensor:
         """Return a mask (B, T) that is true at the learned targets of `batch`."""
-        steps = torch.arange(batch.tokens.shape[1] - 1)
-        rows, is_target = batch.rows.cpu(), steps < batch.lengths.cpu()[:, None]
-        index = (self.starts[rows][:, None] + steps).clamp(max=len(self.is_learned) - 1)
-        return (self.is_learned[index] & is_target).to(batch.tokens.device)
+        positions = torch.arange(batch.tokens.shape[1] - 1)
+        is_target = positions < batch.lengths.cpu()[:, None]  # false at padding
+        first_targets = self.starts[batch.rows.cpu()]
+        # The index of each target in the corpus. Indices of padding are limited to the last target.
+        targets = (first_targets[:, None] + positions).clamp(max=len(self.is_learned) - 1)
+        return (self.is_learned[targets] & is_target).to(batch.tokens.device)
 
     def count(self, batch: Batch) -> int:
-        """Return the number of learned targets of `batch`, but at least 1, so that the loss can be divided by it."""
+        """Return the number of learned targets of `batch`, or 1 if it has none, so that it can divide the loss."""
         return max(1, int(self.mask(batch).sum()))
 
 
-def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
+def ngram_hashes(corpus: Corpus, order: int) -> NDArray[np.uint64]:
     """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
     tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
     positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
     hashes = np.zeros(len(tokens), dtype=np.uint64)
     for distance in range(order - 1, -1, -1):
+        # The token `distance` positions before each token, or 0 if that position is before the text.
         previous = np.zeros_like(tokens)
-        previous[distance:] = np.where(positions[distance:] >= distance, tokens[: len(tokens) - distance], 0)
+        earlier_tokens = tokens[: len(tokens) - distance]
+        previous[distance:] = np.where(positions[distance:] >= distance, earlier_tokens, 0)
         hashes = extend_hashes(hashes, previous)
     return hashes[positions > 0]

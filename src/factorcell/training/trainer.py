@@ -1,9 +1,11 @@
 """The trainer, which takes steps, evaluates the model, and writes the log and checkpoints.
 
-The random numbers of a step follow from (seed, step), and the order of an epoch from (seed, epoch).
-Therefore a checkpoint needs no random state, and a resumed training gives the same bits (on one thread).
+The random numbers of a step depend only on the seed and the step number, and the batches of an epoch only on the seed
+and the epoch number.
+Therefore a checkpoint needs no random state, and a resumed training has bitwise the same result (on one thread).
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -46,12 +48,12 @@ class Progress:
     Attributes:
         step: The number of steps taken.
         tokens: The number of targets that these steps learned.
-        seconds: The duration of the training.
-        best: The lowest development perplexity.
+        seconds: The duration of the training so far.
+        best: The lowest development perplexity so far.
         worse: The number of evaluations since the one with the lowest perplexity.
         rows: The number of rows of the log.
         nats: The sum of the losses of all targets since the last row of losses in the log.
-        since: The value of `tokens` at that row.
+        since: The value of `tokens` when the last row of losses was written.
     """
 
     step: int = 0
@@ -67,48 +69,50 @@ class Progress:
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
     """Return the learning rate of `step` (from 0): a linear warm-up, then cosine decay, linear decay, or no decay.
 
-    During the warm-up, the first `config.warmup` of all steps, the rate rises to its peak, because large steps at the
-    start, when the gradients are large, can make a training diverge.
+    The warm-up takes the share `config.warmup` of all steps. It prevents large steps at the start, where gradients are
+    large, because they can make a training diverge.
     """
-    warmup = max(1, round(config.warmup * steps))
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    share = (step - warmup) / max(1, steps - warmup)
+    warmup_steps = max(1, round(config.warmup * steps))
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
+    share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
     factor = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "none": 1.0}[config.decay]
     return config.learning_rate * factor
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
-    """Pass all targets of training and the context values of their texts to the head of the model.
+    """Pass all training targets, with the context values of their texts, to the head of the model.
 
     A hashed softmax bias records in a filter which tokens occur with which values; other heads ignore the targets.
     """
     for start in range(0, len(corpus), TEXTS_PER_PART):
-        rows = np.arange(start, min(start + TEXTS_PER_PART, len(corpus)))
-        tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
-        categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
+        end = min(start + TEXTS_PER_PART, len(corpus))
+        tokens = np.asarray(corpus.tokens[corpus.offsets[start] : corpus.offsets[end]], dtype=np.int64)
+        token_counts = corpus.lengths[start:end] + 1  # per text, with its start token
+        categories = np.repeat(corpus.categories[start:end].astype(np.int64), token_counts, axis=0)
         is_target = tokens != corpus.tokenizer.specials.start
         model.head.observe(tokens[is_target], categories[is_target])
 
 
 def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
-    nats, is_known = run.nats(dev).astype(np.float64), is_known_target(dev)
+    nats = run.nats(dev).astype(np.float64)
+    is_known = is_known_target(dev)
     figures = text_figures.figures_from_nats(nats, dev)
     with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
         row = {
             "perplexity": float(np.exp(nats.mean())),
             "perplexity_known": float(np.exp(nats[is_known].mean())) if is_known.any() else math.nan,
         }
-    bits = figures.get("bits_per_byte")
-    if bits is not None and bits.denominator[bits.is_included].any():
-        is_lower_bound = bool((text_figures.has_lower_bound(dev) & bits.is_included).any())
-        row |= {"bits_per_byte": bits.ratio, "bits_per_byte_bound": is_lower_bound}
+    bits_per_byte = figures.get("bits_per_byte")
+    if bits_per_byte is not None and bits_per_byte.denominator[bits_per_byte.is_included].any():
+        is_lower_bound = bool((text_figures.has_lower_bound(dev) & bits_per_byte.is_included).any())
+        row |= {"bits_per_byte": bits_per_byte.ratio, "bits_per_byte_bound": is_lower_bound}
     return row, figures
 
 
 class Trainer:
-    """Takes the training steps of a run, and holds its data, its optimizers and the progress of the training.
+    """The training of a run: its data, its optimizers and its progress, with the methods that take steps.
 
     Attributes:
         raises_if_not_finite: Whether a loss or gradient that is not finite raises a `UserError`.
@@ -117,9 +121,10 @@ class Trainer:
     raises_if_not_finite = True
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
-        tokens = int(corpus.offsets[-1])
-        required = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
-        memory.check(required, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
+        token_count = int(corpus.offsets[-1])
+        required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
+        tokens_per_batch = min(token_count, run.config.training.batch_tokens)
+        memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
         library.retain_freed_memory()
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
@@ -129,53 +134,57 @@ class Trainer:
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
         self.starting_point = StartingPoint.read(run.folder)
-        # In a fine-tuning all tokens of the vocabulary are negatives, including those that do not occur in its texts.
-        counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
-        is_sampled = self.config.loss != "full"
-        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.device) if is_sampled else None
-        self.steps = max(1, round(self.config.epochs * len(self._order(0))))
+        # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
+        token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
+        self.proposal: Proposal | None = None
+        if self.config.loss != "full":
+            self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
+        self.steps = max(1, round(self.config.epochs * len(self._batch_rows(0))))
         self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
         else:
             with torch.no_grad():  # Adam would need thousands of steps to reach the unigram frequencies
-                smoothed = (counts + 1) / (counts + 1).sum()
-                run.model.head.initialize(torch.from_numpy(np.log(smoothed)))
+                smoothed_counts = token_counts + 1
+                run.model.head.initialize(torch.from_numpy(np.log(smoothed_counts / smoothed_counts.sum())))
         self.penalties = proximal.penalties(run, self.starting_point)
-        tables = [table for tables in run.model.head.row_tables() for table in tables]
-        # `RowAdam` cannot leave a table unchanged, as in a fine-tuning of other parts, or apply penalties.
-        can_skip_rows = all(table.requires_grad and table not in self.penalties for table in tables)
         self.row_optimizers: list[RowAdam] = []
-        if self.proposal and can_skip_rows:
+        token_tables = [table for table_group in run.model.head.row_tables() for table in table_group]
+        # `RowAdam` can neither freeze a table, as a fine-tuning of other parts requires, nor apply penalties.
+        is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
+        if self.proposal and is_row_adam_possible:
             rates = [
                 self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)
             ]
             self.row_optimizers = [
-                RowAdam(part, rates, self.config.weight_decay) for part in run.model.head.row_tables()
+                RowAdam(table_group, rates, self.config.weight_decay) for table_group in run.model.head.row_tables()
             ]
-        self.optimizer = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
+        parameter_groups = self._parameter_groups(token_tables)
+        self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
 
-    def _groups(self, tables: list[nn.Parameter]) -> list[dict[str, Any]]:
+    def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and token tables.
 
         The learning rate of a group is the rate of the step times the `factor` of the group. The token tables are
         omitted if `RowAdam` optimizes them.
         """
-        others = [
-            parameter for parameter in self.parameters.values() if not any(parameter is table for table in tables)
+        other_parameters = [
+            parameter for parameter in self.parameters.values() if not any(parameter is table for table in token_tables)
         ]
+        matrices = [parameter for parameter in other_parameters if parameter.dim() > 1]
+        vectors = [parameter for parameter in other_parameters if parameter.dim() <= 1]
         decay = self.config.weight_decay
         groups = [
-            {"params": [item for item in others if item.dim() > 1], "weight_decay": decay, "factor": 1.0},
-            {"params": [item for item in others if item.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
+            {"params": matrices, "weight_decay": decay, "factor": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
         ]
-        dense = (
-            [] if self.row_optimizers else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
-        )
-        return groups + dense
+        if not self.row_optimizers:
+            groups.append({"params": token_tables, "weight_decay": decay, "factor": self.config.token_rate})
+        return groups
 
-    def _order(self, epoch: int) -> list[NDArray[np.int64]]:
+    def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
         config = self.config
         return self.corpus.batches(config.batch_tokens, config.seed, epoch, max_user_texts=config.max_user_texts)
 
@@ -183,64 +192,65 @@ class Trainer:
         """Yield the batches from the current step to the last."""
         first_step, epoch = 0, 0  # the first step of the current epoch, and the number of the epoch
         while True:
-            order = self._order(epoch)
-            for rows in order[max(0, self.progress.step - first_step) :]:
+            batch_rows = self._batch_rows(epoch)
+            steps_taken = max(0, self.progress.step - first_step)  # of this epoch, before the training was resumed
+            for rows in batch_rows[steps_taken:]:
                 if self.progress.step >= self.steps:
                     return
                 yield self.corpus.batch(rows)
-            first_step, epoch = first_step + len(order), epoch + 1
+            first_step, epoch = first_step + len(batch_rows), epoch + 1
 
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
-        count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
+        target_count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
         batch = batch.to(self.device)
         nats, sampled_rows, row_values = self.nats(batch)
-        loss = nats.sum() / count
+        loss = nats.sum() / target_count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        gradients = [
-            [torch.zeros_like(table) if table.grad is None else table.grad for table in tables] for tables in row_values
-        ]
-        norm = self._clip([*self._gradients(), *(gradient for tables in gradients for gradient in tables)])
+        row_gradients = [[_gradient_or_zeros(values) for values in group_values] for group_values in row_values]
+        norm = self._clip([*self._gradients(), *itertools.chain.from_iterable(row_gradients)])
         if not bool(torch.isfinite(loss.detach() + norm)) and self.raises_if_not_finite:
             if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
                 self.save()
             raise self._not_finite_error(batch, nats)
         self.progress.step += 1
         self.optimizer.step()
-        for adam, rows, row_gradients in zip(
-            self.row_optimizers, sampled_rows.rows if sampled_rows else (), gradients, strict=True
-        ):
-            adam.step(self.progress.step, rows, row_gradients)
+        rows_per_optimizer = sampled_rows.rows if sampled_rows else ()
+        for row_optimizer, rows, gradients in zip(self.row_optimizers, rows_per_optimizer, row_gradients, strict=True):
+            row_optimizer.step(self.progress.step, rows, gradients)
         proximal.take_proximal_steps(self.optimizer, self.penalties)
-        self.progress.tokens += count
-        self.progress.nats += float(loss.detach()) * count
+        self.progress.tokens += target_count
+        self.progress.nats += float(loss.detach()) * target_count
 
     def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
         """Return the nats (B, T) of the targets of a batch, 0 for padding and for targets that are not learned.
 
-        With a sampled loss and `RowAdam`, the rows that the loss reads and their values are returned too.
+        With a sampled loss and `RowAdam`, also return the rows of the token tables that the loss reads, and the values
+        of these rows.
         """
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         dropout = model.config.dropout_context
         if dropout:
             batch = replace(batch, context=batch.context.drop_categories(dropout, (seed, step)))
         model.train()
-        generators = [] if self.device.type == "cpu" else [self.device]
-        with torch.random.fork_rng(generators), library.precision(self.config.precision, self.device):
+        forked_devices = [] if self.device.type == "cpu" else [self.device]  # in addition to the CPU
+        with torch.random.fork_rng(forked_devices), library.precision(self.config.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
             samples = self.proposal.draw() if self.proposal else None
             sampled_rows, row_values = None, []
             if samples and self.row_optimizers:
                 sampled_rows = model.head.sampled_rows(batch.tokens, samples, batch.context.categories)
-                for adam, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
-                    adam.catch_up(step, rows)
-                    row_values.append(adam.read(rows))
+                for row_optimizer, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
+                    row_optimizer.catch_up(step, rows)
+                    row_values.append(row_optimizer.read(rows))
             nats: Tensor = model.sampled_nats(batch, samples, sampled_rows, row_values) if samples else model(batch)
         model.eval()
-        return nats * self.shared_targets.mask(batch) if self.shared_targets else nats, sampled_rows, row_values
+        if self.shared_targets:
+            nats = nats * self.shared_targets.mask(batch)
+        return nats, sampled_rows, row_values
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
@@ -253,28 +263,31 @@ class Trainer:
         return norm
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
-        """Return the error about a loss that is not finite; its message names the rows of the batch that cause it."""
-        rows = self._rows_not_finite(batch, nats)
-        listing = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        """Return the error about a loss that is not finite; its message lists the rows of the batch that cause it."""
+        row_numbers = self._causes_of_not_finite(batch, nats)
+        noun = "row" if len(row_numbers) == 1 else "rows"
+        listing = ", ".join(map(str, row_numbers[:5])) + (", ..." if len(row_numbers) > 5 else "")
         return UserError(
-            f"the loss is not finite at step {self.progress.step + 1}, {'row' if len(rows) == 1 else 'rows'} {listing} "
-            f"of the training data; the checkpoint before this step is in {self.run.folder} "
-            "(try a lower learning rate or a lower --clip)"
+            f"the loss is not finite at step {self.progress.step + 1}, {noun} {listing} of the training data; "
+            f"the checkpoint before this step is in {self.run.folder} (try a lower learning rate or a lower --clip)"
         )
 
-    def _rows_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
+    def _causes_of_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
         """Return the numbers (from 1) of the rows of a batch that cause a loss or gradient that is not finite.
 
-        These are the rows with nats that are not finite; if there are none, the rows with gradients that are not
-        finite; if there are none either, all rows of the batch.
+        These are the rows with nats that are not finite; if all nats are finite, the rows with gradients that are not
+        finite; if all gradients are finite too, all rows of the batch.
         """
+        batch_rows = batch.rows.tolist()
         rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
-        for row in [] if rows else batch.rows.tolist():
-            self.run.model.zero_grad(set_to_none=True)
-            self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
-            if not bool(torch.isfinite(torch.nn.utils.get_total_norm(self._gradients()))):
-                rows.append(row)
-        return sorted(row + 1 for row in rows or batch.rows.tolist())
+        if not rows:
+            rows = [row for row in batch_rows if not self._has_finite_gradient(row)]
+        return sorted(row + 1 for row in rows or batch_rows)
+
+    def _has_finite_gradient(self, row: int) -> bool:
+        self.run.model.zero_grad(set_to_none=True)
+        self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(self._gradients())))
 
     def evaluate(self) -> Row:
         """Evaluate the model on the development texts, and save the weights if they are the best so far.
@@ -297,7 +310,7 @@ class Trainer:
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
-        """Write a row of the log, after adding the current step, tokens and seconds."""
+        """Add the current step, tokens and seconds to `row`, write it into the log, and return it."""
         progress = self.progress
         row = {
             "step": progress.step,
@@ -311,9 +324,9 @@ class Trainer:
         return row
 
     def catch_up(self) -> None:
-        """Update all table rows to the current step."""
-        for adam in self.row_optimizers:
-            adam.catch_up(self.progress.step)
+        """Update all rows of the tables that `RowAdam` optimizes to the current step."""
+        for row_optimizer in self.row_optimizers:
+            row_optimizer.catch_up(self.progress.step)
 
     @property
     def checkpoint(self) -> Path:
@@ -326,14 +339,14 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        tensors |= {f"{number}:done": adam.last_steps for number, adam in enumerate(self.row_optimizers)}
+        tensors |= {f"{number}:done": optimizer.last_steps for number, optimizer in enumerate(self.row_optimizers)}
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
-        for adam in self.row_optimizers:
-            if parameter in adam.state:
-                return adam.state[parameter]
+        for row_optimizer in self.row_optimizers:
+            if parameter in row_optimizer.state:
+                return row_optimizer.state[parameter]
         state: dict[Tensor, dict[str, Tensor]] = self.optimizer.state
         return state.get(parameter, {})
 
@@ -357,11 +370,15 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                saved = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
+                saved_moments = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
                 if moments := self._moments(parameter):
-                    for key in moments.keys() & saved.keys():
-                        moments[key].copy_(saved[key])
-                elif saved:
-                    self.optimizer.state[parameter] = saved
-            for number, adam in enumerate(self.row_optimizers):
-                adam.last_steps.copy_(tensors[f"{number}:done"])
+                    for key in moments.keys() & saved_moments.keys():
+                        moments[key].copy_(saved_moments[key])
+                elif saved_moments:
+                    self.optimizer.state[parameter] = saved_moments
+            for number, row_optimizer in enumerate(self.row_optimizers):
+                row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
+
+
+def _gradient_or_zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -136,7 +136,9 @@ def rows(data: st.DataObject) -> None:
     size, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 35))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     index = torch.randperm(size, generator=random)[: data.draw(st.integers(0, size))]
-    inputs: Arrays = {name: torch.rand(size, width, generator=random) + 0.1 for name in ("table", "first", "second")}
+    inputs: Arrays = {
+        name: torch.rand(size, width, generator=random) + 0.1 for name in ("table", "mean", "squared_mean")
+    }
     inputs["rows"] = index
     catching_up = data.draw(st.booleans())
     if catching_up:
@@ -145,13 +147,13 @@ def rows(data: st.DataObject) -> None:
         inputs["gradient"] = torch.randn(len(index), width, generator=random)
         inputs["constants"] = torch.tensor([row_adam.BETA1, row_adam.BETA2, row_adam.EPSILON, 0.99, 0.1, 1.3])
     compiled, plain = ({name: x.clone() for name, x in inputs.items() if x is not None} for _ in range(2))
-    row_adam._call(**compiled)
-    tables = plain["table"], plain["first"], plain["second"], plain["rows"]
+    row_adam._call_kernel(**compiled)
+    tables = plain["table"], plain["mean"], plain["squared_mean"], plain["rows"]
     if catching_up:
         row_adam._catch_up(*tables, plain["columns"])
     else:
         row_adam._step(*tables, plain["gradient"], row_adam._Factors(0.99, 0.1, 1.3))
-    for name in ("table", "first", "second"):
+    for name in ("table", "mean", "squared_mean"):
         torch.testing.assert_close(compiled[name], plain[name], atol=1e-5, rtol=1e-4)
     counts["rows"] += 1
 
