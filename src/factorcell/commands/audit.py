@@ -19,8 +19,8 @@ def run_audit(arguments: argparse.Namespace) -> None:
     )
     if arguments.json:
         return terminal.show_json([result["texts"], *result["exposure"], *result["canaries"]])
-    held_out = result["texts"]
-    terminal.show(f"{held_out['table']}: perplexity {held_out['perplexity']:.2f}", "")
+    held_out_row = result["texts"]
+    terminal.show(f"{held_out_row['table']}: perplexity {held_out_row['perplexity']:.2f}", "")
     # `show_table` prints floats with only two decimals, therefore the p-values are added as texts.
     for row in result["exposure"]:
         for reader in READERS:

@@ -1,4 +1,4 @@
-"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns new users."""
+"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns from new users."""
 
 import argparse
 import dataclasses
@@ -40,10 +40,8 @@ def run_complete(arguments: argparse.Namespace) -> None:
     if arguments.prefix is None:
         return _complete_interactively(run, suggester, user, context, arguments.count)
     if not suggester.fits(arguments.prefix):
-        longest = run.config.data.max_tokens - 1
-        terminal.notify(
-            f"PREFIX is longer than the texts that the run completes, which have at most {longest:,} tokens"
-        )
+        max_text_tokens = run.config.data.max_tokens - 1
+        terminal.notify(f"PREFIX is too long: the run completes texts of at most {max_text_tokens:,} tokens")
     typed_text = suggester.type(suggester.begin(user, context), arguments.prefix)
     result = suggester.suggest(typed_text, arguments.count)
     texts = [suggestion.text for suggestion in result.suggestions]
@@ -147,8 +145,12 @@ def _fit_blend(
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
-    """Return a new user who wrote `history`; None if the run does not distinguish users or `context` names a user."""
-    user = User.new(run) if distinguishes_users(run) and run.config.data.user not in context else None
+    """Return a new user who has entered the texts of `history`.
+
+    Return None if the run does not distinguish users, or if `context` names a user.
+    """
+    is_new_user = distinguishes_users(run) and run.config.data.user not in context
+    user = User.new(run) if is_new_user else None
     if history is None:
         return user
     if user is None:
@@ -159,7 +161,7 @@ def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User
 
 
 def _reason_without_blend(run: Run, suggester: Completer | Blend) -> str:
-    """Return the reason why suggestions are from the model alone."""
+    """Return the reason why all suggestions are from the model, without popular texts and history."""
     if not distinguishes_users(run):
         return "the run does not distinguish users"
     if not isinstance(suggester, Blend):
@@ -177,7 +179,7 @@ def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], ar
     score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *SOURCES)
-    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # without the second "probability", if there are two
+    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
     if gains:
         terminal.show("", "popular texts whose log probability the history raised most")
         terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
@@ -208,7 +210,7 @@ def _complete_lines(
     if arguments.prefix is not None or arguments.explain:
         raise UserError("--stdin reads prefixes from standard input; remove PREFIX and --explain")
     typed_text = suggester.begin(user, context)
-    failures = line_number = 0
+    failure_count = line_number = 0
     for line_number, line in enumerate(sys.stdin.buffer, 1):
         where, prefix = f"{streams.STANDARD_INPUT} line {line_number}", None
         row: dict[str, Any]
@@ -219,14 +221,14 @@ def _complete_lines(
             suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
             row = {"prefix": prefix, "suggestions": suggestions, "cut": result.cut}
         except UserError as error:
-            failures += 1
+            failure_count += 1
             message = f"{where}: {error.as_command().removeprefix(f'{where}: ')}"  # some messages begin with `where`
             terminal.notify(message)
             row = {"prefix": prefix, "error": message}
         terminal.show_json([row])
         sys.stdout.flush()
-    if failures:
-        raise UserError(f"{streams.STANDARD_INPUT}: {failures:,} of {line_number:,} lines could not be completed")
+    if failure_count:
+        raise UserError(f"{streams.STANDARD_INPUT}: {failure_count:,} of {line_number:,} lines could not be completed")
 
 
 def _complete_interactively(

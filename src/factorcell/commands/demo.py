@@ -83,7 +83,7 @@ def table_path(part: str) -> Path:
 
 def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
     """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     specified, budget = OPTIONS, Budget(TRAINING_MINUTES)
     if epochs is not None:
         specified, budget = {**OPTIONS, "training": {"epochs": epochs}}, Budget()
@@ -94,18 +94,19 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
     curve_rows: list[Row] = []
     runs: dict[str, Run] = {}
     earlier_minutes = 0.0
-    for name in PAPER_MODELS:
-        notify(f"training {name} in {folder / name}")
-        earlier_minutes += _training_minutes(folder / name)
-        run = fit(train, dev, plan.for_model(name), folder / name, resume=True, notify=notify)
+    for model in PAPER_MODELS:
+        run_folder = folder / model
+        notify(f"training {model} in {run_folder}")
+        earlier_minutes += _training_minutes(run_folder)
+        run = fit(train, dev, plan.for_model(model), run_folder, resume=True, notify=notify)
         compared_models.append(_evaluate(run, places))
-        curve_rows += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
-        runs[name] = run
+        curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
+        runs[model] = run
     notify("computing the maps")
     factorcell_run = runs["factorcell"]
     country_rows, confusion = _evaluate_countries(factorcell_run, places)
     return {
-        "minutes": earlier_minutes + (time.perf_counter() - start) / 60,
+        "minutes": earlier_minutes + (time.perf_counter() - start_time) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
         "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(compared_models)],

@@ -24,16 +24,16 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and each of these requires --by COLUMN")
     run = options.open_on_device(Run.open, arguments.run, arguments)
     context = options.parse_context(arguments.context)
-    has_words_request = bool(arguments.words and context)
-    # Without any of these requests, the command shows the neighbours of the most frequent values.
-    has_request_without_near = arguments.between or arguments.map or arguments.predict or has_words_request
+    has_words_of_context = bool(arguments.words and context)
+    # If there is no other request, the command shows the neighbours of the most frequent values.
+    has_other_request = arguments.between or arguments.map or arguments.predict or has_words_of_context
     # Each pair has a context and the context to compare it with; {} is the expected context.
-    context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_request else []
+    context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_of_context else []
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
     results["cautions"] = find_warnings([run])
-    if arguments.near or arguments.map or arguments.predict or not has_request_without_near:
+    if arguments.near or arguments.map or arguments.predict or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
-        default_values = () if has_request_without_near else value_embeddings.values[:DEFAULT_VALUE_COUNT]
+        default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
         shown_values = arguments.near or default_values
         results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
@@ -48,8 +48,10 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
-        first, second = (options.parse_context(text.split(";"), "--between") for text in arguments.between)
-        context_pairs.append(({**context, **first}, {**context, **second}))
+        first_values, second_values = (
+            options.parse_context(text.split(";"), "--between") for text in arguments.between
+        )
+        context_pairs.append(({**context, **first_values}, {**context, **second_values}))
     options.notify_rare_values(run.schema, *itertools.chain.from_iterable(context_pairs))
     results["words"] = [_compare_contexts(run, first, second, arguments) for first, second in context_pairs]
     if arguments.page:

@@ -56,11 +56,10 @@ def _show(
         *_bits_per_byte_lines(total),
     )
     if gain := format_difference("gain", total):
-        hint = " (the gain over an unadapted run is smaller; --baseline RUN computes it)"
-        terminal.show(
-            f"{gain_title} (perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets): {gain}"
-            f"{hint if not baseline and total['gain'] > 0 else ''}"
-        )
+        hint = ""
+        if not baseline and total["gain"] > 0:
+            hint = " (the gain over an unadapted run is smaller; --baseline RUN computes it)"
+        terminal.show(f"{gain_title} (perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets): {gain}{hint}")
         if total.get("only_unknown_users"):
             terminal.show(unknown_users_notice(run, "text"))
     if difference := format_difference("bits_per_byte_difference", total):

@@ -34,8 +34,9 @@ def run_explain(arguments: argparse.Namespace) -> None:
     texts = _read_texts(arguments, ensemble[0].config.data.text)
     run_warnings = find_warnings([*ensemble, *compared_runs])
     options.notify_rare_values(ensemble[0].schema, *contexts.values())
-    others = f" and {len(arguments.ensemble)} more" if arguments.ensemble else ""
-    model_name = f"{arguments.run.name}{others}"
+    model_name = arguments.run.name
+    if arguments.ensemble:
+        model_name += f" and {len(arguments.ensemble)} more"
     rows = explain(ensemble, texts, contexts, unknown=arguments.unknown)
     if compared_runs:
         rows = [{"model": model_name, **row} for row in rows]

@@ -113,8 +113,8 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     ),
 }
 ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
-RESUME_FROM_STOP = "; repeat the command with --resume to continue"
-RESUME_FROM_CHECKPOINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
+RESUME_HINT = "; repeat the command with --resume to continue"
+CHECKPOINT_RESUME_HINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
 # Name of a command -> the module of `commands.arguments` that declares its arguments.
 ARGUMENT_MODULES = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
@@ -131,7 +131,7 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             return _run_command_line(sys.argv[1:] if words is None else words)
         finally:
-            sys.stdout.flush()  # now, because errors after `main` would not be reported
+            sys.stdout.flush()  # an error of writing the buffered output is reported below
     except BrokenPipeError:  # the process that reads the results has ended
         streams.discard_output()
         return 0
@@ -143,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run_command_line(words: Sequence[str]) -> int:
-    """Run a command line and return its exit code, also after an interrupt; other errors are raised."""
+    """Run a command line and return its exit code; of all errors, handle only an interrupt."""
     arguments = argparse.Namespace()
     try:
         commands = find_commands(words)
@@ -152,8 +152,8 @@ def _run_command_line(words: Sequence[str]) -> int:
             return _handle_incomplete_line(commands, words_after_commands)
         arguments = make_parser(commands, words).parse(words_after_commands)
         _run_command(commands, arguments)
-    except KeyboardInterrupt as stop:  # with a message if the command has saved its progress
-        default_hint = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
+    except KeyboardInterrupt as stop:  # `stop` has a message if the command has saved its progress
+        default_hint = RESUME_HINT if str(stop) else CHECKPOINT_RESUME_HINT
         hint = getattr(arguments, "resume_hint", default_hint if hasattr(arguments, "resume") else "")
         terminal.notify("", f"{str(stop) or 'stopped'}{hint}")
         return INTERRUPTED_EXIT_CODE
@@ -164,10 +164,10 @@ def find_commands(words: Iterable[str]) -> list[Command]:
     """Return the root command, followed by the command and the subcommand that `words` begin with."""
     commands = [ROOT_COMMAND]
     for word in words:
-        match = next((command for command in commands[-1].subcommands if command.name == word), None)
-        if match is None:
+        next_command = next((command for command in commands[-1].subcommands if command.name == word), None)
+        if next_command is None:
             break
-        commands.append(match)
+        commands.append(next_command)
     return commands
 
 

@@ -122,7 +122,8 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
         specified[section]["kind"] = kind
     kinds = selected_kinds(file_options) | chosen_kinds
     if getattr(arguments, "model", None):
-        specified["model"] = dict(zip(("adapt", "output_bias"), MODELS[arguments.model], strict=True))
+        adapt, output_bias = MODELS[arguments.model]
+        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
     for section, field in config_fields(kinds):
         if field.name != "kind" and hasattr(arguments, field.name):
             value = getattr(arguments, field.name)

@@ -86,7 +86,7 @@ class Parser:
         return list(itertools.chain.from_iterable(self.sections.values()))
 
     @property
-    def options(self) -> list[str]:
+    def flags(self) -> list[str]:
         """All flags, including --help."""
         return ["--help", *(flag for action in self.actions for flag in action.option_strings)]
 
@@ -102,8 +102,8 @@ class Parser:
             sys.exit(0)
         for word in option_words:
             flag, _, _ = word.partition("=")
-            if flag.startswith("--") and " " not in word and flag not in self.options:
-                fail(self.prog, f"unknown option {flag}{limits.nearest_hint(flag, self.options)}")
+            if flag.startswith("--") and " " not in word and flag not in self.flags:
+                fail(self.prog, f"unknown option {flag}{limits.nearest_hint(flag, self.flags)}")
         arguments, other_words = self.optional.parse_known_args(option_words)
         positional_words = [*other_words, *words[len(option_words) :]]
         arguments, unknown_words = self.positional.parse_known_args(positional_words, arguments)

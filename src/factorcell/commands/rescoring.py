@@ -29,8 +29,8 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         choose("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
     weights = _fit_or_read_weights(arguments, model, lists)
-    scored = _score_lists(arguments, model, lists)
-    rows = rescore.rescore(scored, weights)
+    scored_lists = _score_lists(arguments, model, lists)
+    rows = rescore.rescore(scored_lists, weights)
     summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)

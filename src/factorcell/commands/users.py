@@ -62,7 +62,7 @@ def run_users_export(arguments: argparse.Namespace) -> None:
 def run_users_import(arguments: argparse.Namespace) -> None:
     """Run `factorcell users import`."""
     exports = _split_exports(input_files.read_text(arguments.file))
-    imported = unchanged = failures = 0
+    imported_count = unchanged_count = failure_count = 0
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in exports:
             try:
@@ -72,13 +72,15 @@ def run_users_import(arguments: argparse.Namespace) -> None:
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
                 terminal.notify(f"{arguments.file} line {line_number}: {message}")
-                failures += 1
+                failure_count += 1
             else:
-                imported += is_new
-                unchanged += not is_new
-    terminal.notify(f"users imported: {imported:,}; users that existed already and were not changed: {unchanged:,}")
-    if failures:
-        raise UserError(f"{arguments.file}: {failures:,} of {len(exports):,} lines could not be imported")
+                imported_count += is_new
+                unchanged_count += not is_new
+    terminal.notify(
+        f"users imported: {imported_count:,}; users that existed already and were not changed: {unchanged_count:,}"
+    )
+    if failure_count:
+        raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
 
 
 def run_users_forget(arguments: argparse.Namespace) -> None:
@@ -94,8 +96,8 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
     """Run `factorcell users delete`."""
     with _opened_store(arguments) as store:
         deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
-        missing = "; the others are not in the store" if deleted_count < len(arguments.users) else ""
-        terminal.notify(f"users deleted: {deleted_count:,} of {len(arguments.users):,}{missing}")
+        remark = "; the others are not in the store" if deleted_count < len(arguments.users) else ""
+        terminal.notify(f"users deleted: {deleted_count:,} of {len(arguments.users):,}{remark}")
         if arguments.purge:
             terminal.notify(*(f"still to do: {line}" for line in store.purge()))
 
@@ -118,7 +120,7 @@ def run_users_migrate(arguments: argparse.Namespace) -> None:
     if unfinished_count:
         terminal.notify(
             f"{unfinished_count:,} users changed during the migration; "
-            "the server learns the texts of each at the next request"
+            "the server learns the texts of each at the user's next request"
         )
 
 

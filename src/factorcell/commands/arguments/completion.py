@@ -46,7 +46,7 @@ def add_replay_arguments(parser: Parser) -> None:
     parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=help_text)
     help_text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without online "
     help_text += "learning), online (the run with online learning), blend, or names of runs in RUN "
-    help_text += "(default: all that RUN supports)"
+    help_text += "(default: all systems that RUN supports)"
     parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
     help_text = "folder for rows, summary and page; the command continues a replay that the folder already contains"
     options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")

@@ -30,7 +30,7 @@ def add_classify_arguments(parser: Parser) -> None:
     parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
     help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
     parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
-    help_text = "leave out texts farther than this from all points"
+    help_text = "leave out texts that are farther than KM from every point"
     parser.add_argument("--within", type=float, default=math.inf, metavar="KM", help=help_text)
     help_text = "compute the softmax over N sampled tokens, e.g. a tenth of the vocabulary; 0: all tokens"
     parser.rare.add_argument("--samples", type=int, default=0, help=help_text)
