@@ -221,7 +221,7 @@ def options_of_commands() -> dict[str, set[str]]:
     options = {}
     for command in ROOT_COMMAND.subcommands:
         paths = [[command.name, sub.name] for sub in command.subcommands] or [[command.name]]
-        options[command.name] = {option for words in paths for option in make_parser(find_commands(words)).options}
+        options[command.name] = {option for words in paths for option in make_parser(find_commands(words)).flags}
     return options
 
 

@@ -45,7 +45,7 @@ def test_demo_returns_everything_that_its_page_shows(small_tables: Path) -> None
 def test_points_are_inhabited_if_their_cell_has_enough_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a minimum of two names a cell with one name is not inhabited, also across the date line."""
     monkeypatch.setattr(demo, "GRID_STEP", 10.0)
-    monkeypatch.setattr(demo, "MIN_CELL_NAMES", 2)
+    monkeypatch.setattr(demo, "MIN_POINT_NAMES", 2)
     places = [(4.9, 14.0), (-4.9, 5.1), (60.0, 179.0), (62.0, -179.0), (30.0, 30.0)]
     inhabited = demo._inhabited_points(
         np.arange(-60.0, 61.0, 10.0), np.arange(-180.0, 180.0, 10.0), [{"lat": y, "lon": x} for y, x in places]

@@ -207,7 +207,7 @@ def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.Cap
     assert len(shown.out.splitlines()) == 1 + 20
     assert (
         shown.err.splitlines()[0]
-        == "only the first 20 are shown; --out FILE writes all, with the probability of every value"
+        == "only the first 20 texts are shown; --out FILE writes all, with the probability of every value"
     )
     assert main(["classify", str(folder / "cell"), table, "--target", "city", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 21

@@ -63,7 +63,9 @@ def test_standard_input_and_page(
     assert main(command(folder, "-", "--page", str(page))) == 0
     shown = capsys.readouterr()
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
-    marks = [mark_token(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
+    marks = [
+        mark_token(token["token"].replace("</s>", "¶"), token["ratio"], has_colours=False) for token in row["tokens"]
+    ]
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in total; p(stars=5 | text) = {row['posterior']['stars=5']:.1%}" in lines
@@ -88,13 +90,18 @@ def test_colours_are_for_terminals(
 
 
 def test_marks_have_three_strengths_on_each_side() -> None:
-    assert [mark_token("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
-    assert [mark_token("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
-    marks = {mark_token("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
+    assert [mark_token("x", ratio, has_colours=False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
+    assert [mark_token("x", ratio, has_colours=False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == [
+        "x",
+        "x⁻",
+        "x⁻⁻",
+        "x⁻⁻⁻",
+    ]
+    marks = {mark_token("x", ratio, has_colours=True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
     assert len(marks) == 6
     assert all(text.endswith("mx\x1b[0m") for text in marks)
     assert sum("\x1b[4;" in text for text in marks) == 3
-    assert mark_token("x", 0.2, True) == "x"
+    assert mark_token("x", 0.2, has_colours=True) == "x"
 
 
 def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,11 +138,11 @@ def test_contexts_are_parsed() -> None:
         (["--text", "a"], ("stars=5",), "--between: expected two or more contexts, got only stars=5"),
         (["--text", "a"], ("5", "1"), "--between: expected NAME=VALUE, got '5'"),
         (["--text", "a"], ("lat=north", "lat=1"), "lat"),
-        ([], ("stars=5", "stars=1"), "give either FILE (one text per line, or a table) or --text"),
+        ([], ("stars=5", "stars=1"), "specify either FILE (one text per line, or a table) or --text"),
         (
             ["nowhere.txt", "--text", "a"],
             ("stars=5", "stars=1"),
-            "give either FILE (one text per line, or a table) or --text",
+            "specify either FILE (one text per line, or a table) or --text",
         ),
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
         (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),

@@ -258,7 +258,7 @@ def test_invalid_use_of_a_run_is_an_error(trained: Path, capsys: pytest.CaptureF
         (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected to continue anyway\n"),
         (["score", str(trained / "no"), test], "expected a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
-        (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
+        (["classify", str(run), test], "specify either --target COLUMN or --points TABLE"),
         (["train", test, "--out", str(run)], "exists already; --resume to continue it, or choose another folder\n"),
         (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
         (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),

@@ -76,7 +76,7 @@ def test_invalid_options_are_errors(words: str) -> None:
 
 @pytest.mark.slow
 def test_the_demo_run_completes_and_distinguishes_users(tmp_path: Path) -> None:
-    serving.make_demo(tmp_path / "demo", epochs=0.002)
+    serving.train_demo_run(tmp_path / "demo", epochs=0.002)
     model = ServedModel(Run.open(tmp_path / "demo"))
     model.probe()
     assert isinstance(model.completer, Blend)

@@ -45,7 +45,7 @@ def test_a_command_suggests_only_options_that_it_has(
 ) -> None:
     assert main([*command.split(), *COMMANDS[command]]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    options = parser(*command.split()).options
+    options = parser(*command.split()).flags
     assert set(re.findall(r"--[a-z-]+", line)) == {"--unknown"}.intersection(options)
     assert ("the table must have every context column of training" in line) == ("--unknown" not in options)
     assert "no column 'city'" in line

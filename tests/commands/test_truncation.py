@@ -152,7 +152,7 @@ def nats(model: Path, text: str) -> float:
 @pytest.mark.filterwarnings("default::factorcell.config.Notice")
 def test_completion_reports_texts_that_are_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
-    notice = "PREFIX is longer than the texts that the run completes, which have at most 7 tokens"
+    notice = "PREFIX is too long: the run completes texts of at most 7 tokens"
     assert notice in capsys.readouterr().err.splitlines()
     assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
     lines = truncation_notices(capsys)

@@ -85,7 +85,8 @@ def test_users_are_exported_imported_and_learned_again(
         assert message.startswith(f"users imported: {count};")
     assert run_command(["users", "export", "--store", other], capsys)[0] == lines
     assert (
-        "has learned 2 users" in run_command(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
+        "has learned the texts of 2 users"
+        in run_command(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
     )
     service = Service(model, open_store(other))
     assert learned_by_service(service, "ann") == learned_by_library(

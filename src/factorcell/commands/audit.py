@@ -19,9 +19,10 @@ def run_audit(arguments: argparse.Namespace) -> None:
     )
     if arguments.json:
         return terminal.show_json([result["texts"], *result["exposure"], *result["canaries"]])
-    texts = result["texts"]
-    terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}", "")
-    for row in result["exposure"]:  # add the p-values as text, since a table shows floats with only two decimals
+    held_out_row = result["texts"]
+    terminal.show(f"{held_out_row['table']}: perplexity {held_out_row['perplexity']:.2f}", "")
+    # `show_table` prints floats with only two decimals, therefore the p-values are added as texts.
+    for row in result["exposure"]:
         for reader in READERS:
             if f"{reader}_p" in row:
                 row[f"p_{reader}"] = f"{row[f'{reader}_p']:.3f}"
@@ -31,6 +32,6 @@ def run_audit(arguments: argparse.Namespace) -> None:
         "",
         f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
         f"the exposure is statistically significant if p < {SIGNIFICANCE_LEVEL:g}",
-        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user who typed the first half",
+        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user who typed their first half",
     )
     return None

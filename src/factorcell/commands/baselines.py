@@ -1,4 +1,4 @@
-"""The commands `baseline`, which train the n-gram models and classifiers that context models are compared with."""
+"""The commands `baseline`, which train n-gram models and classifiers, for comparison with context models."""
 
 import argparse
 
@@ -12,13 +12,16 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline ngram`."""
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
     model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer, progress=True)
-    terminal.notify(f"{arguments.out}: n-grams by order: {', '.join(f'{len(table.keys):,}' for table in model.grams)}")
+    counts_by_order = ", ".join(f"{len(table.keys):,}" for table in model.grams)
+    terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
 
 
 def run_baseline_bayes(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline bayes`."""
-    result, tally = baselines.classify_with_naive_bayes(*_read_train_and_test(arguments), priors=arguments.priors)
-    terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, arguments.json)
+    train, test = _read_train_and_test(arguments)
+    result, test_tally = baselines.classify_with_naive_bayes(train, test, priors=arguments.priors)
+    metrics = {**result.metrics(), "perplexity": test_tally.perplexity}
+    terminal.show_classification(result, metrics, as_json=arguments.json)
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
@@ -32,11 +35,13 @@ def run_baseline_fasttext(arguments: argparse.Namespace) -> None:
 
 
 def _train_and_evaluate(
-    classifier: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], arguments: argparse.Namespace
+    classifier_type: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier],
+    arguments: argparse.Namespace,
 ) -> None:
     train, test = _read_train_and_test(arguments)
-    result = classifier(train, order=arguments.order, seed=arguments.seed, progress=True)(test)
-    terminal.show_classification(result, result.metrics(), arguments.json)
+    classifier = classifier_type(train, order=arguments.order, seed=arguments.seed, progress=True)
+    result = classifier(test)
+    terminal.show_classification(result, result.metrics(), as_json=arguments.json)
 
 
 def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:

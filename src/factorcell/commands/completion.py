@@ -1,4 +1,4 @@
-"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns new users."""
+"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns from new users."""
 
 import argparse
 import dataclasses
@@ -25,7 +25,7 @@ from factorcell.data.tables import open_table
 from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
-HISTORY_TEXTS = 1500
+COMPARED_POPULAR_TEXTS = 1500
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -40,11 +40,10 @@ def run_complete(arguments: argparse.Namespace) -> None:
     if arguments.prefix is None:
         return _complete_interactively(run, suggester, user, context, arguments.count)
     if not suggester.fits(arguments.prefix):
-        longest = run.config.data.max_tokens - 1
-        terminal.notify(
-            f"PREFIX is longer than the texts that the run completes, which have at most {longest:,} tokens"
-        )
-    result = suggester.suggest(suggester.type_text(suggester.begin(user, context), arguments.prefix), arguments.count)
+        max_text_tokens = run.config.data.max_tokens - 1
+        terminal.notify(f"PREFIX is too long: the run completes texts of at most {max_text_tokens:,} tokens")
+    typed_text = suggester.type_text(suggester.begin(user, context), arguments.prefix)
+    result = suggester.suggest(typed_text, arguments.count)
     texts = [suggestion.text for suggestion in result.suggestions]
     log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
     rows = [
@@ -59,7 +58,8 @@ def run_complete(arguments: argparse.Namespace) -> None:
         and user is not None
         and user.text_count
     ):
-        gains = Learner(run).largest_gains(user, suggester.popularity.most_popular(HISTORY_TEXTS), arguments.count)
+        popular_texts = suggester.popularity.most_popular(COMPARED_POPULAR_TEXTS)
+        gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
     if result.is_cut:
         terminal.notify(f"the search stopped after {result.expanded_count:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
@@ -82,37 +82,47 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
-    rate_rows, optimizers = [], arguments.optimizer or ONLINE_OPTIMIZERS
-    for row in tuning.try_rates(run, user_streams, optimizers, True, arguments.max_norm, arguments.unknown):
-        rate_rows.append(row)
+    rule_rows = []
+    for row in tuning.try_rates(
+        run,
+        user_streams,
+        arguments.optimizer or ONLINE_OPTIMIZERS,
+        progress=True,
+        max_norm=arguments.max_norm,
+        unknown=arguments.unknown,
+    ):
+        rule_rows.append(row)
         terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
-    best = min(rate_rows[1:], key=lambda row: float(row["perplexity"]))  # the first rule does not learn
+    learning_rows = rule_rows[1:]  # the first row is for completion without learning
+    best = min(learning_rows, key=lambda row: float(row["perplexity"]))
     rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
     rule.save(run)
     blend_rows = _fit_blend(run, rule, user_streams, arguments)
     if arguments.json:
-        return terminal.show_json([*rate_rows, *blend_rows])
-    cells = [{**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rate_rows]
-    terminal.show_table(cells, ("optimizer", "rate", "perplexity"))
+        return terminal.show_json([*rule_rows, *blend_rows])
+    shown_rows = [{**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rule_rows]
+    terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity"))
     terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
     for row in blend_rows:
         terminal.show(f"mean reciprocal rank of the blend on {row['queries']:,} texts: {row['mrr']:.4f} (blend.json)")
         terminal.show_table(
-            [{"feature": key, "weight": f"{value:+z.3f}"} for key, value in row["weights"].items()],
+            [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
             ("feature", "weight"),
         )
     return None
 
 
-def choose_column(path: Path, option: str, value: str | None, run_column: str) -> str:
-    """Return the name of a column: the `value` of an option, or else `run_column`, or else the name of the option.
+def choose_column(path: Path, option: str, specified_column: str | None, run_column: str) -> str:
+    """Return the name of the column of a table that an option such as --time selects.
+
+    This is the column that the user specified, or else the column of the run, or else the name of the option: time.
 
     Raises:
-        UserError: The option has no value and the table has no column of that name.
+        UserError: The user specified no column, and the table has no column of that name.
     """
-    name = value or run_column or option.removeprefix("--")
+    name = specified_column or run_column or option.removeprefix("--")
     table = open_table(path)
-    if not value and name not in table.columns:
+    if not specified_column and name not in table.columns:
         columns = format_names(table.columns)
         raise UserError(f"{table.name}: no column {name!r}; choose one with {option} (columns: {columns})")
     return name
@@ -121,27 +131,26 @@ def choose_column(path: Path, option: str, value: str | None, run_column: str) -
 def _fit_blend(
     run: Run, rule: LearningRule, user_streams: Sequence[Stream], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Fit and save the weights of the blend, and return a row about them; no row if the run has no popular texts."""
+    """Fit and save the weights of the blend, and return one row about them, or none if the run has no popular texts."""
     if not (run.folder / POPULARITY).exists():
         return []
-    completer, popularity = (
-        Completer(run, unknown=arguments.unknown, seconds=arguments.seconds),
-        Popularity.from_run(run),
-    )
-    lists_of_candidates = list(
-        tuning.candidate_lists(
-            completer, Learner(run, rule, arguments.unknown), popularity, user_streams, progress=True
-        )
-    )
-    weights = BlendWeights.fit(lists_of_candidates)
+    completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
+    learner = Learner(run, rule, arguments.unknown)
+    popularity = Popularity.from_run(run)
+    candidate_lists = list(tuning.candidate_lists(completer, learner, popularity, user_streams, progress=True))
+    weights = BlendWeights.fit(candidate_lists)
     weights.save(run)
-    mrr = tuning.mean_reciprocal_rank(Blend(completer, popularity, weights), lists_of_candidates)
-    return [{"queries": len(lists_of_candidates), "mrr": mrr, "weights": dict(weights.values)}]
+    mrr = tuning.mean_reciprocal_rank(Blend(completer, popularity, weights), candidate_lists)
+    return [{"queries": len(candidate_lists), "mrr": mrr, "weights": dict(weights.values)}]
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
-    """Return a new user who wrote `history`; None if the run does not distinguish users or `context` names a user."""
-    user = User.new(run) if distinguishes_users(run) and run.config.data.user not in context else None
+    """Return a new user who has entered the texts of `history`.
+
+    Return None if the run does not distinguish users, or if `context` names a user.
+    """
+    is_new_user = distinguishes_users(run) and run.config.data.user not in context
+    user = User.new(run) if is_new_user else None
     if history is None:
         return user
     if user is None:
@@ -152,7 +161,7 @@ def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User
 
 
 def _reason_without_blend(run: Run, suggester: Completer | Blend) -> str:
-    """Return the reason why suggestions are from the model alone."""
+    """Return the reason why all suggestions are from the model, without popular texts and history."""
     if not distinguishes_users(run):
         return "the run does not distinguish users"
     if not isinstance(suggester, Blend):
@@ -161,65 +170,65 @@ def _reason_without_blend(run: Run, suggester: Completer | Blend) -> str:
 
 
 def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
+    """Print the suggestions, and the popular texts with the nats that the history added to their log probabilities."""
     if arguments.json:
         return terminal.show_json([*rows, *({"risen": text, "nats": nats} for text, nats in gains)])
     if not rows:
         return terminal.notify("no suggestion")
-    score = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
-    cells = [_suggestion_cells(row, score, arguments.explain) for row in rows]
-    terminal.show_table(cells, tuple(dict.fromkeys(("text", score, "source", "typos", "probability", *SOURCES))))
+    # The scores of a blend, or with typing errors, are not the probabilities that the model gives to the texts.
+    score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
+    shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
+    columns = ("text", score_column, "source", "typos", "probability", *SOURCES)
+    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
     if gains:
         terminal.show("", "popular texts whose log probability the history raised most")
         terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
     return None
 
 
-def _suggestion_cells(row: Mapping[str, Any], score: str, explain: bool) -> dict[str, str | None]:
-    """Return the cells of a suggestion by column name; `score` is the name of the column that orders the list.
+def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details: bool) -> dict[str, str | None]:
+    """Return the cells of a suggestion by column name; `score_column` is the column that orders the list.
 
-    With `explain`, the cells include the probability under the model and the parts of the score.
+    With details, the cells include the probability under the model and the part of the score from each source.
     """
-    probability = row["probability"]
-    return {
-        "text": row["text"],
-        **(
-            {"probability": None if probability is None else terminal.format_probability(probability)}
-            if explain
-            else {}
-        ),
-        score: terminal.format_probability(math.exp(row["log_probability"])),
-        "source": row["source"] if row["parts"] else None,  # the table has no column without values
-        "typos": str(row["typos"]) if row["typos"] else None,
-        **({name: f"{part:+z.2f}" for name, part in row["parts"].items()} if explain else {}),
-    }
+    cells: dict[str, str | None] = {"text": row["text"]}
+    if with_details:
+        probability = row["probability"]
+        cells["probability"] = None if probability is None else terminal.format_probability(probability)
+        cells |= {source: f"{part:+z.2f}" for source, part in row["parts"].items()}
+    cells[score_column] = terminal.format_probability(math.exp(row["log_probability"]))
+    # `show_table` leaves out a column if all its cells are None.
+    cells["source"] = row["source"] if row["parts"] else None
+    cells["typos"] = str(row["typos"]) if row["typos"] else None
+    return cells
 
 
 def _complete_lines(
     suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
-    """Complete each line of standard input; print the suggestions as a row of JSON before the next line is read."""
+    """Complete each line of standard input, and print its suggestions as a row of JSON before reading the next line."""
     if arguments.prefix is not None or arguments.explain:
         raise UserError("--stdin reads prefixes from standard input; remove PREFIX and --explain")
-    typed = suggester.begin(user, context)
-    failures = count = 0
-    for count, line in enumerate(sys.stdin.buffer, 1):
-        where, prefix = f"{streams.STANDARD_INPUT} line {count}", None
+    typed_text = suggester.begin(user, context)
+    failure_count = line_number = 0
+    for line_number, line in enumerate(sys.stdin.buffer, 1):
+        where, prefix = f"{streams.STANDARD_INPUT} line {line_number}", None
         row: dict[str, Any]
         try:
             prefix = streams.decode(line, where).rstrip("\r\n")
-            typed = suggester.type_text(typed, prefix)
-            result = suggester.suggest(typed, arguments.count)
+            typed_text = suggester.type_text(typed_text, prefix)
+            result = suggester.suggest(typed_text, arguments.count)
             suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
             row = {"prefix": prefix, "suggestions": suggestions, "cut": result.is_cut}
         except UserError as error:
-            failures += 1
-            message = f"{where}: {error.as_command().removeprefix(f'{where}: ')}"
+            failure_count += 1
+            message = f"{where}: {error.as_command().removeprefix(f'{where}: ')}"  # some messages begin with `where`
             terminal.notify(message)
             row = {"prefix": prefix, "error": message}
         terminal.show_json([row])
         sys.stdout.flush()
-    if failures:
-        raise UserError(f"{streams.STANDARD_INPUT}: {failures:,} of {count:,} lines could not be completed")
+    if failure_count:
+        raise UserError(f"{streams.STANDARD_INPUT}: {failure_count:,} of {line_number:,} lines could not be completed")
 
 
 def _complete_interactively(

@@ -1,8 +1,8 @@
 """The command `demo`, which trains character models of place names in the context of their latitude and longitude.
 
 It trains the four models of the TACL paper.
-With the FactorCell model, it classifies names by country, generates names for places, and computes how probable each
-point on a map is for a name.
+With the FactorCell model, it classifies names by country, generates names for places, and draws maps of the
+probability of each point given a name.
 """
 
 import argparse
@@ -35,11 +35,11 @@ from factorcell.training.plan import Budget
 
 Row = dict[str, Any]
 
-OPTIONS: dict[str, Row] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "data": {"context": ["lat:number", "lon:number"], "max_tokens": 41},
     "tokenizer": {"kind": "char", "min_count": 10},
 }
-MINUTES = 0.9  # time limit of each training
+TRAINING_MINUTES = 0.9  # time limit of each training
 COUNTRIES = {
     "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",
     "IT": "Italy", "MX": "Mexico", "RO": "Romania", "US": "United States",
@@ -54,9 +54,9 @@ MAPPED_NAMES = (
     "Si Chiang Mai", "Ixcuinquitlapilco",
 )  # fmt: skip
 GRID_STEP = 2.5  # degrees between the grid points of a map
-MIN_CELL_NAMES = 10  # a map has a grid point only if at least this many training names are nearest to it
-GENERATED_NAMES = 60  # number of names generated for each place
-SHOWN_NAMES = 6  # maximum number of generated names that are shown for each place
+MIN_POINT_NAMES = 10  # a map has a grid point only if it is the nearest one to at least this many training names
+GENERATED_COUNT = 60  # number of names generated for each place
+MAX_SHOWN_COUNT = 6  # maximum number of generated names that are shown for each place
 SHOWN_LENGTHS = range(4, 20)  # lengths in characters of the generated names that are shown
 
 Array = NDArray[np.float64]
@@ -83,34 +83,38 @@ def table_path(part: str) -> Path:
 
 def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
     """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
-    start = time.perf_counter()
-    specified, budget = OPTIONS, Budget(MINUTES)
+    start_time = time.perf_counter()
+    specified, budget = OPTIONS, Budget(TRAINING_MINUTES)
     if epochs is not None:
         specified, budget = {**OPTIONS, "training": {"epochs": epochs}}, Budget()
     train, dev = table_path("train"), table_path("dev")
     plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS, notify=notify)
     places = _read_rows("train")
-    models, curves, runs, earlier_minutes = [], [], {}, 0.0
-    for name in PAPER_MODELS:
-        notify(f"training {name} in {folder / name}")
-        earlier_minutes += _training_minutes(folder / name)
-        run = fit(train, dev, plan.for_model(name), folder / name, resume=True, notify=notify)
-        models.append(_evaluate(run, places))
-        curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
-        runs[name] = run
+    compared_models: list[ComparedModel] = []
+    curve_rows: list[Row] = []
+    runs: dict[str, Run] = {}
+    earlier_minutes = 0.0
+    for model in PAPER_MODELS:
+        run_folder = folder / model
+        notify(f"training {model} in {run_folder}")
+        earlier_minutes += _training_minutes(run_folder)
+        run = fit(train, dev, plan.for_model(model), run_folder, resume=True, notify=notify)
+        compared_models.append(_evaluate(run, places))
+        curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
+        runs[model] = run
     notify("computing the maps")
-    final = runs["factorcell"]
-    countries, confusion = _countries(final, places)
+    factorcell_run = runs["factorcell"]
+    country_rows, confusion = _evaluate_countries(factorcell_run, places)
     return {
-        "minutes": earlier_minutes + (time.perf_counter() - start) / 60,
+        "minutes": earlier_minutes + (time.perf_counter() - start_time) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
-        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(models)],
-        "cautions": find_warnings([final]),
-        "curves": curves,
-        "names": _generate_names(final, {row["text"] for row in places}),
-        "maps": _maps(final, places),
-        "countries": countries,
+        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(compared_models)],
+        "cautions": find_warnings([factorcell_run]),
+        "curves": curve_rows,
+        "names": _generate_names(factorcell_run, {row["text"] for row in places}),
+        "maps": _compute_maps(factorcell_run, places),
+        "countries": country_rows,
         "confusion": confusion,
         "prior": "all inhabited points of a grid",
     }
@@ -122,23 +126,26 @@ def _training_minutes(folder: Path) -> float:
 
 
 def _read_rows(part: str) -> list[Row]:
-    """Read the rows of the included place names, `part` train or dev."""
+    """Read the included place names, `part` train or dev: rows with text, country, lat, lon and population."""
     rows: list[Row] = pq.read_table(table_path(part)).to_pylist()
     return rows
 
 
-def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
-    """Return the centre of each of the ten countries: the median coordinates of its places."""
+def _country_centres(places: list[Row]) -> dict[str, dict[str, float]]:
+    """Return the centre of each of the ten countries, by its code: the median coordinates of its places."""
     centres = {}
     for country in COUNTRIES:
-        points = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
-        lat, lon = np.median(points, axis=0)
+        coordinates = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
+        lat, lon = np.median(coordinates, axis=0)
         centres[country] = {"lat": float(lat), "lon": float(lon)}
     return centres
 
 
 def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
-    """Return the perplexity of a run on the development names and the accuracy of classifying them by country."""
+    """Return the perplexity of a run on the development names, and its accuracy in classifying them by country.
+
+    The accuracy is None if the run is not adapted to context.
+    """
     corpus = run.prepare(table_path("dev"))
     nats = run.nats(corpus)
     figures = text_figures.figures_from_nats(nats, corpus)
@@ -147,24 +154,27 @@ def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
     row |= {"minutes": run.training_minutes(), "accuracy": None}
     if run.model.is_adapted:
         result = _classify(run, places)
-        row["accuracy"], figures["accuracy"] = result.metrics()["accuracy"], text_accuracies(result)
+        row["accuracy"] = result.metrics()["accuracy"]
+        figures["accuracy"] = text_accuracies(result)
     return ComparedModel(run.folder.name, [row], [figures])
 
 
 def _classify(run: Run, places: list[Row]) -> Classification:
-    """Classify the development names of the ten countries: the candidates are the centres of the countries."""
+    """Classify the development names of the ten countries; the candidates are the centres of the countries."""
     rows = [row for row in _read_rows("dev") if row["country"] in COUNTRIES]
-    return classify_points(run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected")
+    true_countries = [row["country"] for row in rows]
+    return classify_points(run, rows, _country_centres(places), truth=true_countries, unknown="expected")
 
 
-def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
-    """Return the accuracy for each country, and the confusion matrix with its labels."""
+def _evaluate_countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
+    """Return a row with the accuracy for each country, and the confusion matrix with its labels."""
     result = _classify(run, places)
     rows = [
         {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
         for row in result.metrics()["values"]
     ]
-    return rows, {"labels": [COUNTRIES[name] for name in result.names], "counts": result.confusion().tolist()}
+    labels = [COUNTRIES[code] for code in result.names]
+    return rows, {"labels": labels, "counts": result.confusion().tolist()}
 
 
 def _generate_names(run: Run, training_names: set[str]) -> list[Row]:
@@ -172,44 +182,50 @@ def _generate_names(run: Run, training_names: set[str]) -> list[Row]:
     rows = []
     for seed, (place, (lat, lon)) in enumerate(PLACES.items()):
         settings = GenerationOptions(temperature=0.75, max_tokens=24, seed=seed)
-        generated = generate(run, [{"lat": lat, "lon": lon}], number=GENERATED_NAMES, options=settings)
-        names = dict.fromkeys(row["text"] for row in generated)
-        new_names = [name for name in names if name not in training_names and len(name) in SHOWN_LENGTHS]
-        rows.append({"place": place, "lat": lat, "lon": lon, "samples": new_names[:SHOWN_NAMES]})
+        generated_rows = generate(run, [{"lat": lat, "lon": lon}], number=GENERATED_COUNT, options=settings)
+        distinct_names = dict.fromkeys(row["text"] for row in generated_rows)
+        new_names = [name for name in distinct_names if name not in training_names and len(name) in SHOWN_LENGTHS]
+        rows.append({"place": place, "lat": lat, "lon": lon, "samples": new_names[:MAX_SHOWN_COUNT]})
     return rows
 
 
-def _maps(run: Run, places: list[Row]) -> list[Row]:
-    """Compute for each of `MAPPED_NAMES` the posterior of the inhabited grid points, with a uniform prior over them."""
-    lat, lon = np.arange(-57.5, 75.1, GRID_STEP), np.arange(-180.0, 180.0, GRID_STEP)
-    inhabited = _inhabited_points(lat, lon, places)
-    grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(inhabited)]
+def _compute_maps(run: Run, places: list[Row]) -> list[Row]:
+    """Compute the posterior of the inhabited grid points given each of `MAPPED_NAMES`, with a uniform prior."""
+    latitudes, longitudes = np.arange(-57.5, 75.1, GRID_STEP), np.arange(-180.0, 180.0, GRID_STEP)
+    is_inhabited = _inhabited_points(latitudes, longitudes, places)
+    points = [
+        {"lat": float(latitudes[lat_index]), "lon": float(longitudes[lon_index])}
+        for lat_index, lon_index in np.argwhere(is_inhabited)
+    ]
     dev_rows = {row["text"]: row for row in _read_rows("dev")}
     corpus = run.prepare([{"text": text} for text in MAPPED_NAMES], unknown="expected")
-    likelihoods = log_likelihoods(run, corpus, grid)
-    posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))
+    name_log_probs = log_likelihoods(run, corpus, points)  # names by points: log p(name | point)
+    posterior = np.exp(name_log_probs - name_log_probs.max(1, keepdims=True))
     posterior /= posterior.sum(1, keepdims=True)
     maps = []
     for text, point_probabilities in zip(MAPPED_NAMES, posterior, strict=True):
-        probabilities = np.full(inhabited.shape, np.nan)
-        probabilities[inhabited] = point_probabilities
-        true = (dev_rows[text]["lat"], dev_rows[text]["lon"])
+        grid_probabilities = np.full(is_inhabited.shape, np.nan)
+        grid_probabilities[is_inhabited] = point_probabilities
         maps.append(
             {
                 "text": text,
-                "lat": lat.tolist(),
-                "lon": lon.tolist(),
-                "probability": probabilities.tolist(),
-                "true": true,
+                "lat": latitudes.tolist(),
+                "lon": longitudes.tolist(),
+                "probability": grid_probabilities.tolist(),
+                "true": (dev_rows[text]["lat"], dev_rows[text]["lon"]),
             }
         )
     return maps
 
 
-def _inhabited_points(lat: Array, lon: Array, places: list[Row]) -> NDArray[np.bool_]:
-    """Return a mask of the grid points, n latitudes by m longitudes, that are nearest to enough training names."""
-    rows = np.round((np.array([row["lat"] for row in places]) - lat[0]) / GRID_STEP).astype(int).clip(0, len(lat) - 1)
-    columns = np.round((np.array([row["lon"] for row in places]) - lon[0]) / GRID_STEP).astype(int) % len(lon)
-    name_counts = np.zeros((len(lat), len(lon)), dtype=np.int64)
-    np.add.at(name_counts, (rows, columns), 1)
-    return name_counts >= MIN_CELL_NAMES
+def _inhabited_points(latitudes: Array, longitudes: Array, places: list[Row]) -> NDArray[np.bool_]:
+    """Return a mask of a grid, latitudes by longitudes: the points that are the nearest ones to enough training names.
+
+    Names north or south of the grid count for its first or last latitude; the longitudes are cyclic.
+    """
+    place_latitudes, place_longitudes = (np.array([row[key] for row in places]) for key in ("lat", "lon"))
+    lat_indices = np.round((place_latitudes - latitudes[0]) / GRID_STEP).astype(int).clip(0, len(latitudes) - 1)
+    lon_indices = np.round((place_longitudes - longitudes[0]) / GRID_STEP).astype(int) % len(longitudes)
+    name_counts = np.zeros((len(latitudes), len(longitudes)), dtype=np.int64)
+    np.add.at(name_counts, (lat_indices, lon_indices), 1)
+    return name_counts >= MIN_POINT_NAMES

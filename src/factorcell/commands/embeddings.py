@@ -1,8 +1,8 @@
 """The command `contexts`, which shows what a model has learned about contexts."""
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from factorcell import files
@@ -21,93 +21,111 @@ Row = dict[str, Any]
 def run_contexts(arguments: argparse.Namespace) -> None:
     """Run `factorcell contexts`."""
     if bool(arguments.by) != bool(arguments.map or arguments.predict):
-        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and each of the two requires --by COLUMN")
+        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and each of these requires --by COLUMN")
     run = options.open_on_device(Run.open, arguments.run, arguments)
     context = options.parse_context(arguments.context)
-    has_other_request = arguments.between or arguments.map or arguments.predict or (arguments.words and context)
-    pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if arguments.words and context else []
+    has_words_of_context = bool(arguments.words and context)
+    # If there is no other request, the command shows the neighbours of the most frequent values.
+    has_other_request = arguments.between or arguments.map or arguments.predict or has_words_of_context
+    # Each pair has a context and the context to compare it with; {} is the expected context.
+    context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_of_context else []
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
     results["cautions"] = find_warnings([run])
     if arguments.near or arguments.map or arguments.predict or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
-        near = arguments.near or (() if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT])
+        default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
+        shown_values = arguments.near or default_values
         results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
-        results["neighbours"] = value_embeddings.neighbours(near, arguments.count, arguments.measure)
-        for name in arguments.by:
+        results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
+        for column_name in arguments.by:
             if arguments.map:
-                results["maps"].append(_map(value_embeddings, name, arguments))
+                results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments))
             if arguments.predict:
-                column = embeddings.read_column(value_embeddings, arguments.predict, name)
+                column = embeddings.read_column(value_embeddings, arguments.predict, column_name)
                 results["predictions"].append(
                     embeddings.predict_column(value_embeddings, column, seed=arguments.seed, progress=True)
                 )
-        if arguments.words and near:
-            pairs = [({value_embeddings.source: value, **context}, {}) for value in near]
+        if arguments.words and shown_values:
+            context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
-        first, second = (options.parse_context(text.split(";"), "--between") for text in arguments.between)
-        pairs.append(({**context, **first}, {**context, **second}))
-    options.notify_rare_values(run.schema, *(context for pair in pairs for context in pair))
-    results["words"] = [_words(run, context, against, arguments) for context, against in pairs]
+        first_values, second_values = (
+            options.parse_context(text.split(";"), "--between") for text in arguments.between
+        )
+        context_pairs.append(({**context, **first_values}, {**context, **second_values}))
+    options.notify_rare_values(run.schema, *itertools.chain.from_iterable(context_pairs))
+    results["words"] = [_compare_contexts(run, first, second, arguments) for first, second in context_pairs]
     if arguments.page:
         from factorcell.reports import embeddings as report
 
         files.write(arguments.page, report.embeddings_page(run.folder.name, results))
     if arguments.json:
-        terminal.show_json(_rows(results))
+        terminal.show_json(_flatten(results))
     else:
         _show(results, arguments)
     terminal.notify(*results["cautions"])
 
 
-def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], arguments: argparse.Namespace) -> Row:
-    """Return the tokens that `context` raises or lowers most against another context, with texts of the differences."""
-    rows = embeddings.most_shifted_tokens(
-        run, context, against, count=arguments.count, frequent=arguments.frequent, unknown=arguments.unknown
+def _compare_contexts(
+    run: Run, first: Mapping[str, str], second: Mapping[str, str], arguments: argparse.Namespace
+) -> Row:
+    """Return the tokens that the softmax bias of the first context raises or lowers most, relative to the second.
+
+    The texts `context` and `against` state the values in which the two contexts differ.
+    """
+    token_rows = embeddings.most_shifted_tokens(
+        run, first, second, count=arguments.count, frequent=arguments.frequent, unknown=arguments.unknown
     )
-    changed = {name: value for name, value in context.items() if against.get(name) != value}
-    replaced = {name: value for name, value in against.items() if name in changed}
-    first, second = (", ".join(f"{name}={value}" for name, value in values.items()) for values in (changed, replaced))
-    expected = "the expected context"
-    return {"context": first or expected, "against": second or expected, "rows": rows}
+    first_values = {name: value for name, value in first.items() if second.get(name) != value}
+    second_values = {name: value for name, value in second.items() if name in first_values}
+    first_text, second_text = (
+        ", ".join(f"{name}={value}" for name, value in values.items()) or "the expected context"
+        for values in (first_values, second_values)
+    )
+    return {"context": first_text, "against": second_text, "rows": token_rows}
 
 
-def _map(value_embeddings: Embeddings, name: str, arguments: argparse.Namespace) -> Row:
-    """Return what a map of the embeddings by the column `name` shows: points, ellipses of groups, and agreement."""
-    column = embeddings.read_column(value_embeddings, arguments.map, name)
+def _map_embeddings(value_embeddings: Embeddings, column_name: str, arguments: argparse.Namespace) -> Row:
+    """Return the content of a map of the embeddings, coloured by a column.
+
+    The map has points, ellipses of groups, the agreement of neighbours in the column, and for each of the two axes the
+    share of the variance that it explains.
+    """
+    column = embeddings.read_column(value_embeddings, arguments.map, column_name)
     points = embeddings.map_points(value_embeddings, column)
+    _, variance_shares = embeddings.project_to_plane(value_embeddings.vectors)
     return {
         "column": column.name,
         "points": points,
         "ellipses": None if column.numbers is not None else embeddings.fit_ellipses(points, arguments.groups),
         "agreement": embeddings.neighbour_agreement(value_embeddings, column, arguments.measure),
-        "shares": embeddings.project_to_plane(value_embeddings.vectors)[1].tolist(),
+        "shares": variance_shares.tolist(),
         "dots": arguments.points,
     }
 
 
-def _rows(results: Row) -> list[Row]:
+def _flatten(results: Row) -> list[Row]:
     """Return the results as flat rows with a `kind`: neighbour, word, point, ellipse, agreement or prediction."""
     rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
-    for entry in results["words"]:
-        description = {"kind": "word", "context": entry["context"], "against": entry["against"]}
-        rows += [{**description, **row} for row in entry["rows"]]
-    for entry in results["maps"]:
-        column = {"column": entry["column"]}
-        rows += [{"kind": "point", **column, **row} for row in entry["points"]]
-        rows += [{"kind": "ellipse", **column, **row} for row in entry["ellipses"] or ()]
-        rows.append({"kind": "agreement", **entry["agreement"]})
+    for comparison in results["words"]:
+        contexts = {"context": comparison["context"], "against": comparison["against"]}
+        rows += [{"kind": "word", **contexts, **row} for row in comparison["rows"]]
+    for map_content in results["maps"]:
+        column = map_content["column"]
+        rows += [{"kind": "point", "column": column, **row} for row in map_content["points"]]
+        rows += [{"kind": "ellipse", "column": column, **row} for row in map_content["ellipses"] or ()]
+        rows.append({"kind": "agreement", **map_content["agreement"]})
     return rows + [{"kind": "prediction", **row} for row in results["predictions"]]
 
 
 def _show(results: Row, arguments: argparse.Namespace) -> None:
     _show_neighbours(results, arguments.measure)
-    for entry in results["words"]:
-        terminal.show("", f"{entry['context']} against {entry['against']}")
-        _show_words(entry["rows"])
-    for entry in results["maps"]:
-        terminal.show("", agreement_sentence(entry["agreement"]))
-        if entry["ellipses"]:
-            terminal.show_table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
+    for comparison in results["words"]:
+        terminal.show("", f"{comparison['context']} against {comparison['against']}")
+        _show_words(comparison["rows"])
+    for map_content in results["maps"]:
+        terminal.show("", agreement_sentence(map_content["agreement"]))
+        if map_content["ellipses"]:
+            terminal.show_table(map_content["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in results["predictions"]:
         task = f"{row['column']} predicted from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
@@ -119,7 +137,7 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
 
 
 def _show_neighbours(results: Row, measure: str) -> None:
-    """Print the neighbours of one value as a table, or those of several values as one line each."""
+    """Print the neighbours of a single value as a table, or the neighbours of several values in one line per value."""
     rows = results["neighbours"]
     values = list(dict.fromkeys(row["value"] for row in rows))
     if not values:
@@ -131,17 +149,21 @@ def _show_neighbours(results: Row, measure: str) -> None:
         return
     width = max(map(len, values))
     for value in values:
-        near = ", ".join(f"{row['near']} {row[measure]:z.2f}" for row in rows if row["value"] == value)
-        terminal.show(f"{value:<{width}}  {near}")
+        neighbours = ", ".join(f"{row['near']} {row[measure]:z.2f}" for row in rows if row["value"] == value)
+        terminal.show(f"{value:<{width}}  {neighbours}")
 
 
 def _show_words(rows: Sequence[Row]) -> None:
-    """Print the tokens that a context raises next to those that it lowers; `rows` begin with the raised tokens."""
+    """Print the tokens that a context raises next to the tokens that it lowers; `rows` begin with the raised tokens."""
     if not rows:
         terminal.show("the context changes no token")
         return
-    cells = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
-    raised = [cell for cell, row in zip(cells, rows, strict=True) if row["nats"] > 0]
-    lines = zip_longest(raised, cells[len(raised) :], fillvalue=(None, None))
+    tokens_with_nats = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
+    raised_count = sum(row["nats"] > 0 for row in rows)
+    raised, lowered = tokens_with_nats[:raised_count], tokens_with_nats[raised_count:]
     columns = ("raised", "nats", "lowered", "nats ")  # with a space, since a dict needs distinct keys
-    terminal.show_table([dict(zip(columns, (*left, *right), strict=True)) for left, right in lines], columns)
+    table_rows = [
+        dict(zip(columns, (*raised_cells, *lowered_cells), strict=True))
+        for raised_cells, lowered_cells in itertools.zip_longest(raised, lowered, fillvalue=(None, None))
+    ]
+    terminal.show_table(table_rows, columns)

@@ -16,10 +16,11 @@ from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token
 
-# Pairs of a background and a foreground colour (numbers of the 256 terminal colours), from weak to strong ratios.
-# Tokens that are more probable given the second context are orange and also underlined.
+# Pairs of a background and a foreground colour (numbers of the 256 terminal colours), for weak to strong ratios.
+# Tokens that are more probable given the first context are blue; the others are orange and also underlined.
 BLUES = ((153, 16), (75, 16), (26, 231))
 ORANGES = ((223, 16), (215, 16), (166, 231))
+STRONG_RATIO = 9.0  # nats; a ratio that has the strongest mark
 
 Row = dict[str, Any]
 
@@ -27,21 +28,21 @@ Row = dict[str, Any]
 def run_explain(arguments: argparse.Namespace) -> None:
     """Run `factorcell explain`."""
     contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
-    ensemble, compared_runs = (
-        [options.open_on_device(Run.open, folder, arguments) for folder in folders]
-        for folders in ((arguments.run, *arguments.ensemble), arguments.compare_with)
-    )
+    ensemble_folders = [arguments.run, *arguments.ensemble]
+    ensemble = [options.open_on_device(Run.open, folder, arguments) for folder in ensemble_folders]
+    compared_runs = [options.open_on_device(Run.open, folder, arguments) for folder in arguments.compare_with]
     texts = _read_texts(arguments, ensemble[0].config.data.text)
     run_warnings = find_warnings([*ensemble, *compared_runs])
     options.notify_rare_values(ensemble[0].schema, *contexts.values())
-    model_name = arguments.run.name + (f" and {len(arguments.ensemble)} more" if arguments.ensemble else "")
+    model_name = arguments.run.name
+    if arguments.ensemble:
+        model_name += f" and {len(arguments.ensemble)} more"
     rows = explain(ensemble, texts, contexts, unknown=arguments.unknown)
     if compared_runs:
         rows = [{"model": model_name, **row} for row in rows]
         for run in compared_runs:
-            rows += [
-                {"model": run.folder.name, **row} for row in explain([run], texts, contexts, unknown=arguments.unknown)
-            ]
+            run_rows = explain([run], texts, contexts, unknown=arguments.unknown)
+            rows += [{"model": run.folder.name, **row} for row in run_rows]
         rows.sort(key=lambda row: texts.index(row["text"]))
     if arguments.page:
         from factorcell.reports.explain import explanation_page
@@ -55,13 +56,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
     terminal.notify(*run_warnings)
 
 
-def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the contexts of --between by name; each text has one `NAME=VALUE`, or several separated by semicolons.
+def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the contexts that the texts of --between specify, by name.
 
-    Every context also has the values of `shared`.
+    A text is one `NAME=VALUE`, or several with semicolons between them. Every context also has the values of `shared`.
     """
     contexts = {}
-    for text in between:
+    for text in texts:
         # A semicolon is part of a value unless another NAME= follows it.
         context = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
         name = context_text(context)
@@ -78,7 +79,7 @@ def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[
 def _read_texts(arguments: argparse.Namespace, column: str) -> list[str]:
     """Return the distinct texts of --text, of the `column` of a table, or of the lines of a file."""
     if (arguments.file is None) == (not arguments.text):
-        raise UserError("give either FILE (one text per line, or a table) or --text")
+        raise UserError("specify either FILE (one text per line, or a table) or --text")
     if arguments.text:
         return list(dict.fromkeys(arguments.text))
     if Path(arguments.file).suffix.lower() in FORMATS:
@@ -92,47 +93,61 @@ def _read_texts(arguments: argparse.Namespace, column: str) -> list[str]:
     return texts
 
 
-def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
-    colour = terminal.has_colours(sys.stdout)
-    if len(between) == 2:
-        # The legend marks the names of the contexts like tokens with strong ratios of 9 nats.
-        first, second = (mark_token(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
-        terminal.show(
-            terminal.join("", ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"])
-        )
+def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
+    """Print the tokens of each text: for two contexts with marks for their ratios, for more contexts as a table."""
+    has_colours = terminal.has_colours(sys.stdout)
+    if len(context_names) == 2:
+        first_name, second_name = context_names
+        first = mark_token(first_name, STRONG_RATIO, has_colours=has_colours)
+        second = mark_token(second_name, -STRONG_RATIO, has_colours=has_colours)
+        legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
+        terminal.show(terminal.join("", legend))
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
-        if len(between) == 2:
-            gap = " " if row["tokenizer"] in ("word", "space") else ""
-            marks = [mark_token(readable_token(token["token"]), token["ratio"], colour) for token in row["tokens"]]
-            terminal.show(terminal.join(gap, marks))
-            terminal.show(
-                f"{row['ratio']:+z.2f} nats in total; p({between[0]} | text) = {row['posterior'][between[0]]:.1%}"
-            )
-            if unknown := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
-                terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown))}")
+        if len(context_names) == 2:
+            _show_marked_tokens(row, context_names[0], has_colours)
         else:
-            posteriors = [
-                {
-                    "token": readable_token(token["token"]),
-                    **{name: f"{token['posterior'][name]:.1%}" for name in between},
-                }
-                for token in row["tokens"]
-            ]
-            terminal.show_table(posteriors, ("token", *between))
+            _show_posteriors(row, context_names)
 
 
-def mark_token(text: str, ratio: float, colour: bool) -> str:
-    """Return a token with marks for the strength of its log-likelihood ratio.
+def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None:
+    """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
+    gap = " " if row["tokenizer"] in ("word", "space") else ""
+    marked_tokens = [
+        mark_token(readable_token(token["token"]), token["ratio"], has_colours=has_colours) for token in row["tokens"]
+    ]
+    terminal.show(terminal.join(gap, marked_tokens))
+    terminal.show(
+        f"{row['ratio']:+z.2f} nats in total; p({first_context} | text) = {row['posterior'][first_context]:.1%}"
+    )
+    if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
+        terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown_tokens))}")
 
-    The marks are colours (blue for positive ratios, underlined orange for negative ones), or without `colour` up to
-    three superscript signs.
+
+def _show_posteriors(row: Row, context_names: Sequence[str]) -> None:
+    """Print a table with the posterior probability of each context after each token of a text."""
+    table_rows = [
+        {
+            "token": readable_token(token["token"]),
+            **{name: f"{token['posterior'][name]:.1%}" for name in context_names},
+        }
+        for token in row["tokens"]
+    ]
+    terminal.show_table(table_rows, ("token", *context_names))
+
+
+def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
+    """Return a token with marks for the strength and the sign of its log-likelihood ratio.
+
+    The marks are colours, blue for positive ratios and underlined orange for negative ones. Without colours, they are
+    up to three superscript signs.
     """
-    level = strength(ratio)
-    if not level:
+    signed_strength = strength(ratio)
+    if not signed_strength:
         return text
-    if not colour:
-        return text + ("⁺" if level > 0 else "⁻") * abs(level)
-    background, foreground = (BLUES if level > 0 else ORANGES)[abs(level) - 1]
-    underline = "" if level > 0 else "4;"
+    is_positive = signed_strength > 0
+    if not has_colours:
+        return text + ("⁺" if is_positive else "⁻") * abs(signed_strength)
+    background, foreground = (BLUES if is_positive else ORANGES)[abs(signed_strength) - 1]
+    underline = "" if is_positive else "4;"
     return terminal.coloured(text, f"{underline}48;5;{background};38;5;{foreground}")

@@ -1,4 +1,4 @@
-"""The commands `finetune`, `separate` and `mix`, for texts of several domains."""
+"""The commands `finetune`, `separate` and `mix`, which train models for several domains and combine them."""
 
 import argparse
 from typing import Any
@@ -32,14 +32,16 @@ def run_finetune(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
         notify=terminal.notify,
     )
-    before = format_number(run.log()[0]["perplexity"], ".2f")
-    terminal.notify(f"{run.folder}: {summary(run)}; before fine-tuning {before}")
-    terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
+    first_log_row = run.log()[0]  # the evaluation before the first step of training
+    perplexity_before = format_number(first_log_row["perplexity"], ".2f")
+    terminal.notify(f"{run.folder}: {summary(run)}; before fine-tuning {perplexity_before}")
+    change_rows = training_facts(run.folder)["finetuned"]["moved"]
+    terminal.show_table(change_rows, ("part", "values", "moved"))
 
 
 def run_separate(arguments: argparse.Namespace) -> None:
     """Run `factorcell separate`."""
-    specified, budget = options.training_request(arguments)
+    specified, budget = options.prepare_training(arguments)
     separate(
         arguments.train,
         arguments.dev,
@@ -60,17 +62,18 @@ def run_mix(arguments: argparse.Namespace) -> None:
     _, rows = mix(models, arguments.dev, arguments.out, by=arguments.by, unknown=arguments.unknown)
     if arguments.json:
         return terminal.show_json(rows)
-    numbers = [str(number) for number in range(1, len(models) + 1)]
-    for number, path in zip(numbers, arguments.runs, strict=True):
-        terminal.show(f"{number}: {path}")
+    model_columns = [str(number) for number in range(1, len(models) + 1)]
+    for column, path in zip(model_columns, arguments.runs, strict=True):
+        terminal.show(f"{column}: {path}")
     terminal.show("", "weights")
-    terminal.show_table([_with_model_columns(row, "weights") for row in rows], ("value", "targets", *numbers))
+    weight_rows = [_with_model_columns(row, "weights") for row in rows]
+    terminal.show_table(weight_rows, ("value", "targets", *model_columns))
     terminal.show("", "perplexity of each model and of the mixture")
-    rows = [{**_with_model_columns(row, "alone"), "mixture": row["perplexity"]} for row in rows]
-    terminal.show_table(rows, ("value", *numbers, "mixture"))
+    perplexity_rows = [{**_with_model_columns(row, "alone"), "mixture": row["perplexity"]} for row in rows]
+    terminal.show_table(perplexity_rows, ("value", *model_columns, "mixture"))
     return None
 
 
 def _with_model_columns(row: Row, key: str) -> Row:
-    """Return `row` with the values of the list `row[key]`, one per model, in columns with the names 1, 2 and so on."""
+    """Return `row` with an additional column for each model, named 1, 2 and so on; `row[key]` lists their values."""
     return {**row, **{str(number): value for number, value in enumerate(row[key], 1)}}

@@ -28,21 +28,21 @@ class InteractiveCompleter(Completer):
     """Completer for prompt-toolkit that reuses the search state of the previous keystroke and learns entered lines.
 
     Attributes:
-        user: The user with everything learned from the lines entered so far; None if there is no user to learn for.
-        typed: The text on the current line, with the search state for it.
+        user: The user with everything learned from the lines entered so far; None if the completer learns nothing.
+        typed_text: The text on the current line, with the search state for it.
     """
 
     def __init__(
         self, run: Run, suggester: RunCompleter | Blend, user: User | None, context: Mapping[str, str], count: int
     ) -> None:
         self.run, self.suggester, self.user, self.context, self.count = run, suggester, user, context, count
-        self.typed = suggester.begin(user, context)
+        self.typed_text = suggester.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """Yield suggestions for a line, each with its score and source; none if the line cannot be completed."""
+        """Yield suggestions for a line, each with its score and source; yield none if the line cannot be completed."""
         try:
-            self.typed = self.suggester.type_text(self.typed, document.text)
-            suggestions = self.suggester.suggest(self.typed, self.count).suggestions
+            self.typed_text = self.suggester.type_text(self.typed_text, document.text)
+            suggestions = self.suggester.suggest(self.typed_text, self.count).suggestions
         except UserError:
             return
         for suggestion in suggestions:
@@ -55,22 +55,29 @@ class InteractiveCompleter(Completer):
             )
 
     def learn_line(self, line: str) -> None:
-        """Learn an entered line and begin an empty one."""
+        """Learn an entered line, and begin the search state for an empty line."""
         if self.user is not None:
             self.user = learn_one(self.run, self.user, line)
-        self.typed = self.suggester.begin(self.user, self.context)
+        self.typed_text = self.suggester.begin(self.user, self.context)
 
 
 class HiddenCharacters(Processor):
     """Shows a placeholder for each hidden character, such as a control character, on the current line."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        """Replace hidden characters one by one, so that positions on the line do not change."""
-        fragments = transformation_input.fragments
-        line = HIDDEN.sub(lambda match: PLACEHOLDER * len(match[0]), "".join(part[1] for part in fragments))
-        positions = itertools.accumulate((len(part[1]) for part in fragments), initial=0)
-        parts = zip(fragments, itertools.pairwise(positions), strict=True)
-        return Transformation([(part[0], line[begin:end], *part[2:]) for part, (begin, end) in parts])
+        """Replace each hidden character by one placeholder, so that positions on the line do not change."""
+        fragments = transformation_input.fragments  # tuples of a style, a text and possibly a mouse handler
+        # Whether a character is hidden may depend on the previous one, which may be in another fragment.
+        texts = [text for _style, text, *_handlers in fragments]
+        line = HIDDEN.sub(lambda match: PLACEHOLDER * len(match[0]), "".join(texts))
+        boundaries = itertools.pairwise(itertools.accumulate(map(len, texts), initial=0))
+        # Only the text of a fragment changes: it keeps its style, the first element, and its mouse handler, if any.
+        return Transformation(
+            [
+                (fragment[0], line[begin:end], *fragment[2:])
+                for fragment, (begin, end) in zip(fragments, boundaries, strict=True)
+            ]
+        )
 
 
 def read_lines(completer: InteractiveCompleter, **session_options: Any) -> User | None:

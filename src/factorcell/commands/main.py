@@ -1,7 +1,7 @@
-"""The command line: it finds the command in a table and imports only the modules of this command.
+"""The command line: `main` finds the command in a table and imports only the modules of this command.
 
-After a user error or an error of the operating system, the exit code is 2 and standard error has one line about it.
-After an interrupt, the exit code is 130.
+After a user error or an error of the operating system, the exit code is 2, and one line on standard error describes the
+error. After an interrupt, the exit code is 130.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Command(NamedTuple):
         name: The word that selects the command.
         summary: One line for the list of commands.
         module: The module of `factorcell.commands` with the function `run_NAME`, or `run_NAME_SUBCOMMAND`.
-        subcommands: The commands one of which must follow; such a command has no function.
+        subcommands: The commands that may follow the word; a command with subcommands has no function.
     """
 
     name: str
@@ -53,7 +53,7 @@ USERS = (
     Command("key", "create a server key, store its hash in a file and print the key", "users"),
 )
 
-# For each group of commands by its title: the module of `commands.arguments` for their arguments, and the commands.
+# Title of a group of commands -> the module of `commands.arguments` that declares their arguments, and the commands.
 GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     "train and compare": (
         "training",
@@ -113,105 +113,115 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     ),
 }
 ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
-RESUME_FROM_STOP = "; repeat the command with --resume to continue"
-RESUME_FROM_CHECKPOINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
-# The module of `commands.arguments` for each command.
-ARGUMENTS = {command.name: module for module, commands in GROUPS.values() for command in commands}
+RESUME_HINT = "; repeat the command with --resume to continue"
+CHECKPOINT_RESUME_HINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
+# Name of a command -> the module of `commands.arguments` that declares its arguments.
+ARGUMENT_MODULES = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of the process, and return the exit code; `words` exclude the program."""
+    """Run a command line and return the exit code.
+
+    `words` are the words after the name of the program, by default those of this process.
+    """
     if "_ARGCOMPLETE" in os.environ:
         importlib.import_module("factorcell.commands.shell").complete()
     try:
         streams.prepare()
         try:
-            return _main(sys.argv[1:] if words is None else words)
+            return _run_command_line(sys.argv[1:] if words is None else words)
         finally:
-            sys.stdout.flush()  # while an error can still be reported
+            sys.stdout.flush()  # an error of writing the buffered output is reported below
     except BrokenPipeError:  # the process that reads the results has ended
         streams.discard_output()
         return 0
     except (UserError, OSError) as error:
         streams.discard_output()
-        line = streams.describe_os_error(error) if isinstance(error, OSError) else error.as_command()
-        terminal.notify(f"{PROG}: {line}")
+        message = streams.describe_os_error(error) if isinstance(error, OSError) else error.as_command()
+        terminal.notify(f"{PROG}: {message}")
         return 2
 
 
-def _main(words: Sequence[str]) -> int:
-    """Run a command line and return its exit code, also after an interrupt; other errors are raised."""
+def _run_command_line(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code; of all errors, handle only an interrupt."""
     arguments = argparse.Namespace()
     try:
-        path = find_commands(words)
-        if path[-1].subcommands:
-            return _without_command(path, words[len(path) - 1 :])
-        arguments = make_parser(path, words).parse(words[len(path) - 1 :])
-        _run(path, arguments)
-    except KeyboardInterrupt as stop:  # a message says that the work saved its progress
-        resume = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
-        resume = getattr(arguments, "resume_hint", resume if hasattr(arguments, "resume") else "")
-        terminal.notify("", f"{str(stop) or 'stopped'}{resume}")
+        commands = find_commands(words)
+        words_after_commands = words[len(commands) - 1 :]  # `words` do not contain the root command
+        if commands[-1].subcommands:
+            return _handle_incomplete_line(commands, words_after_commands)
+        arguments = make_parser(commands, words).parse(words_after_commands)
+        _run_command(commands, arguments)
+    except KeyboardInterrupt as stop:  # `stop` has a message if the command has saved its progress
+        default_hint = RESUME_HINT if str(stop) else CHECKPOINT_RESUME_HINT
+        hint = getattr(arguments, "resume_hint", default_hint if hasattr(arguments, "resume") else "")
+        terminal.notify("", f"{str(stop) or 'stopped'}{hint}")
         return INTERRUPTED_EXIT_CODE
     return 0
 
 
 def find_commands(words: Iterable[str]) -> list[Command]:
     """Return the root command, followed by the command and the subcommand that `words` begin with."""
-    path = [ROOT_COMMAND]
+    commands = [ROOT_COMMAND]
     for word in words:
-        match = next((command for command in path[-1].subcommands if command.name == word), None)
-        if match is None:
+        next_command = next((command for command in commands[-1].subcommands if command.name == word), None)
+        if next_command is None:
             break
-        path.append(match)
-    return path
+        commands.append(next_command)
+    return commands
 
 
-def make_parser(path: Sequence[Command], words: Sequence[str] = ()) -> Parser:
-    """Return the parser of the last command of `path`.
+def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parser:
+    """Return the parser of the last of `commands`, which begin with the root command.
 
     The parser has the options of the kinds of tokenizer, backbone and head that `words` select.
     """
-    module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENTS[path[1].name]}")
-    command_parser = Parser(
-        " ".join(command.name for command in path), path[-1].summary, options.kinds_from_words(words)
-    )
-    getattr(module, _function_name(path))(command_parser)
+    _root, command, *_subcommands = commands
+    module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
+    command_parser = Parser(_join_names(commands), commands[-1].summary, options.kinds_from_words(words))
+    getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
     return command_parser
 
 
-def _function_name(path: Sequence[Command]) -> str:
-    """Return the Python name of the last command of a path: `baseline_ngram` for `baseline ngram`."""
-    return "_".join(command.name.replace("-", "_") for command in path[1:])
+def _join_names(commands: Sequence[Command]) -> str:
+    return " ".join(command.name for command in commands)
 
 
-def _without_command(path: Sequence[Command], words: Sequence[str]) -> int:
-    """Handle a command line that ends before its command, and return the exit code.
+def _function_name(commands: Sequence[Command]) -> str:
+    """Return the part of function names that stands for a command, such as `baseline_ngram` for `baseline ngram`."""
+    return "_".join(command.name.replace("-", "_") for command in commands[1:])
 
-    `words` follow the commands of `path`. Show the list of commands, or the version for --version; an unknown word
-    ends the process with a message.
+
+def _handle_incomplete_line(commands: Sequence[Command], words: Sequence[str]) -> int:
+    """Handle a command line that ends before its command or subcommand, and return the exit code.
+
+    `words` follow `commands` on the line. Print the version for --version, or else the list of commands that can
+    follow. An unknown word ends the process with a message.
     """
-    prog, names = " ".join(command.name for command in path), [command.name for command in path[-1].subcommands]
-    if words and words[0] == "--version" and path == [ROOT_COMMAND]:
+    prog, last_command = _join_names(commands), commands[-1]
+    is_root = commands == [ROOT_COMMAND]
+    if words and words[0] == "--version" and is_root:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
         return 0
     if words and words[0] not in ("-h", "--help"):
         kind = "option" if words[0].startswith("-") else "command"
-        parser.fail(prog, f"unknown {kind} {words[0]!r}{nearest_hint(words[0], names)}")
-    groups = {"": path[-1].subcommands} if len(path) > 1 else {title: group for title, (_, group) in GROUPS.items()}
-    terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{path[-1].summary}\n")
-    for title, commands in groups.items():
-        rows = ((command.name, command.summary) for command in commands)
-        terminal.show_help(parser.format_list(title, rows, left=16) + "\n")
+        hint = nearest_hint(words[0], [command.name for command in last_command.subcommands])
+        parser.fail(prog, f"unknown {kind} {words[0]!r}{hint}")
+    titled_commands = [(title, group) for title, (_, group) in GROUPS.items()]
+    terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{last_command.summary}\n")
+    for title, subcommands in titled_commands if is_root else [("", last_command.subcommands)]:
+        rows = ((command.name, command.summary) for command in subcommands)
+        terminal.show_help(parser.format_list(title, rows, name_width=16) + "\n")
     terminal.show(f"{prog} COMMAND --help shows the options of a command.")
-    if path == [ROOT_COMMAND]:
+    if is_root:
         terminal.show(f"{prog} --version shows the version.")
     return 0 if words else 2
 
 
-def _run(path: Sequence[Command], arguments: argparse.Namespace) -> None:
-    """Call the function of the last command of a path, within the limits on threads and memory in `arguments`."""
-    run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_function_name(path)}")
+def _run_command(commands: Sequence[Command], arguments: argparse.Namespace) -> None:
+    """Call the function of the last of `commands`, within the limits on threads and memory in `arguments`."""
+    module = importlib.import_module(f"factorcell.commands.{commands[-1].module}")
+    run = getattr(module, f"run_{_function_name(commands)}")
     with terminal.warnings_as_notices():
         options.set_threads(getattr(arguments, "threads", 0))
         options.set_max_memory(getattr(arguments, "max_memory", None))

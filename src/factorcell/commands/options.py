@@ -1,4 +1,4 @@
-"""Options of the command line that are generated from the fields of the config, or that several commands share."""
+"""Options of the command line that several commands share, among them an option for each field of the config."""
 
 import argparse
 import dataclasses
@@ -48,11 +48,11 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
-            group = parser.rare if field.metadata.get("rare") else parser.section(section)
+            help_section = parser.rare if field.metadata.get("rare") else parser.section(section)
             if field.name == "kind":
-                _add_kind(group, section, parser.kinds)
+                _add_kind(help_section, section, parser.kinds)
             else:
-                _add_field(group, field, default)
+                _add_field(help_section, field, default)
 
 
 def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -64,37 +64,39 @@ def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.F
 
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
-    values: dict[str, str] = {}
-    options = {f"--{name}": name for name in (*OPTION_KINDS, "config")}
-    for word, following in itertools.pairwise((*words, "")):
+    values: dict[str, str] = {}  # option -> value
+    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config")}
+    for word, next_word in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
-        if flag in options:
-            values[options[flag]] = value if equals else following
-    path = values.pop("config", "")
-    kinds: dict[str, str] = {}
+        if flag in names_by_flag:
+            values[names_by_flag[flag]] = value if equals else next_word
+    config_path = values.pop("config", "")
+    kinds_in_file: dict[str, str] = {}
     with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
-        sections = input_files.read_options_file(Path(path)) if path else {}
-        kinds = selected_kinds(sections)
-    return kinds | values
+        sections = input_files.read_options_file(Path(config_path)) if config_path else {}
+        kinds_in_file = selected_kinds(sections)
+    return kinds_in_file | values
 
 
-def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
+def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
     """Add the option that selects the kind of a tokenizer, backbone or head."""
     default = next(iter(OPTION_KINDS[section]))
-    names = ",".join(
-        dict.fromkeys((*OPTION_KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default)))
-    )
-    text = f"{KIND_HELP[section]}; packages may add names (default: {default})"
-    group.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=f"{{{names}}}", help=text)
+    choices = (*OPTION_KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default))
+    placeholder = f"{{{','.join(dict.fromkeys(choices))}}}"
+    help_text = f"{KIND_HELP[section]}; packages may add names (default: {default})"
+    help_section.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=placeholder, help=help_text)
 
 
-def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> None:
-    """Add the option of a field; the config checks choices and limits, since other packages may add choices."""
-    text = field.metadata.get("help", "").replace("%", "%%")  # argparse formats the help with %
+def _add_field(help_section: Section, field: dataclasses.Field[Any], default: Any) -> None:
+    """Add the option of a field of the config, with `default` in its help.
+
+    The parser does not check choices and limits, because other packages may add choices; the config checks them.
+    """
+    help_text = field.metadata.get("help", "").replace("%", "%%")  # argparse formats the help with %
     is_list = isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
-        text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
-    settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+        help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
+    settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text}
     if field.type in (bool, bool | None):
         settings["action"] = argparse.BooleanOptionalAction
     elif choices := field.metadata.get("choices"):
@@ -103,35 +105,37 @@ def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> N
         settings |= {"type": type(field.default), "metavar": field.metadata.get("metavar") or None}
     if is_list:
         settings |= {"action": "append", "type": str}
-    group.add_argument("--" + field.name.replace("_", "-"), **settings)
+    help_section.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 
 def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the config options that a command specifies, by section.
 
-    Options on the command line override those that --model sets, which override those of the --config file.
+    Options on the command line override the options that --model sets; both override the --config file.
     """
-    from_file = read_options(arguments.config) if getattr(arguments, "config", None) else {}
+    file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
     chosen_kinds = {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
-        if kind != from_file.get(section, {}).get("kind"):
-            from_file.pop(section, None)  # the options in the file belong to another kind
+        if kind != file_options.get(section, {}).get("kind"):
+            file_options.pop(section, None)  # the options in the file belong to another kind
         specified[section]["kind"] = kind
-    kinds = selected_kinds(from_file) | chosen_kinds
+    kinds = selected_kinds(file_options) | chosen_kinds
     if getattr(arguments, "model", None):
-        specified["model"] = dict(zip(("adapt", "output_bias"), MODELS[arguments.model], strict=True))
+        adapt, output_bias = MODELS[arguments.model]
+        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
     for section, field in config_fields(kinds):
         if field.name != "kind" and hasattr(arguments, field.name):
             value = getattr(arguments, field.name)
-            if isinstance(value, list):  # for options with choices, `none` stands for an empty list
-                value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
+            if isinstance(value, list):
+                # For options with choices, the value `none` stands for an empty list.
+                value = tuple(element for element in value if element != NONE or not field.metadata["choices"])
             specified[section][field.name] = value
-    return {section: {**from_file.get(section, {}), **values} for section, values in specified.items()}
+    return {section: {**file_options.get(section, {}), **values} for section, values in specified.items()}
 
 
-def training_request(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
-    """Return the specified options and the budget of a training command; set the number of threads of this process."""
+def prepare_training(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
+    """Set the number of threads that a training command specifies; return its config options and its budget."""
     from factorcell.training.plan import Budget
 
     specified = specified_options(arguments)
@@ -143,12 +147,12 @@ def add_training_files(parser: Parser) -> None:
     """Add the arguments of training commands for the tables, the file of options, and the budget."""
     add_table(parser, "train")
     parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    text = "TOML or JSON file of options; options on the command line take precedence"
-    parser.add_argument("--config", type=Path, help=text)
-    text = "time limit of each training, in minutes (default: chosen from the table)"
-    parser.add_argument("--minutes", type=float, help=text)
-    text = "effort to spend on the table (default: good; with --minutes best)"
-    parser.add_argument("--preset", choices=PRESETS, help=text)
+    help_text = "TOML or JSON file of options; options on the command line take precedence"
+    parser.add_argument("--config", type=Path, help=help_text)
+    help_text = "time limit of each training, in minutes (default: chosen from the table)"
+    parser.add_argument("--minutes", type=float, help=help_text)
+    help_text = "effort to spend on each training (default: good; with --minutes: best)"
+    parser.add_argument("--preset", choices=PRESETS, help=help_text)
 
 
 def add_table(parser: Parser, name: str = "table") -> None:
@@ -156,9 +160,9 @@ def add_table(parser: Parser, name: str = "table") -> None:
     parser.add_argument(name, type=Path, metavar=name.upper(), help="table of texts: CSV, TSV, JSONL or Parquet")
 
 
-def add_run(parser: Parser, text: str = "run folder") -> None:
+def add_run(parser: Parser, help_text: str = "run folder") -> None:
     """Add the run folder that a command opens."""
-    parser.add_argument("run", type=Path, metavar="RUN", help=text)
+    parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
 
 
 def add_json(parser: Parser) -> None:
@@ -173,18 +177,22 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 def add_unknown(parser: Parser, default: str = "error") -> None:
     """Add --unknown, the policy for context values that were not in the training table."""
-    text = "for context values that training never saw: stop with an error, or read them as rare (group) or as missing"
-    text += " values (expected)"
-    parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
+    help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
+    help_text += "missing values (expected)"
+    parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
 
 
-def add_output(parser: Parser | Section, flag: str, text: str, *, folder: bool = False, **settings: Any) -> None:
-    """Add the option of an output file or folder; the parser checks that it can be written, before the work begins."""
-    parser.add_argument(flag, type=partial(writable_path, folder=folder), help=text, **{"metavar": "FILE", **settings})
+def add_output(parser: Parser | Section, flag: str, help_text: str, *, folder: bool = False, **settings: Any) -> None:
+    """Add the option of an output file, or with `folder` of an output folder.
+
+    The parser checks that it can be written, before the command begins its work.
+    """
+    path_type = partial(writable_path, folder=folder)
+    parser.add_argument(flag, type=path_type, help=help_text, **{"metavar": "FILE", **settings})
 
 
 def writable_path(text: str, folder: bool) -> Path:
-    """Return `text` as a path if it can be written; argparse calls this function for output arguments."""
+    """Return `text` as a path, or raise an error if it cannot be written; argparse calls this for output arguments."""
     from factorcell import files
 
     try:
@@ -194,40 +202,40 @@ def writable_path(text: str, folder: bool) -> Path:
     return Path(text)
 
 
-def add_threads(group: Parser | Section) -> None:
+def add_threads(parser: Parser | Section) -> None:
     """Add --threads."""
-    group.add_argument("--threads", type=int, default=0, help="number of threads; 0: one per core")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads; 0: one per core")
 
 
 def add_max_memory(parser: Parser) -> None:
     """Add --max-memory."""
-    text = "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)"
-    parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
+    help_text = "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)"
+    parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=help_text)
 
 
 def add_computing(parser: Parser, precision: str = "auto", unknown: str = "error") -> None:
-    """Add the options of commands that compute with a model; `precision` and `unknown` are defaults of options.
+    """Add the options of commands that compute with a model; `precision` and `unknown` are the defaults of two options.
 
-    With --precision auto, the command measures which number format is faster. The result depends on the load of the
-    machine, and sampled texts could differ between two calls. Therefore, commands that print texts, words or lists have
-    the default "float32".
+    With --precision auto, the command measures which number format is faster. The choice depends on the load of the
+    machine, so the output could differ between two calls. Therefore, commands that print texts, words or lists have the
+    default "float32".
     """
     add_unknown(parser, unknown)
     add_json(parser)
-    group = parser.section("computing")
-    add_threads(group)
-    text = "device to compute on; auto: a GPU if there is one"
-    group.add_argument("--device", default="auto", choices=DEVICES, help=text)
-    text = "number format of matrix products; auto: the faster one on this machine"
-    group.add_argument("--precision", default=precision, choices=PRECISIONS, help=text)
+    computing = parser.section("computing")
+    add_threads(computing)
+    help_text = "device to compute on; auto: a GPU if there is one"
+    computing.add_argument("--device", default="auto", choices=DEVICES, help=help_text)
+    help_text = "number format of matrix products; auto: the faster one on this machine"
+    computing.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
     add_max_memory(parser)
 
 
 def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
     """Open a model on the device and with the precision that `arguments` specify.
 
-    The precision of the first model replaces `arguments.precision`, so that differences between the models of a command
-    do not come from number formats. A notice about bfloat16 is stored in `arguments.precision_notice`.
+    The precision of the first model replaces `arguments.precision`, so that all models of a command compute in the same
+    number format. If it is bfloat16, a notice about it is stored in `arguments.precision_notice`.
     """
     from factorcell.model import precision
 
@@ -247,19 +255,19 @@ def set_threads(count: int) -> None:
 
 
 def set_max_memory(gib: float | None) -> None:
-    """Limit the memory of this process and of its child processes, in GiB; None: only the machine limits it."""
+    """Limit the memory of this process and of its child processes to `gib` GiB, unless `gib` is None."""
     if gib is not None:
         os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
 def add_context(parser: Parser) -> None:
     """Add --context, which sets the value of one context column."""
-    text = "value of a context column (repeatable; all other columns have their expected value)"
-    parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=text)
+    help_text = "value of a context column (repeatable; all other columns have their expected value)"
+    parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=help_text)
 
 
 def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
-    """Return the value of each column from texts `NAME=VALUE`; messages of errors name `option`."""
+    """Return a context, column -> value, from texts `NAME=VALUE`; error messages begin with `option`."""
     context: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -278,7 +286,7 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
     for variable in schema.categories:
         column = variable.source_column
         for value in dict.fromkeys(context[column] for context in contexts if column in context):
-            # The Bloom filter contains the rare values; it wrongly contains few others.
+            # The Bloom filter recognizes all rare values, and by coincidence a few other values.
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
-                reason = f"training had fewer than {variable.min_count} texts with it"
+                reason = f"fewer than {variable.min_count} training texts have this value"
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")

@@ -1,9 +1,9 @@
-"""Parser of the arguments of one command, with help in sections and error messages of one line.
+"""Parser of the arguments of one command, with help in sections and one-line error messages.
 
     usage: factorcell train [options] TRAIN --out RUN
 
-The help lists required arguments first, then options without a section, then the sections in the order in which they
-were added; the section of rarely needed options comes last.
+The help lists required and positional arguments first, then options without a section, then the sections in the order
+in which they were added; the section of rarely needed options comes last.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from factorcell import limits
 from factorcell.commands import terminal
 
 RARE = "rarely needed"
-# Placeholders for the values of options, by type.
-METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
-NAME_WIDTH, MAX_WIDTH = 28, 100  # characters of the column of names, and maximum characters of a line
+# Type of the value of an option -> the placeholder for the value in the help.
+PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+NAME_WIDTH = 28  # characters of the column of names in the help
+MAX_LINE_WIDTH = 100  # maximum characters of a line of help
 
 
 class Section(NamedTuple):
-    """A section of the help, to which options can be added."""
+    """A section of the help of `parser`, to which options can be added."""
 
     parser: "Parser"
     title: str
@@ -41,6 +42,12 @@ class Parser:
 
     Options and positional arguments have separate argparse parsers, so that options may be in any place
     on the command line.
+
+    Attributes:
+        kinds: The selected kinds of tokenizer, backbone and head.
+        optional: The argparse parser of the options.
+        positional: The argparse parser of the positional arguments.
+        sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
     """
 
     def __init__(self, prog: str, summary: str, kinds: Mapping[str, str] | None = None) -> None:
@@ -51,12 +58,17 @@ class Parser:
     def add_argument(
         self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
     ) -> argparse.Action:
-        """Add an argument as argparse does; the help lists it in `section`, or first if it is required."""
+        """Add an argument as argparse does.
+
+        The help lists it in `section`, but required and positional arguments first.
+        """
         if choices:
-            settings |= {"type": _one_of(choices), "metavar": f"{{{','.join(choices)}}}"}
+            settings |= {"type": _choice_checker(choices), "metavar": f"{{{','.join(choices)}}}"}
         is_option = names[0].startswith("-")
-        action = (self.optional if is_option else self.positional).add_argument(*names, **settings)
-        self.sections.setdefault(section if is_option and not action.required else "", []).append(action)
+        argparse_parser = self.optional if is_option else self.positional
+        action = argparse_parser.add_argument(*names, **settings)
+        title = section if is_option and not action.required else ""
+        self.sections.setdefault(title, []).append(action)
         return action
 
     def section(self, title: str) -> Section:
@@ -74,41 +86,42 @@ class Parser:
         return list(itertools.chain.from_iterable(self.sections.values()))
 
     @property
-    def options(self) -> list[str]:
+    def flags(self) -> list[str]:
         """All flags, including --help."""
-        return ["--help", *(name for action in self.actions for name in action.option_strings)]
+        return ["--help", *(flag for action in self.actions for flag in action.option_strings)]
 
     def to_argparse(self) -> argparse.ArgumentParser:
-        """Return one argparse parser with all arguments, which shell completion needs."""
+        """Return a single argparse parser with all arguments; shell completion requires it."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words that follow a command; report an unknown option before all other errors."""
+        """Parse the words that follow a command; if there is an unknown option, report it before all other errors."""
         option_words = list(itertools.takewhile("--".__ne__, words))  # all words after -- are positional
         if {"-h", "--help"}.intersection(option_words):
             terminal.show_help(self.format_help())
             sys.exit(0)
         for word in option_words:
-            name = word.partition("=")[0]
-            if name.startswith("--") and " " not in word and name not in self.options:
-                fail(self.prog, f"unknown option {name}{limits.nearest_hint(name, self.options)}")
-        arguments, rest = self.optional.parse_known_args(option_words)
-        arguments, rest = self.positional.parse_known_args([*rest, *words[len(option_words) :]], arguments)
-        if rest:
-            fail(self.prog, f"unknown argument {rest[0]!r}")
+            flag, _, _ = word.partition("=")
+            if flag.startswith("--") and " " not in word and flag not in self.flags:
+                fail(self.prog, f"unknown option {flag}{limits.nearest_hint(flag, self.flags)}")
+        arguments, other_words = self.optional.parse_known_args(option_words)
+        positional_words = [*other_words, *words[len(option_words) :]]
+        arguments, unknown_words = self.positional.parse_known_args(positional_words, arguments)
+        if unknown_words:
+            fail(self.prog, f"unknown argument {unknown_words[0]!r}")
         for action in self.actions:
-            # The config checks its own fields, also those whose limits are not in `NUMBER_LIMITS`.
+            # `Config` checks the options that are its fields.
             if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
                 limits.check(**{action.dest: getattr(arguments, action.dest, None)})
         return arguments
 
     def format_help(self) -> str:
         """Return the help text."""
-        required = self.sections[""]
-        usage = f"usage: {self.prog} [options] {' '.join(map(_usage_words, required))}".rstrip()
-        titles = sorted(self.sections, key=lambda title: title == RARE)
+        required_words = " ".join(map(_usage_words, self.sections[""]))
+        usage = f"usage: {self.prog} [options] {required_words}".rstrip()
+        titles = sorted(self.sections, key=lambda title: title == RARE)  # only RARE moves, to the end
         blocks = [format_list(title, map(_help_row, self.sections[title])) for title in titles if self.sections[title]]
-        return "\n\n".join([usage, textwrap.fill(self.summary, width()), *blocks])
+        return "\n\n".join([usage, textwrap.fill(self.summary, line_width()), *blocks])
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):
@@ -121,53 +134,56 @@ class _OneLineErrorParser(argparse.ArgumentParser):
         fail(self.prog, message.replace("the following arguments are required:", "missing:"))
 
 
-def width() -> int:
+def line_width() -> int:
     """Return the number of characters of a line of help."""
-    return min(MAX_WIDTH, shutil.get_terminal_size().columns) - 2
+    return min(MAX_LINE_WIDTH, shutil.get_terminal_size().columns) - 2
 
 
-def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = NAME_WIDTH) -> str:
+def format_list(title: str, rows: Iterable[tuple[str, str]], name_width: int = NAME_WIDTH) -> str:
     """Return a titled list of names and descriptions in two columns; a long name has a line of its own.
 
-    The descriptions begin after `left` characters.
+    The descriptions begin after `name_width` characters.
     """
     lines = [terminal.bold(title)] if title else []
-    for name, text in rows:
-        first, *others = textwrap.wrap(text, max(20, width() - left), break_on_hyphens=False) or [""]
-        if len(name) + 4 > left:
+    for name, description in rows:
+        description_width = max(20, line_width() - name_width)
+        first_line, *other_lines = textwrap.wrap(description, description_width, break_on_hyphens=False) or [""]
+        if len(name) + 4 > name_width:  # two spaces before the name, and at least two after it
             lines.append("  " + name)
             name = ""
-        lines += [f"  {name:<{left - 2}}{first}", *(" " * left + line for line in others)]
+        lines.append(f"  {name:<{name_width - 2}}{first_line}")
+        lines += [" " * name_width + line for line in other_lines]
     return "\n".join(lines)
 
 
 def fail(prog: str, message: str) -> NoReturn:
-    """End the process with exit code 2 and one line on standard error."""
+    """Print one line on standard error, and end the process with exit code 2."""
     terminal.notify(f"{prog}: {message}; see {prog} --help")
     sys.exit(2)
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+def _choice_checker(choices: Sequence[str]) -> Callable[[str], str]:
     """Return a function that checks the value of an argument; its error message suggests the nearest choice."""
 
-    def check(text: str) -> str:
-        if text not in choices:
-            near = limits.nearest_hint(text, choices)
-            raise argparse.ArgumentTypeError(f"unknown {text!r}{near}, expected one of {', '.join(choices)}")
-        return text
+    def check(value: str) -> str:
+        if value not in choices:
+            hint = limits.nearest_hint(value, choices)
+            raise argparse.ArgumentTypeError(f"unknown {value!r}{hint}, expected one of {', '.join(choices)}")
+        return value
 
     return check
 
 
 def _help_row(action: argparse.Action) -> tuple[str, str]:
     """Return the flags and placeholders of an argument, and its description with the default."""
-    names = ", ".join(name for name in action.option_strings if name.startswith("--"))
-    text = (action.help or "") % vars(action)
-    value = action.default
-    if not (action.required or isinstance(value, bool) or value in (None, "", [], argparse.SUPPRESS, math.inf)):
-        value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        text += "" if "default:" in text else f" (default: {value})"
-    return " ".join([names, *_placeholders(action)]).strip(), text
+    flags = ", ".join(flag for flag in action.option_strings if flag.startswith("--"))
+    description = (action.help or "") % vars(action)
+    default = action.default
+    has_default = not (isinstance(default, bool) or default in (None, "", [], argparse.SUPPRESS, math.inf))
+    if has_default and not action.required and "default:" not in description:
+        default_text = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+        description += f" (default: {default_text})"
+    return " ".join([flags, *_placeholders(action)]).strip(), description
 
 
 def _usage_words(action: argparse.Action) -> str:
@@ -178,7 +194,7 @@ def _usage_words(action: argparse.Action) -> str:
 
 def _placeholders(action: argparse.Action) -> list[str]:
     """Return the placeholders for the values of an argument."""
-    name = str(action.metavar or METAVARS.get(action.type) or action.dest.upper())
+    placeholder = str(action.metavar or PLACEHOLDERS.get(action.type) or action.dest.upper())
     if isinstance(action.nargs, int):
-        return [name] * action.nargs
-    return [name, "..."] if action.nargs == "+" else [name]
+        return [placeholder] * action.nargs
+    return [placeholder, "..."] if action.nargs == "+" else [placeholder]

@@ -1,4 +1,4 @@
-"""The command `replay`, which evaluates completion on a log of texts."""
+"""The command `replay`, which evaluates completion systems on a log of texts."""
 
 import argparse
 from typing import Any
@@ -17,16 +17,16 @@ from factorcell.reports import replay as replay_report
 def run_replay(arguments: argparse.Namespace) -> None:
     """Run `factorcell replay`."""
     if arguments.compare is None:
-        names = systems.available_systems(arguments.run)
+        system_names = systems.available_systems(arguments.run)
     else:
-        names = list(dict.fromkeys(arguments.compare.split(",")))
-    base = names[0] if arguments.base is None else arguments.base
-    if base not in names:
-        raise UserError(f"--base {base}: expected one of the systems of --compare ({', '.join(names)})")
-    run_columns = systems.user_and_time_columns(arguments.run, names)
-    user_column = choose_column(arguments.heldout, "--user", arguments.user, run_columns[0])
-    time_column = choose_column(arguments.heldout, "--time", arguments.time, run_columns[1])
-    config, context_columns = systems.find_config_and_columns(arguments.run, names, user_column)
+        system_names = list(dict.fromkeys(arguments.compare.split(",")))
+    base_name = system_names[0] if arguments.base is None else arguments.base
+    if base_name not in system_names:
+        raise UserError(f"--base {base_name}: expected one of the systems of --compare ({', '.join(system_names)})")
+    run_user_column, run_time_column = systems.user_and_time_columns(arguments.run, system_names)
+    user_column = choose_column(arguments.heldout, "--user", arguments.user, run_user_column)
+    time_column = choose_column(arguments.heldout, "--time", arguments.time, run_time_column)
+    config, context_columns = systems.find_config_and_columns(arguments.run, system_names, user_column)
     streams = read_streams(
         arguments.heldout,
         config,
@@ -39,7 +39,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
     opened_systems = systems.open_systems(
         arguments.run,
-        names,
+        system_names,
         user_column=user_column,
         unknown=arguments.unknown,
         seconds=arguments.seconds,
@@ -47,15 +47,15 @@ def run_replay(arguments: argparse.Namespace) -> None:
         precision=arguments.precision,
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "rows.jsonl"
-    replayed = replay(
-        opened_systems, streams, path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
+    rows_path = arguments.out / "rows.jsonl"
+    row_generator = replay(
+        opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
     )
-    for _ in replayed:  # the generator writes the rows to the file
+    for _ in row_generator:  # the generator writes the rows to the file
         pass
-    # The file may also have rows of systems that an earlier command replayed.
-    rows = [row for row in files.read_rows(path) if row["system"] in opened_systems]
-    summary = replay_summary.summarise(rows, base, window=arguments.window, seed=arguments.seed)
+    # The file may also have rows of other systems, which an earlier command replayed.
+    rows = [row for row in files.read_rows(rows_path) if row["system"] in opened_systems]
+    summary = replay_summary.summarise(rows, base_name, window=arguments.window, seed=arguments.seed)
     files.write_json(arguments.out / "summary.json", summary)
     files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
     _show(summary, arguments)

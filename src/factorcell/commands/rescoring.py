@@ -15,7 +15,7 @@ from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports.wording import rescoring_table
 
-SHOWN_VALUES = 20  # maximum number of values of columns whose word error rates are printed
+MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
 
 
 def run_rescore(arguments: argparse.Namespace) -> None:
@@ -24,13 +24,13 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.out}: exists already; choose another file")
     if arguments.tune and arguments.weights:
         files.check_writable(arguments.weights)
-    lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
-    for name in arguments.by:
-        choose("column", name, lists.columns)
+    lists = _read_lists(arguments.lists, reference_path=arguments.reference, columns_path=arguments.utt2context)
+    for column in arguments.by:
+        choose("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
     weights = _fit_or_read_weights(arguments, model, lists)
-    scored = _score_lists(arguments, model, lists)
-    rows = rescore.rescore(scored, weights)
+    scored_lists = _score_lists(arguments, model, lists)
+    rows = rescore.rescore(scored_lists, weights)
     summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)
@@ -40,47 +40,58 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
-        terminal.show_table(*rescoring_table(summary[: SHOWN_VALUES + 1]))  # the first row is for all utterances
+        all_utterances, *value_rows = summary
+        terminal.show_table(*rescoring_table([all_utterances, *value_rows[:MAX_SHOWN_VALUES]]))
     else:
-        lines = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
-        terminal.show_table(lines, ("utterance", "place", "text"))
+        shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
+        terminal.show_table(shown_rows, ("utterance", "place", "text"))
 
 
 def _notify_problems(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
-    """Print a notice if the lists lack all context columns, or if rescoring makes significantly more errors."""
+    """Print a notice if there is no context for the model, and one if rescoring makes significantly more errors."""
     columns = model.schema.columns()
     if columns and not {*columns} & {*lists.columns, *context}:
         terminal.notify(f"the model is used without context: the lists have none of the columns {', '.join(columns)}")
+    # The first row is for all utterances. A gain is significantly negative if its interval is below zero.
     if summary and (summary[0]["gain_high"] or 0) < 0:
         terminal.notify(
             "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
         )
 
 
-def _read_lists(path: Path, reference: Path | None, columns: Path | None) -> NBest:
-    """Read n-best lists, with reference transcripts and context columns from the other two files if they are set."""
+def _read_lists(path: Path, *, reference_path: Path | None, columns_path: Path | None) -> NBest:
+    """Read n-best lists, and add reference transcripts and context columns from the other two files, if any."""
     lists = nbest.read_nbest(path)
-    lists = lists if reference is None else nbest.with_references(lists, reference)
-    return lists if columns is None else nbest.with_columns(lists, columns)
+    if reference_path is not None:
+        lists = nbest.with_references(lists, reference_path)
+    if columns_path is not None:
+        lists = nbest.with_columns(lists, columns_path)
+    return lists
 
 
 def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
-    """Return the weights of the scores: fitted on --tune, or else read from --weights, or else set by --share."""
+    """Return the weights of the scores: fitted on --tune, or else read from --weights, or else computed from --share.
+
+    If both --tune and --weights are specified, also write the fitted weights to --weights.
+    """
     if arguments.tune is None:
-        for option, value in (("reference", arguments.tune_reference), ("utt2context", arguments.tune_utt2context)):
-            if value is not None:
-                raise UserError(f"--tune-{option} {value}: requires the lists of --tune")
+        tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
+        for option, path in tune_files.items():
+            if path is not None:
+                raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
             return ScoreWeights.open(arguments.weights)
         return ScoreWeights.with_model_share(lists.names, arguments.share)
-    tune = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
-    if tune.names != lists.names:
+    tune_lists = _read_lists(
+        arguments.tune, reference_path=arguments.tune_reference, columns_path=arguments.tune_utt2context
+    )
+    if tune_lists.names != lists.names:
         raise UserError(
             f"{arguments.tune}: expected the scores {', '.join(lists.names)} of {arguments.lists}, "
-            f"got {', '.join(tune.names)}"
+            f"got {', '.join(tune_lists.names)}"
         )
-    weights, nats = rescore.fit_weights(_score_lists(arguments, model, tune))
-    terminal.notify(f"weights fitted on {arguments.tune}: {nats:g} nats per list")
+    weights, nats_per_list = rescore.fit_weights(_score_lists(arguments, model, tune_lists))
+    terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
     if arguments.weights is not None:
         weights.save(arguments.weights)
     return weights

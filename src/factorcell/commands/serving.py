@@ -1,4 +1,4 @@
-"""The command `serve`, and the training of the run of place names for `factorcell serve demo`."""
+"""The command `serve`, and the training of the run that `factorcell serve demo` serves."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
 from factorcell.config import UserError
 
-DEMO = Path("demo")  # `factorcell serve demo` trains this run if the folder has none
+DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 
 # Each country is a user; the user's texts are the names of its places.
 DEMO_OPTIONS: dict[str, dict[str, Any]] = {
@@ -18,7 +18,7 @@ DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"adapt": ["factor"], "output_bias": []},
 }
 DEMO_MINUTES = 1.5  # time limit of the training
-DEMO_HINT = "Type the name of a place, such as Kyo or Lis"
+DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
 
 
 def run_serve(arguments: argparse.Namespace) -> None:
@@ -30,11 +30,11 @@ def run_serve(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
-    hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO else "")
-    # "." and ".." do not end with the name of a folder
+    hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
+    # The default store is next to the run folder and has its name; the paths "." and ".." do not contain this name.
     folder = arguments.run if arguments.run.name not in ("", "..") else Path(os.path.abspath(arguments.run))
     default_store = f"sqlite:///{folder.parent / folder.name}.users.db"
-    options = server.ServerOptions(
+    server_options = server.ServerOptions(
         arguments.run,
         os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
         keys=arguments.keys,
@@ -48,13 +48,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
         cache_size=arguments.cache_size,
         settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
     )
-    if arguments.run == DEMO and not (DEMO / "weights.safetensors").exists():
-        make_demo(DEMO)
-    server.serve(options, terminal.notify)
+    if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
+        train_demo_run(DEMO_FOLDER)
+    server.serve(server_options, terminal.notify)
 
 
-def make_demo(folder: Path, epochs: float | None = None) -> None:
-    """Train a small run that completes place names (GeoNames); `epochs` replaces the time limit."""
+def train_demo_run(folder: Path, epochs: float | None = None) -> None:
+    """Train a small run that completes place names (GeoNames); if `epochs` is set, it replaces the time limit."""
     from factorcell.commands.demo import table_path
     from factorcell.training.fit import fit
     from factorcell.training.plan import Budget

@@ -1,8 +1,8 @@
 """Output of commands: results on standard output, as text, tables or rows of JSON; notices on standard error.
 
-All output to a terminal passes through this module, which escapes control characters and other hidden characters, so
-that no text, name or message can control the terminal or imitate a line of a command. Text of the type `Styled` is
-already escaped and may contain colours.
+All output to a terminal passes through this module. It escapes control characters and other hidden characters, so that
+no text, name or message can control the terminal, or look like a line that a command prints. Text of the type `Styled`
+is already escaped and may contain colours.
 """
 
 import logging
@@ -19,13 +19,14 @@ from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
 
-SMALLEST_PROBABILITY = 1e-300  # about the smallest float with full precision
+SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
+MAX_MATRIX_SIZE = 12  # maximum number of values for which the confusion matrix is printed
 
 Row = dict[str, Any]
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Return whether `stream` shows colours: as NO_COLOR or FORCE_COLOR specify, otherwise if it is a terminal."""
+    """Return whether `stream` shows colours: as NO_COLOR or FORCE_COLOR specify, or else whether it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
@@ -69,7 +70,7 @@ def show_part(text: str, before: str = "") -> None:
 
 
 def show_help(text: str) -> None:
-    """Print help, which contains no text from users and may contain colours."""
+    """Print help without escapes: it may contain colours, and it contains no text from users."""
     print(text)
 
 
@@ -114,21 +115,21 @@ def warnings_as_notices() -> Iterator[None]:
 
 def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Print rows as an aligned table; columns for which no row has a value are left out."""
-    columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    columns = [column for column in columns if any(row.get(column) is not None for row in rows)]
     if not columns:
         return
-    cells = [[name.replace("_", " ") for name in columns]]
-    cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    show(*align_columns(cells))
+    header = [column.replace("_", " ") for column in columns]
+    lines = [[_format_cell(column, row.get(column)) for column in columns] for row in rows]
+    show(*align_columns([header, *lines]))
 
 
-def _cell(name: str, value: Any) -> str:
+def _format_cell(column: str, value: Any) -> str:
     if value is None or value != value:  # NaN
         return "-"
     if isinstance(value, float):
-        if name == "gain":
+        if column == "gain":
             return f"{value:+z.1%}"
-        return f"{value:z.4f}" if name in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:z.2f}"
+        return f"{value:z.4f}" if column in ("accuracy", "precision", "recall", "f1", "auc") else f"{value:z.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -138,27 +139,30 @@ def format_probability(value: float) -> str:
 
 
 def show_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Print a confusion matrix with names of at most 16 characters at the left and 8 at the top."""
+    """Print a confusion matrix; names are cut to 16 characters at the left, and to 8 characters at the top."""
     names = [escape_hidden(name) for name in names]
-    width = max(8, *(len(name[:16]) for name in names))
-    show(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
-    for name, line in zip(names, counts, strict=True):
-        show(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
+    left_width = max(8, *(len(name[:16]) for name in names))
+    show(" " * left_width + "".join(f"  {name[:8]:>8}" for name in names))
+    for name, row_counts in zip(names, counts, strict=True):
+        show(f"{name[:16]:<{left_width}}" + "".join(f"  {count:>8,}" for count in row_counts))
 
 
 def show_classification(result: "Classification", metrics: Row, as_json: bool) -> None:
-    """Print the metrics of a classification of labelled texts, per value and in total, and its confusion matrix."""
+    """Print the metrics of a classification of labelled texts, in total and for each value, and its confusion matrix.
+
+    With `as_json`, print only the metrics.
+    """
     from factorcell.reports.wording import natural_order
 
     if as_json:
         return show_json([metrics])
-    texts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
+    text_counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
-    show(f"{figures} ({texts})")
+    show(f"{figures} ({text_counts})")
     show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
     if "accuracy_training_priors" in metrics:
         show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
-    show(_calibration(metrics))
+    show(_calibration_sentence(metrics))
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):
@@ -170,20 +174,20 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     ranks = {result.names[index]: rank for rank, index in enumerate(order)}
     rows = sorted(metrics["values"], key=lambda row: ranks[row["value"]])
     show_table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
-    if len(result.names) <= 12:
+    if len(result.names) <= MAX_MATRIX_SIZE:
         show("", "confusion matrix (rows: true value, columns: predicted value)")
         counts = result.confusion()[order][:, order].tolist()
         show_matrix([result.names[index] for index in order], counts)
     return None
 
 
-def _calibration(metrics: Row) -> str:
-    """Return a sentence on the calibration of a classifier."""
+def _calibration_sentence(metrics: Row) -> str:
+    """Return a sentence about the calibration of a classifier, at the fitted temperature and at 1 if one was fitted."""
     error, nats = metrics["calibration_error"], metrics["value_nats"]
-    text = f"calibration error {error:.4f}, negative log-likelihood of the true value {nats:z.4f} nats"
+    sentence = f"calibration error {error:.4f}, negative log-likelihood of the true value {nats:z.4f} nats"
     if "temperature" not in metrics:
-        return text
-    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} nats"
+        return sentence
+    figures_at_1 = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} nats"
     if "accuracy_at_1" in metrics:
-        before += f", accuracy {metrics['accuracy_at_1']:.4f}"
-    return f"{text}, at temperature {metrics['temperature']:.3f} (at temperature 1: {before})"
+        figures_at_1 += f", accuracy {metrics['accuracy_at_1']:.4f}"
+    return f"{sentence}, at temperature {metrics['temperature']:.3f} (at temperature 1: {figures_at_1})"

@@ -11,10 +11,12 @@ from factorcell.training.compare import NGRAM, compare, training_plans
 from factorcell.training.fit import fit, summary
 from factorcell.training.plan import Plan, config_with_defaults
 
+MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
+
 
 def run_train(arguments: argparse.Namespace) -> None:
     """Run `factorcell train`."""
-    specified, budget = options.training_request(arguments)
+    specified, budget = options.prepare_training(arguments)
     run = fit(
         arguments.train,
         arguments.dev,
@@ -31,7 +33,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Run `factorcell compare`."""
     from factorcell.reports.runs import report_page
 
-    specified, budget = options.training_request(arguments)
+    specified, budget = options.prepare_training(arguments)
     comparison = compare(
         arguments.train,
         arguments.dev,
@@ -49,24 +51,28 @@ def run_compare(arguments: argparse.Namespace) -> None:
     terminal.show_table(*comparison.table())
     terminal.notify(*comparison.notes())
     plan = Plan(config_with_defaults(specified))
-    folders = [
-        path for model in arguments.models for path, _ in training_plans(arguments.out, plan, model, arguments.seeds)
+    model_folders = [
+        folder
+        for model in arguments.models
+        for folder, _ in training_plans(arguments.out, plan, model, arguments.seeds)
     ]
-    folders += [arguments.out / NGRAM] if arguments.ngram else []
-    page = arguments.out / "report.html"
-    files.write(page, report_page(folders))
-    terminal.notify(f"report: {page}")
+    if arguments.ngram:
+        model_folders.append(arguments.out / NGRAM)
+    page_path = arguments.out / "report.html"
+    files.write(page_path, report_page(model_folders))
+    terminal.notify(f"report: {page_path}")
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune`."""
     from factorcell.reports.search import search_page, search_table
 
-    specified, budget = options.training_request(arguments)
+    specified, budget = options.prepare_training(arguments)
     if arguments.models and (hasattr(arguments, "adapt") or hasattr(arguments, "output_bias")):
         raise UserError("specify either --models, or --adapt and --output-bias")
-    fixed = {name for name in vars(arguments) if name in search_space.SECTIONS}
-    rows = search.search(
+    # `arguments` has only those options of the config that the command line specifies; the search does not vary these.
+    fixed_options = {name for name in vars(arguments) if name in search_space.SECTIONS}
+    trial_rows = search.search(
         arguments.train,
         arguments.dev,
         specified,
@@ -74,7 +80,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
         search.SearchOptions(
             trials=arguments.trials,
             models=arguments.models,
-            ranges=search_space.load_space(arguments.space, fixed),
+            ranges=search_space.load_space(arguments.space, fixed_options),
             target=arguments.target,
             sampler=arguments.sampler,
             pruner=arguments.pruner,
@@ -83,7 +89,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
         notify=terminal.notify,
         page=search_page,
     )
-    terminal.show_table(*search_table(rows[:10]))
+    terminal.show_table(*search_table(trial_rows[:MAX_SHOWN_TRIALS]))
     terminal.notify(f"report: {arguments.out / 'study.html'}; best options: {arguments.out / 'best.toml'}")
 
 
@@ -97,8 +103,8 @@ def run_check(arguments: argparse.Namespace) -> None:
     else:
         for finding in findings:
             terminal.show(f"ok     {finding.path}: {finding.text}" if finding.is_valid else f"WRONG  {finding.text}")
-    if failed := sum(not finding.is_valid for finding in findings):
-        raise UserError(f"{arguments.run}: {failed} of {len(findings)} checks failed")
+    if failure_count := sum(not finding.is_valid for finding in findings):
+        raise UserError(f"{arguments.run}: {failure_count} of {len(findings)} checks failed")
 
 
 def run_report(arguments: argparse.Namespace) -> None:

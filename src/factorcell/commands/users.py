@@ -45,8 +45,8 @@ def run_users_show(arguments: argparse.Namespace) -> None:
     state = "; learning is paused" if record.paused else ""
     terminal.show(f"{len(record.texts):,} texts stored, {record.accepted:,} accepted in total{state}")
     for row in rows:
-        context = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
-        terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context)
+        context_json = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
+        terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context_json)
     return None
 
 
@@ -55,47 +55,49 @@ def run_users_export(arguments: argparse.Namespace) -> None:
     with _opened_store(arguments) as store:
         for user in arguments.users or all_users(store):
             record = _read_record(store, user) if arguments.users else store.read(user)
-            if record is not None:  # the user may have been deleted in the meantime
+            if record is not None:  # another process may have deleted the user after `all_users`
                 terminal.show_json([changes.export_record(record)])
 
 
 def run_users_import(arguments: argparse.Namespace) -> None:
     """Run `factorcell users import`."""
     exports = _split_exports(input_files.read_text(arguments.file))
-    imported = unchanged = failures = 0
+    imported_count = unchanged_count = failure_count = 0
     with _opened_store(arguments, create=True) as store:
-        for number, line in exports:
+        for line_number, user_json in exports:
             try:
-                # With None as the expected version, the store writes the record only if it has none of this user.
-                is_new = store.write(changes.import_record(json.loads(line), _now()), None)
+                record = changes.import_record(json.loads(user_json), _now())
+                # With None as the expected version, the store writes a record only for a user without a record.
+                is_new = store.write(record, expected=None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
-                terminal.notify(f"{arguments.file} line {number}: {message}")
-                failures += 1
+                terminal.notify(f"{arguments.file} line {line_number}: {message}")
+                failure_count += 1
             else:
-                imported, unchanged = imported + is_new, unchanged + (not is_new)
-    terminal.notify(f"users imported: {imported:,}; users that existed already and were not changed: {unchanged:,}")
-    if failures:
-        raise UserError(f"{arguments.file}: {failures:,} of {len(exports):,} lines could not be imported")
+                imported_count += is_new
+                unchanged_count += not is_new
+    terminal.notify(
+        f"users imported: {imported_count:,}; users that existed already and were not changed: {unchanged_count:,}"
+    )
+    if failure_count:
+        raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
 
 
 def run_users_forget(arguments: argparse.Namespace) -> None:
     """Run `factorcell users forget`."""
     with _opened_store(arguments) as store:
         user, text = checked_id(arguments.user), check_text(arguments.text)
-        before, after = changes.apply(
-            store, user, lambda record: changes.remove_text(record, text), lambda: int(time.time())
-        )
-    removed = len(before.texts) - len(after.texts)
-    terminal.notify(f"texts deleted: {removed:,}" if removed else "the user has no such text")
+        before, after = changes.apply(store, user, lambda record: changes.remove_text(record, text), now=_now)
+    deleted_count = len(before.texts) - len(after.texts)
+    terminal.notify(f"texts deleted: {deleted_count:,}" if deleted_count else "the user has no such text")
 
 
 def run_users_delete(arguments: argparse.Namespace) -> None:
     """Run `factorcell users delete`."""
     with _opened_store(arguments) as store:
-        deleted = sum(store.delete(checked_id(user)) for user in arguments.users)
-        missing = "; the others are not in the store" if deleted < len(arguments.users) else ""
-        terminal.notify(f"users deleted: {deleted:,} of {len(arguments.users):,}{missing}")
+        deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
+        remark = "; the others are not in the store" if deleted_count < len(arguments.users) else ""
+        terminal.notify(f"users deleted: {deleted_count:,} of {len(arguments.users):,}{remark}")
         if arguments.purge:
             terminal.notify(*(f"still to do: {line}" for line in store.purge()))
 
@@ -110,13 +112,15 @@ def run_users_migrate(arguments: argparse.Namespace) -> None:
         service = Service(ServedModel(Run.open(arguments.run)), store)
         service.model.learner.new()  # raises an error if the run does not distinguish users
         users = list(all_users(store))
-        changed_users = [
-            user for user in progress_bar(users, desc="learning", unit="users") if not service.relearn(user)
-        ]
-    terminal.notify(f"{arguments.run} has learned {len(users) - len(changed_users):,} users")
-    if changed_users:
+        unfinished_count = 0  # users whose records other processes changed too often
+        for user in progress_bar(users, desc="learning", unit="users"):
+            has_learned_all_texts = service.relearn(user)
+            unfinished_count += not has_learned_all_texts
+    terminal.notify(f"{arguments.run} has learned the texts of {len(users) - unfinished_count:,} users")
+    if unfinished_count:
         terminal.notify(
-            f"{len(changed_users):,} users changed during the migration; the server learns each at the next request"
+            f"{unfinished_count:,} users changed during the migration; "
+            "the server learns the texts of each at the user's next request"
         )
 
 
@@ -129,8 +133,9 @@ def run_users_key(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterator[Store]:
-    """Open the store of a command, and raise errors of the store as `UserError`."""
-    store = open_store(os.environ[STORE_VARIABLE] if arguments.store is None else arguments.store, create=create)
+    """Open the store of a command, close it at the end, and raise errors of the store as `UserError`."""
+    url = os.environ[STORE_VARIABLE] if arguments.store is None else arguments.store
+    store = open_store(url, create=create)
     try:
         yield store
     except StoreError as error:
@@ -140,7 +145,10 @@ def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterat
 
 
 def _split_exports(content: str) -> list[tuple[int, str]]:
-    """Split an export into (line number, JSON of a user): one user per line, or a single user on several lines."""
+    """Split an export into pairs (line number, JSON of a user).
+
+    The export has one user per line, or a single user on several lines.
+    """
     lines = content.split("\n")  # not splitlines, since texts may contain other line separators
     if lines[0].strip() == "{":
         return [(1, content)]
@@ -154,8 +162,8 @@ def _read_record(store: Store, user: str) -> Record:
     return record
 
 
-def _format_time(time: int) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _format_time(timestamp: int) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _now() -> int:

@@ -1,4 +1,5 @@
-"""Arguments of the commands: a module for each group of commands, with a function for each command.
+"""Arguments of the commands: each module is for a group of commands and has a function for each of them.
 
-The help of a command imports only one of these modules, which therefore import nothing heavier than the config.
+The help of a command must appear quickly: it imports one of these modules, and they import nothing heavier than the
+config.
 """

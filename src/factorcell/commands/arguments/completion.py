@@ -7,63 +7,66 @@ from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
 
-def complete(parser: Parser) -> None:
+def add_complete_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell complete`."""
     options.add_run(parser, "run folder of a model with tokenizer char or grapheme")
-    text = "text typed so far (default: complete interactively in the terminal)"
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", help=text)
-    text = "complete each line of standard input and print a row of JSON for it"
-    parser.add_argument("--stdin", action="store_true", help=text)
+    help_text = "text typed so far (default: complete interactively in the terminal)"
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", help=help_text)
+    help_text = "complete each line of standard input and print a row of JSON for it"
+    parser.add_argument("--stdin", action="store_true", help=help_text)
     options.add_context(parser)
-    text = "earlier texts of the user, learned in this order"
-    parser.add_argument("--history", metavar="TEXT;TEXT", help=text)
-    text = "show what each source adds to a score, and which popular texts the history made more probable"
-    parser.add_argument("--explain", action="store_true", help=text)
-    text = "number of suggestions"
-    parser.add_argument("--count", type=int, default=10, help=text)
-    parser.add_argument("--seconds", type=float, help="time limit; the best suggestions so far are returned then")
+    help_text = "earlier texts of the user, learned in this order"
+    parser.add_argument("--history", metavar="TEXT;TEXT", help=help_text)
+    help_text = "show what the model, the popular texts and the history add to each score, "
+    help_text += "and which popular texts the history made more probable"
+    parser.add_argument("--explain", action="store_true", help=help_text)
+    help_text = "number of suggestions"
+    parser.add_argument("--count", type=int, default=10, help=help_text)
+    parser.add_argument("--seconds", type=float, help="time limit, after which the search returns its best suggestions")
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
     options.add_computing(parser)
 
 
-def tune_online(parser: Parser) -> None:
+def add_tune_online_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell tune-online`."""
     options.add_run(parser, "run folder of a model trained with --user")
     parser.add_argument("dev", type=Path, metavar="DEV", help="table of texts of users who were not in training")
     _add_stream_options(parser, "complete about one in N texts to fit the weights of the blend")
-    text = "optimizer to try (repeatable; default: all)"
-    parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=text)
-    text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
-    parser.rare.add_argument("--max-norm", type=float, default=2.0, metavar="X", help=text)
+    help_text = "optimizer to try (repeatable; default: all)"
+    parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=help_text)
+    help_text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
+    parser.rare.add_argument("--max-norm", type=float, default=2.0, metavar="X", help=help_text)
     options.add_computing(parser)
 
 
-def replay(parser: Parser) -> None:
+def add_replay_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell replay`."""
     options.add_run(parser, "run folder, or a folder of runs written by compare")
-    text = "table of held-out texts with columns for user and time"
-    parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=text)
-    text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without learning), "
-    text += "online (the run that learns users), blend, or names of runs in RUN (default: all that RUN supports)"
-    parser.add_argument("--compare", metavar="NAME[,NAME...]", help=text)
-    text = "folder for rows, summary and page; the command continues a replay in an existing folder"
-    options.add_output(parser, "--out", text, folder=True, required=True, metavar="FOLDER")
+    help_text = "table of held-out texts with columns for user and time"
+    parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=help_text)
+    help_text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without online "
+    help_text += "learning), online (the run with online learning), blend, or names of runs in RUN "
+    help_text += "(default: all systems that RUN supports)"
+    parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
+    help_text = "folder for rows, summary and page; the command continues a replay that the folder already contains"
+    options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")
     parser.add_argument("--base", metavar="NAME", help="system to compare the others to (default: the first)")
-    text = "table of training texts, to distinguish seen prefixes from unseen ones"
-    parser.add_argument("--train", type=Path, metavar="TABLE", help=text)
-    text = "column that identifies the user (default: the run's user column, else user)"
-    parser.add_argument("--user", metavar="COLUMN", help=text)
+    help_text = "table of training texts, to distinguish seen prefixes from unseen ones"
+    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
+    help_text = "column that identifies the user (default: the run's user column, else user)"
+    parser.add_argument("--user", metavar="COLUMN", help=help_text)
     _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
     options.add_seed(parser, "the random prefixes and the bootstrap intervals")
-    text = "number of consecutive queries of a user that are averaged in a point of the improvement curve"
-    parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=text)
+    help_text = "number of consecutive queries of a user that are averaged for each point of the improvement curve"
+    parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=help_text)
     options.add_computing(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue with the remaining users")
 
 
-def _add_stream_options(parser: Parser, every: str) -> None:
-    text = "column of times or numbers by which texts are ordered (default: the run's time column, else time)"
-    parser.add_argument("--time", metavar="COLUMN", help=text)
+def _add_stream_options(parser: Parser, every_help: str) -> None:
+    """Add the options that select and order the texts of each user; `every_help` is the help of --every."""
+    help_text = "column of times or numbers by which texts are ordered (default: the run's time column, else time)"
+    parser.add_argument("--time", metavar="COLUMN", help=help_text)
     parser.add_argument("--rows-per-user", type=int, help="use the first N texts of each user (default: all)")
-    parser.add_argument("--every", type=int, default=1, help=every)
-    parser.add_argument("--seconds", type=float, help="time limit per completion; the best suggestions so far count")
+    parser.add_argument("--every", type=int, default=1, help=every_help)
+    parser.add_argument("--seconds", type=float, help="time limit per completion, as for `complete`")

@@ -9,96 +9,96 @@ from factorcell.commands.parser import Parser
 from factorcell.config import PRECISIONS
 
 
-def serve(parser: Parser) -> None:
+def add_serve_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell serve`."""
-    text = "run folder of a model with tokenizer char or grapheme; demo: train one on place names (two minutes)"
-    parser.add_argument("run", type=Path, metavar="RUN", help=text)
+    help_text = "run folder of a model with tokenizer char or grapheme; demo: train a run on place names (two minutes)"
+    parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free port")
-    text = f"URL of the user store (default: the variable {STORE_VARIABLE}, else SQLite in RUN.users.db)"
-    parser.add_argument("--store", metavar="URL", help=text)
-    text = "file of keys (`factorcell users key`); without keys only this machine has access"
-    parser.add_argument("--keys", type=Path, metavar="FILE", help=text)
+    help_text = f"URL of the user store (default: the variable {STORE_VARIABLE}, else SQLite in RUN.users.db)"
+    parser.add_argument("--store", metavar="URL", help=help_text)
+    help_text = "file of server keys (`factorcell users key`); without --keys only this machine has access"
+    parser.add_argument("--keys", type=Path, metavar="FILE", help=help_text)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that share the port")
-    text = "deadline of a completion in milliseconds, unless the request sets another"
-    parser.add_argument("--deadline-ms", type=int, default=100, help=text)
+    help_text = "deadline of a completion in milliseconds, unless the request sets another"
+    parser.add_argument("--deadline-ms", type=int, default=100, help=help_text)
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
-    text = "number format of matrix products; auto: the faster one on this machine, with the same suggestions"
-    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help=text)
-    group = parser.section("privacy")
-    text = "time after which texts are deleted, such as 90d (default: never)"
-    group.add_argument("--retention", metavar="TIME", help=text)
-    text = "pattern of texts that are neither learned nor stored (repeatable)"
-    group.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=text)
-    text = "file of phrases that are never suggested, one per line"
-    group.add_argument("--block", type=Path, help=text)
-    text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
-    group.add_argument("--pad", type=int, default=0, metavar="BYTES", help=text)
-    group = parser.section("pages")
-    text = "placeholder text of the input box on the page"
-    group.add_argument("--hint", metavar="TEXT", help=text)
-    text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
-    group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)
-    text = "number of users whose weights are cached in memory"
-    parser.rare.add_argument("--cache-size", type=int, default=1000, metavar="N", help=text)
+    help_text = "number format of matrix products; auto: the faster one, which suggests the same texts"
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help=help_text)
+    privacy = parser.section("privacy")
+    help_text = "time after which texts are deleted, such as 90d (default: never)"
+    privacy.add_argument("--retention", metavar="TIME", help=help_text)
+    help_text = "texts that match REGEX are neither learned nor stored (repeatable)"
+    privacy.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=help_text)
+    help_text = "file of phrases that are never suggested, one per line"
+    privacy.add_argument("--block", type=Path, help=help_text)
+    help_text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
+    privacy.add_argument("--pad", type=int, default=0, metavar="BYTES", help=help_text)
+    pages = parser.section("pages")
+    help_text = "placeholder text of the input box on the page"
+    pages.add_argument("--hint", metavar="TEXT", help=help_text)
+    help_text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
+    pages.add_argument("--origin", action="append", default=[], metavar="URL", help=help_text)
+    help_text = "number of users whose adapted weights are cached in memory"
+    parser.rare.add_argument("--cache-size", type=int, default=1000, metavar="N", help=help_text)
 
 
-def users_list(parser: Parser) -> None:
+def add_users_list_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users list`."""
     _add_store(parser)
 
 
-def users_show(parser: Parser) -> None:
+def add_users_show_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users show`."""
     _add_store_and_user(parser)
     options.add_json(parser)
 
 
-def users_export(parser: Parser) -> None:
+def add_users_export_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users export`."""
     _add_store(parser)
     parser.add_argument("users", nargs="*", metavar="USER", help="users to export (default: all)")
 
 
-def users_forget(parser: Parser) -> None:
+def add_users_forget_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users forget`."""
     _add_store_and_user(parser)
     parser.add_argument("text", metavar="TEXT", help="the complete text to forget")
 
 
-def users_delete(parser: Parser) -> None:
+def add_users_delete_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users delete`."""
     _add_store(parser)
     parser.add_argument("users", nargs="+", metavar="USER", help="users to delete")
-    text = "also remove the deleted data from the raw files, which may take a while"
-    parser.add_argument("--purge", action="store_true", help=text)
+    help_text = "also remove the deleted data from the raw files, which may take a while"
+    parser.add_argument("--purge", action="store_true", help=help_text)
 
 
-def users_import(parser: Parser) -> None:
+def add_users_import_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users import`."""
     _add_store(parser)
     parser.add_argument("file", type=Path, metavar="FILE", help="JSON lines in the format of `users export`")
 
 
-def users_migrate(parser: Parser) -> None:
+def add_users_migrate_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users migrate`."""
     options.add_run(parser, "run folder of the model that learns all users")
     _add_store(parser)
 
 
-def users_key(parser: Parser) -> None:
+def add_users_key_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users key`."""
     parser.add_argument("name", metavar="NAME", help="name of the key")
-    text = "file of keys, created if missing; it contains hashes of the keys only"
-    parser.add_argument("--keys", type=Path, required=True, metavar="FILE", help=text)
-    text = "operations that the key allows (repeatable)"
-    parser.add_argument("--scope", action="append", required=True, choices=KEY_SCOPES, help=text)
+    help_text = "file of keys, created if missing; it contains hashes of the keys only"
+    parser.add_argument("--keys", type=Path, required=True, metavar="FILE", help=help_text)
+    help_text = "operations that the key allows (repeatable)"
+    parser.add_argument("--scope", action="append", required=True, choices=KEY_SCOPES, help=help_text)
     parser.add_argument("--rate", type=float, metavar="N", help="maximum requests per second (default: no limit)")
 
 
 def _add_store(parser: Parser) -> None:
-    text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE})"
-    parser.add_argument("--store", metavar="URL", required=STORE_VARIABLE not in os.environ, help=text)
+    help_text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE})"
+    parser.add_argument("--store", metavar="URL", required=STORE_VARIABLE not in os.environ, help=help_text)
 
 
 def _add_store_and_user(parser: Parser) -> None:
