@@ -48,7 +48,7 @@ def test_description_and_postfix_can_change(
     bar.set_postfix_str("loss\n2", refresh=False)
     bar.update()
     assert capsys.readouterr().err.splitlines()[-1].startswith("run: 0 steps")
-    monkeypatch.setattr(bar.fp._wrapped, "due", 0.0)
+    monkeypatch.setattr(bar.fp._wrapped, "next_line_time", 0.0)
     bar.update()
     line = capsys.readouterr().err
     assert line.startswith(r"run, best\x1b 3: 2 steps, ")

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from factorcell import files
-from factorcell.assignments import variable_numbers
+from factorcell.assignments import parse_assignments
 from factorcell.config import UserError, choose
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
@@ -109,7 +109,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     bias = sparse_bias_of(run)
     if bias is not None and bias.weight.requires_grad:
         names = [variable.name for variable in run.schema.categories]
-        l1 = bias.per_column(variable_numbers("sparse_l1", training.sparse_l1, names)).to(bias.weight.device)
+        l1 = bias.per_column(parse_assignments("sparse_l1", training.sparse_l1, names)).to(bias.weight.device)
         if bool(l1.any()):
             result[bias.weight] = Penalty(torch.zeros_like(bias.weight), l1)
     return result

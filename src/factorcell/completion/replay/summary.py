@@ -102,7 +102,7 @@ def summarise(
     base: str,
     *,
     window: int = REPLAY_WINDOW,
-    draws: int = bootstrap.DRAWS,
+    draws: int = bootstrap.DRAW_COUNT,
     seed: int = 0,
 ) -> Row:
     """Compute all figures of a replay, with intervals and with differences from a base system.
@@ -176,7 +176,7 @@ def _clear_winner(points: Floats, figure: str) -> int | None:
     """
     systems = np.flatnonzero(np.isfinite(points[0]))
     finite = points[:, systems]
-    best = bootstrap.clear_winner(
+    best = bootstrap.find_clear_winner(
         finite[0],
         figure != "perplexity",
         lambda first, second: bootstrap.percentile_interval(finite[:, first] - finite[:, second]),
