@@ -64,9 +64,9 @@ def test_clear_winner_must_beat_every_other_model() -> None:
         point = float(points[first] - points[second])
         return Interval(point, point - widths.get(abs(point), 0.1), point + widths.get(abs(point), 0.1))
 
-    assert bootstrap.find_clear_winner(points, highest=True, difference=difference) is None
+    assert bootstrap.find_clear_winner(points, highest_is_best=True, difference=difference) is None
     widths[0.5] = 0.4
-    assert bootstrap.find_clear_winner(points, highest=True, difference=difference) == 0
-    assert bootstrap.find_clear_winner(points, highest=False, difference=difference) == 1
-    assert bootstrap.find_clear_winner(points[:1], highest=True, difference=difference) is None
-    assert bootstrap.find_clear_winner(np.array([np.nan, 1.0]), highest=True, difference=difference) is None
+    assert bootstrap.find_clear_winner(points, highest_is_best=True, difference=difference) == 0
+    assert bootstrap.find_clear_winner(points, highest_is_best=False, difference=difference) == 1
+    assert bootstrap.find_clear_winner(points[:1], highest_is_best=True, difference=difference) is None
+    assert bootstrap.find_clear_winner(np.array([np.nan, 1.0]), highest_is_best=True, difference=difference) is None

@@ -22,7 +22,7 @@ def parse_assignment(option: str, text: str) -> tuple[str, float]:
 
 
 def parse_assignments(option: str, texts: Iterable[str], variables: Sequence[str]) -> list[float]:
-    """Return the number that `texts` assign to each of the `variables`; 0 for variables without an assignment.
+    """Return the number that `texts` set for each of the `variables`; 0 for a variable that no text sets.
 
     Raises:
         UserError: One of the `texts` cannot be parsed or names an unknown variable.

@@ -76,8 +76,8 @@ def resampled_sums(values: Floats, draw_count: int = DRAW_COUNT, seed: int = 0) 
 
 def _sum_groups(values: Floats, seed: int) -> Floats:
     """Sum `values` over `MAX_UNITS` random groups; resampling groups gives the same variance as resampling units."""
-    groups = np.random.default_rng((seed, len(values))).permutation(len(values)) % MAX_UNITS
-    return np.stack([np.bincount(groups, weights=column, minlength=MAX_UNITS) for column in values.T], axis=1)
+    group_of_unit = np.random.default_rng((seed, len(values))).permutation(len(values)) % MAX_UNITS
+    return np.stack([np.bincount(group_of_unit, weights=column, minlength=MAX_UNITS) for column in values.T], axis=1)
 
 
 def _draw_resampling_counts(unit_count: int, draw_count: int, seed: int) -> Iterator[Floats]:
@@ -89,7 +89,7 @@ def _draw_resampling_counts(unit_count: int, draw_count: int, seed: int) -> Iter
         yield generator.multinomial(unit_count, probabilities, size=size).astype(np.float64)
 
 
-def find_clear_winner(points: Floats, highest: bool, difference: Callable[[int, int], Interval]) -> int | None:
+def find_clear_winner(points: Floats, highest_is_best: bool, difference: Callable[[int, int], Interval]) -> int | None:
     """Return the index of the best of `points`; None if it does not differ significantly from every other point.
 
     The best point is the largest if `highest`, otherwise the smallest. `difference` takes the indices of two points and
@@ -97,7 +97,7 @@ def find_clear_winner(points: Floats, highest: bool, difference: Callable[[int, 
     """
     if len(points) < 2 or not np.isfinite(points).all():
         return None
-    sign = 1 if highest else -1
+    sign = 1 if highest_is_best else -1
     best = int((sign * points).argmax())
     others = (index for index in range(len(points)) if index != best)
     return best if all(difference(best, other).sign == sign for other in others) else None

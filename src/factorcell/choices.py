@@ -10,8 +10,8 @@ from typing import Any
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("uniform", "training")  # prior probabilities of the classes in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
-SAMPLERS = ("random", "tpe")
-PRUNERS = ("median", "none")
+SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
+PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early
 PRESETS = ("quick", "good", "best")  # presets of the training time
 MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # parts that fine-tuning can train
 GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")

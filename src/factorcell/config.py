@@ -91,17 +91,14 @@ class DataConfig:
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
     min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (if user is set)", 1, rare=True
+        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1, rare=True
     )
     min_text_users: int = int_option(
-        3,
-        "store a text as a popular completion if at least this many users wrote it (if user is set)",
-        1,
-        rare=True,
+        3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1, rare=True
     )
     min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1, rare=True)
     max_context_words: int = int_option(
-        10_000, "in columns of kind text, use at most this many words, the most frequent", 1, rare=True
+        10_000, "in columns of kind text, use at most this many words, the most frequent ones", 1, rare=True
     )
 
     def __post_init__(self) -> None:
@@ -183,7 +180,7 @@ class TrainingConfig:
     )
     clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
     loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
-    samples: int = int_option(1000, "tokens sampled for each batch (loss sampled)", 1, rare=True)
+    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1, rare=True)
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
@@ -191,7 +188,7 @@ class TrainingConfig:
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option(
-        "auto", "number type of matrix products in training; auto: the one that trains faster", choices=PRECISIONS
+        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
     )
     device: str = option("auto", "device to compute on; auto: a GPU if there is one", choices=DEVICES)
 
@@ -227,7 +224,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
         for item in dataclasses.fields(cls):
             first_section = section_by_option.setdefault(item.name, section)
             if item.name != "kind" and first_section != section:
-                raise UserError(f"[{first_section}] and [{section}] both have the option {item.name!r}; rename one")
+                raise UserError(
+                    f"[{first_section}] and [{section}] both have the option {item.name!r}; rename one of them"
+                )
     return types
 
 

@@ -53,7 +53,7 @@ class Extensions:
         try:
             return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
         except UserError as error:
-            advice = "to use one of another package, install the package or, in Python, import its module"
+            advice = "if another package defines it, install the package or, in Python, import its module"
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
@@ -92,8 +92,9 @@ class Extensions:
 
         points: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            if point.value not in [other.value for other in points.setdefault(point.name, [])]:
-                points[point.name].append(point)
+            namesakes = points.setdefault(point.name, [])
+            if point.value not in [namesake.value for namesake in namesakes]:
+                namesakes.append(point)
         return points
 
     def _load(self, points: "list[EntryPoint]") -> type:
@@ -101,7 +102,9 @@ class Extensions:
         point, *duplicates = points
         if duplicates:
             locations = " and ".join(sorted(entry_point.value for entry_point in points))
-            raise UserError(f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one")
+            raise UserError(
+                f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one of them"
+            )
         try:
             cls: type = point.load()
         except Exception as error:  # the imported module may raise anything

@@ -211,7 +211,7 @@ def read_versioned(path: str | Path, newest: int, source: str | Path | None = No
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged (it must hold an object, not a {type(content).__name__})")
+        raise UserError(f"{path}: damaged (expected an object, got a {type(content).__name__})")
     check_format(content.pop("format", None), newest, source or path)
     return content
 

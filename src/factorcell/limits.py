@@ -46,8 +46,8 @@ class UserError(ValueError):
         """Return an error with another message and the same remedies."""
         return UserError(message, self.remedies, self.outcome)
 
-    def _message_with(self, remedies: list[str]) -> str:
-        return f"{self.message}; {' or '.join(remedies)} {self.outcome}" if remedies else self.message
+    def _message_with(self, remedy_texts: list[str]) -> str:
+        return f"{self.message}; {' or '.join(remedy_texts)} {self.outcome}" if remedy_texts else self.message
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:

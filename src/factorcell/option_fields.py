@@ -67,19 +67,19 @@ def option(
 
 
 def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
-    """Declare an option that is an integer from `low` to `high`; `text` is its help text."""
+    """Declare an option that is an integer from `low` to `high`."""
     return option(default, help_text, limits=Limits(low, high), rare=rare)
 
 
 def float_option(
     default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False
 ) -> Any:
-    """Declare an option that is a number from `low` to `high`; `text` is its help text."""
+    """Declare an option that is a number from `low` to `high`."""
     return option(default, help_text, limits=Limits(low, high, whole=False), rare=rare)
 
 
 def rate_option(help_text: str, *, rare: bool = False) -> Any:
-    """Declare an option that is a dropout rate, from 0 (the default) to below 1; `text` is its help text."""
+    """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
     return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 

@@ -80,16 +80,17 @@ class _Operations(Generic[H]):
         Raises:
             UserError: `url` or `key` is invalid.
         """
-        error = UserError(f"url {url!r:.200}: expected the address of a service, such as {DEFAULT_URL}")
+        url_error = UserError(f"url {url!r:.200}: expected the address of a service, such as {DEFAULT_URL}")
         try:
-            parts = httpx.URL(url)
+            parsed = httpx.URL(url)
         except httpx.InvalidURL:
-            raise error from None
-        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment or parts.userinfo:
-            raise error
+            raise url_error from None
+        has_address = parsed.scheme in ("http", "https") and bool(parsed.host)
+        if not has_address or parsed.query or parsed.fragment or parsed.userinfo:
+            raise url_error
         self._http: H = http or self._http_class()
         self._owns_http = http is None
-        self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
+        self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parsed).rstrip("/") + "/"
         self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable()):

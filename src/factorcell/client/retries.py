@@ -58,7 +58,7 @@ class Attempts:
         return max(1e-3, min(self.policy.timeout, seconds_left))
 
     def pause_or_raise(self, error: httpx.RequestError | ServiceError) -> float:
-        """Return the seconds until the next attempt; raise the error as a `ServiceError` if none may follow."""
+        """Return the seconds until the next attempt; raise the error as a `ServiceError` if no attempt may follow."""
         if isinstance(error, httpx.RequestError):
             message = f"no response ({str(error) or type(error).__name__})"
             error = UnreachableError(self.call.name, message, may_have_run=not isinstance(error, UNSENT))

@@ -83,24 +83,24 @@ def search_stochastic_beam(
         first: The number of the first text; the draws of a text depend only on the seed and on the number of the text.
     """
     limits.check(branching=branching, seed=seed)
-    generators = [random_generator(seed, first + index) for index in range(len(task.contexts))]
+    generators = [random_generator(seed, first + index) for index in range(len(task.context_rows))]
 
     def request_extensions(unfinished: Sequence[int], hypothesis_count: int) -> TokenRequest:
         # Each step draws `width` rows, so the draws of later steps do not depend on the number of hypotheses.
         places = [generators[index].random((beam.width, branching))[:hypothesis_count] for index in unfinished]
-        return sampler.request_draws(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
+        return sampler.request_draws(torch.from_numpy(np.concatenate(places)).to(task.context_rows.device))
 
     return _search(task, beam, request_extensions)
 
 
 def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions) -> list[list[GeneratedText]]:
-    constraints, contexts = task.constraints, task.contexts
-    finished = [_Finished(beam.num_texts) for _ in contexts]
+    constraints, context_count, device = task.constraints, len(task.context_rows), task.context_rows.device
+    finished = [_Finished(beam.num_texts) for _ in range(context_count)]
 
     def finish(unfinished: Sequence[int], tokens: Tensor, log_probs: Tensor) -> None:
         """Finish those texts of the contexts `unfinished` (B,) whose log probability in `log_probs` (B, K) is finite.
 
-        `tokens` (B K, t) are the tokens of these texts.
+        `tokens` (B K, t) are the tokens of all K texts of each context.
         """
         tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
         for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
@@ -108,17 +108,15 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
             score = text.log_probability / max(1, text.target_count) ** beam.length_penalty
             finished[unfinished[row]].add(score, text)
 
-    hypotheses, unfinished = task.begin(), list(range(len(contexts)))
-    log_probs = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # of the hypotheses (B, K)
+    hypotheses, unfinished = task.begin(), list(range(context_count))
+    log_probs = torch.zeros(context_count, 1, dtype=torch.double, device=device)  # of the hypotheses (B, K)
     for step in range(constraints.max_tokens):
         if task.is_late or not unfinished:
             break
         request = request_extensions(unfinished, log_probs.shape[1])
         states, tokens, token_log_probs = task.choose(hypotheses, request, step)
         token_log_probs = _mask_duplicates(tokens, token_log_probs.double())
-        extended = (log_probs.view(-1, 1) + token_log_probs).view(
-            len(log_probs), -1
-        )  # log p of all extensions (B, K L)
+        extended = (log_probs.view(-1, 1) + token_log_probs).view(len(log_probs), -1)  # of all extensions (B, K L)
         is_end = tokens.view(len(log_probs), -1) == constraints.end
         continued = extended.masked_fill(is_end, -torch.inf).topk(min(beam.width, extended.shape[1]), dim=1)
         ended = extended.masked_fill(~is_end, -torch.inf).topk(min(beam.num_texts, extended.shape[1]), dim=1)
@@ -128,9 +126,8 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
             last_tokens = hypotheses.tokens[:, -1]
             is_finished = (last_tokens == constraints.end) | constraints.ends_with_stop(hypotheses.tokens, step + 1)
             is_finished = is_finished.view(extensions.values.shape)
-            finish(
-                unfinished, hypotheses.tokens[:, -step - 1 :], extensions.values.masked_fill(~is_finished, -torch.inf)
-            )
+            finished_log_probs = extensions.values.masked_fill(~is_finished, -torch.inf)
+            finish(unfinished, hypotheses.tokens[:, -step - 1 :], finished_log_probs)
         log_probs = continued.values.masked_fill(is_finished, -torch.inf)
         # An upper bound of the scores that a context can reach: log p never rises, and a text has at most
         # max_tokens + 1 targets. The search of a context ends when the bound does not exceed its `min_score`.

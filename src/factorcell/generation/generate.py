@@ -340,10 +340,11 @@ def condition_contexts(
     Returns:
         The conditioning, and for each of the `indices` (N,) the row of the conditioning with this context (N,).
     """
-    distinct, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
-    corpus = run.read([""] * len(distinct), [contexts[index] for index in distinct], unknown=unknown)
+    distinct_indices, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
+    distinct_contexts = [contexts[index] for index in distinct_indices]
+    corpus = run.read([""] * len(distinct_contexts), distinct_contexts, unknown=unknown)  # of empty texts
     with run.scoring():
-        conditioning = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
+        conditioning = run.model.condition(corpus.context(np.arange(len(distinct_contexts))).to(run.device))
         conditioning = replace(conditioning, head=run.model.head.fold(conditioning.head))
     return conditioning, torch.from_numpy(rows).to(run.device)
 
@@ -351,7 +352,7 @@ def condition_contexts(
 def _write_texts(
     task: WritingTask, options: GenerationOptions, texts_per_search: int, first: int
 ) -> list[list[GeneratedText]]:
-    """Generate the texts of one search for each entry of `task.contexts`; `first` is the number of the first search."""
+    """Generate the texts of one search for each of `task.context_rows`; `first` is the number of the first search."""
     width, _ = options.beam_sizes(texts_per_search)
     beam = Beam(width, options.length_penalty, texts_per_search)
     if options.method == "beam":
@@ -360,8 +361,8 @@ def _write_texts(
         return beam_search.search_stochastic_beam(
             task, beam, options.sampler(), branching=options.branching, seed=options.seed, first=first
         )
-    steps = generate_steps(task, _token_requests(options, len(task.contexts), first))
-    return [[text] for text in collect_texts(len(task.contexts), steps, task.constraints)]
+    steps = generate_steps(task, _token_requests(options, len(task.context_rows), first))
+    return [[text] for text in collect_texts(len(task.context_rows), steps, task.constraints)]
 
 
 def _token_requests(options: GenerationOptions, count: int, first: int) -> RequestTokens:

@@ -33,18 +33,18 @@ class Hypotheses:
 
     Attributes:
         tokens: The tokens of each text, including the start token (N, t).
-        contexts: The row of a `Conditioning` that is the context of each text (N,).
+        context_rows: The row of a `Conditioning` that is the context of each text (N,).
         state: The state of the backbone before it reads the last token of each text; None for the initial state.
     """
 
     tokens: Tensor
-    contexts: Tensor
+    context_rows: Tensor
     state: BackboneState | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
         """Return the texts with the indices `rows` (N',), which may repeat."""
         state = None if self.state is None else self.state.select(rows)
-        return Hypotheses(self.tokens[rows], self.contexts[rows], state)
+        return Hypotheses(self.tokens[rows], self.context_rows[rows], state)
 
     def extend(self, tokens: Tensor, state: BackboneState, parents: Tensor | None = None) -> "Hypotheses":
         """Return these texts, or those with the indices `parents`, with one more token each.
@@ -54,9 +54,9 @@ class Hypotheses:
             state: The state of the backbone after all tokens of these texts (N), but before the next tokens.
             parents: The indices of the texts to extend (N',); None means all texts.
         """
-        texts = Hypotheses(self.tokens, self.contexts, state)
+        texts = Hypotheses(self.tokens, self.context_rows, state)
         texts = texts if parents is None else texts.select(parents)
-        return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.contexts, texts.state)
+        return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.context_rows, texts.state)
 
     def select_extensions(self, tokens: Tensor, selected: Tensor, state: BackboneState) -> "Hypotheses":
         """Return selected extensions of the texts of B contexts.
@@ -82,12 +82,12 @@ PickValues = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class WritingTask:
-    """A request to generate one text for each entry of `contexts`.
+    """A request to generate one text for each entry of `context_rows`.
 
     Attributes:
         model: The model.
         conditioning: The conditioning of the distinct contexts.
-        contexts: The row of `conditioning` that is the context of each text (N,).
+        context_rows: The row of `conditioning` that is the context of each text (N,).
         constraints: The constraints on the texts.
         prompt: The tokens with which all texts begin.
         deadline: The time at which generation ends, as a value of `time.monotonic()`, even if texts are unfinished.
@@ -95,7 +95,7 @@ class WritingTask:
 
     model: LanguageModel
     conditioning: Conditioning
-    contexts: Tensor
+    context_rows: Tensor
     constraints: Constraints
     prompt: Sequence[int] = ()
     deadline: float = math.inf
@@ -114,13 +114,13 @@ class WritingTask:
     def begin(self) -> Hypotheses:
         """Return texts that consist only of the prompt."""
         start = self.model.specials.start
-        texts = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
+        texts = Hypotheses(torch.full_like(self.context_rows[:, None], start), self.context_rows)
         for token in self.prompt:
             if self._compiled is not None:
                 _, state = self._compiled.read(texts)
             else:
                 state, _ = self.read(texts, lambda _rows, log_probs: (log_probs[:, 0],))  # only the state is used
-            texts = texts.extend(torch.full_like(self.contexts, token), state)
+            texts = texts.extend(torch.full_like(self.context_rows, token), state)
         return texts
 
     def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
@@ -148,7 +148,11 @@ class WritingTask:
         return state, tokens, log_probs
 
     def read(self, texts: Hypotheses, pick: PickValues) -> tuple[BackboneState, tuple[Tensor, ...]]:
-        """Read the last token of each text, for up to `ROWS` texts at once.
+        """Read the last token of each text, for up to `MAX_TEXTS_PER_STEP` texts at once.
+
+        Args:
+            texts: The unfinished texts.
+            pick: A function that computes values from the log probabilities of the next tokens, which are not stored.
 
         Returns:
             The state of the backbone after these tokens, and the concatenated results of `pick`.
@@ -157,7 +161,7 @@ class WritingTask:
         with torch.inference_mode():
             for rows in torch.split(torch.arange(len(texts.tokens), device=texts.tokens.device), MAX_TEXTS_PER_STEP):
                 part = texts.select(rows)
-                conditioning = self.conditioning.select(part.contexts)
+                conditioning = self.conditioning.select(part.context_rows)
                 log_probs, state = self.model.step(part.tokens[:, -1], conditioning, part.state)
                 states.append(state)
                 values.append(pick(rows, log_probs))
@@ -173,7 +177,7 @@ class _CompiledTask:
         self.head, context_bias = cast(SoftmaxHead, model.head), cast(ContextBias, conditioning.head)
         folded = self.head.fold(context_bias) if context_bias.bias is None else context_bias
         self.bias = cast(Tensor, folded.bias)
-        self.cached_blocks: dict[int, tuple[Tensor, Conditions]] = {}  # by block number: its contexts and conditions
+        self.cached_blocks: dict[int, tuple[Tensor, Conditions]] = {}  # by block number: context rows, conditions
 
     def choose(
         self, texts: Hypotheses, request: TokenRequest, forbidden: ForbiddenTokens
@@ -182,7 +186,7 @@ class _CompiledTask:
         with torch.inference_mode():
             vectors, state = self.read(texts)
             projected = vectors @ self.head.projection
-            return state, *next_tokens(projected, self.table, self.bias, texts.contexts, forbidden, request)
+            return state, *next_tokens(projected, self.table, self.bias, texts.context_rows, forbidden, request)
 
     def read(self, texts: Hypotheses) -> tuple[Tensor, BackboneState]:
         """Read the last token of each text; return the vectors (N, H) and the state of the backbone after them."""
@@ -201,11 +205,15 @@ class _CompiledTask:
 
         The conditions of the block are cached, because they are large and rarely change between steps.
         """
-        cached_contexts, conditions = self.cached_blocks.get(number, (None, None))
-        if cached_contexts is None or conditions is None or not torch.equal(cached_contexts, block.contexts):
-            conditions = self.conditioning.conditions.select(block.contexts)
-            self.cached_blocks[number] = block.contexts, conditions
-        state = self.conditioning.start.select(block.contexts) if block.state is None else block.state
+        cached_context_rows, conditions = self.cached_blocks.get(number, (None, None))
+        if (
+            cached_context_rows is None
+            or conditions is None
+            or not torch.equal(cached_context_rows, block.context_rows)
+        ):
+            conditions = self.conditioning.conditions.select(block.context_rows)
+            self.cached_blocks[number] = block.context_rows, conditions
+        state = self.conditioning.start.select(block.context_rows) if block.state is None else block.state
         inputs = self.model.embedding[block.tokens[:, -1]][:, None]
         vectors, new_state = self.model.backbone.forward(inputs, conditions, state)
         return vectors[:, 0], new_state
@@ -263,7 +271,7 @@ def random_generator(seed: int, text_number: int) -> np.random.Generator:
 def generate_steps(task: WritingTask, request_tokens: RequestTokens) -> Iterator[Step]:
     """Yield steps, each with the next token of every unfinished text of `task`; the last token may be the end token."""
     constraints, texts = task.constraints, task.begin()
-    active = torch.arange(len(task.contexts), device=task.contexts.device)
+    active = torch.arange(len(task.context_rows), device=task.context_rows.device)
     for step in range(constraints.max_tokens):
         if task.is_late or not len(active):
             return
@@ -293,4 +301,5 @@ def to_generated_text(tokens: Sequence[int], log_probability: float, constraints
     """Return the generated text of `tokens`, which follow the prompt; the last of them may be the end token."""
     has_end = constraints.end in tokens[-1:]
     has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
-    return GeneratedText(tuple(tokens[: len(tokens) - has_end]), log_probability, len(tokens), has_end or has_stop)
+    text_tokens = tokens[:-1] if has_end else tokens
+    return GeneratedText(tuple(text_tokens), log_probability, len(tokens), has_end or has_stop)
