@@ -92,8 +92,8 @@ def _draw_resampling_counts(unit_count: int, draw_count: int, seed: int) -> Iter
 def find_clear_winner(points: Floats, highest_is_best: bool, difference: Callable[[int, int], Interval]) -> int | None:
     """Return the index of the best of `points`; None if it does not differ significantly from every other point.
 
-    The best point is the largest if `highest`, otherwise the smallest. `difference` takes the indices of two points and
-    returns the interval of their difference, the first point minus the second.
+    The best point is the largest if `highest_is_best`, otherwise the smallest. `difference` takes the indices of two
+    points and returns the interval of their difference, the first point minus the second.
     """
     if len(points) < 2 or not np.isfinite(points).all():
         return None

@@ -66,8 +66,8 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
 
 def nearest_hint(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the valid name most similar to `name`, or "" if none is similar."""
-    near = difflib.get_close_matches(name, list(valid), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    similar_names = difflib.get_close_matches(name, list(valid), n=1)
+    return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
 
 
 def check_format(number: Any, newest: int, where: object) -> None:
