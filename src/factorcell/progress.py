@@ -13,14 +13,14 @@ from typing import Any
 
 from factorcell.escapes import escape_hidden
 
-FIRST, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
+FIRST_DELAY, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
 
 
-class Log:
+class LineStream:
     """A stream for tqdm that prints the bar as a line on standard error, at most once per interval."""
 
     def __init__(self) -> None:
-        self.stream, self.next_line_time = sys.stderr, time.monotonic() + FIRST
+        self.stream, self.next_line_time = sys.stderr, time.monotonic() + FIRST_DELAY
 
     def write(self, text: str) -> None:
         """Print the text of a bar without its carriage return if the interval is over; otherwise ignore the text."""
@@ -52,7 +52,7 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
     progress = "{n_fmt} of {total_fmt}" if has_total else "{n_fmt}"
     time_left = ", {remaining} left" if has_total else ""
     bar_format = "{desc}" + progress + "{unit}, {rate_fmt}" + time_left + "{postfix}"
-    return _bar_class()(items, file=Log(), ncols=1000, bar_format=bar_format, **options)
+    return _bar_class()(items, file=LineStream(), ncols=1000, bar_format=bar_format, **options)
 
 
 @cache
@@ -66,6 +66,7 @@ def _bar_class() -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             values = super().format_dict
-            return {**values, **{name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}}
+            escaped = {name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}
+            return {**values, **escaped}
 
     return Bar
