@@ -22,7 +22,7 @@ import torch
 
 from factorcell.config import PRECISIONS
 from factorcell.generation.generate import GenerationOptions, category_values, condition_contexts, generate
-from factorcell.generation.sampling import ROWS
+from factorcell.generation.sampling import MAX_TEXTS_PER_STEP
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
 
@@ -72,8 +72,8 @@ class Bench:
         """Run `count` steps of the model and nothing else."""
         with self.run.scoring():
             conditioning, _ = condition_contexts(self.run, self.contexts, range(len(self.contexts)))
-            conditioning = conditioning.select(torch.arange(ROWS) % len(self.contexts))
-            token, states = torch.randint(3, len(self.run.tokenizer), (ROWS,)), None
+            conditioning = conditioning.select(torch.arange(MAX_TEXTS_PER_STEP) % len(self.contexts))
+            token, states = torch.randint(3, len(self.run.tokenizer), (MAX_TEXTS_PER_STEP,)), None
             self.rows, begin = 0, time.perf_counter()
             for _ in range(count):
                 _, states = self.run.model.step(token, conditioning, states)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for _ in range(options.rounds):
         for name in random.sample([LIMIT, *contenders], len(contenders) + 1):
             if name == LIMIT:
-                bench.steps(max(1, options.texts * options.tokens // ROWS))
+                bench.steps(max(1, options.texts * options.tokens // MAX_TEXTS_PER_STEP))
             else:
                 is_beam = contenders[name].method in ("beam", "stochastic")
                 bench.write(name, contenders[name], max(8, options.texts // (32 if is_beam else 1)))

@@ -18,7 +18,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation import baselines
-from factorcell.generation.generate import GenerationOptions, count_resumable_rows, generate, provenance
+from factorcell.generation.generate import GenerationOptions, generate, provenance, repair_and_count_rows
 from factorcell.model.run import Run
 from study import Row
 
@@ -72,7 +72,7 @@ def ngrams(corpus: Corpus) -> NDArray[np.uint64]:
 
 def write_texts(run: Run, contexts: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
     """Generate a text for each context into `file`, resuming an unfinished file; return all rows."""
-    done = count_resumable_rows(file, provenance(run, options), contexts, 1) if file.exists() else 0
+    done = repair_and_count_rows(file, provenance(run, options), contexts, 1) if file.exists() else 0
     for row in generate(run, contexts, options=options, unknown="group", first=done):
         files.append_row(file, row)
     return files.read_rows(file)

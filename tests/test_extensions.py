@@ -82,8 +82,8 @@ def test_names_of_an_installed_package_can_be_used(
     capsys.readouterr()
     assert main(["score", run, reviews]) == 2
     assert capsys.readouterr().err == (
-        f"factorcell: {run}/config.json: unknown adapt 'bottleneck'; choose from {', '.join(ADAPTERS)}; to use one of "
-        "another package, install the package or, in Python, import its module\n"
+        f"factorcell: {run}/config.json: unknown adapt 'bottleneck'; choose from {', '.join(ADAPTERS)}; if another "
+        "package defines it, install the package or, in Python, import its module\n"
     )
     for name in ("bottleneck", "everything"):
         register_adapter(name, adapter_plugins.ADAPTERS[name])
@@ -162,7 +162,7 @@ def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})
     monkeypatch.syspath_prepend(str(install(tmp_path / "second", module, points.format("others"), "others")))
     assert refusal(lambda: find_cell("mine")) == (
-        "cell 'mine' is defined by two packages, as others:Mine and their_package:Mine; uninstall one"
+        "cell 'mine' is defined by two packages, as others:Mine and their_package:Mine; uninstall one of them"
     )
 
 

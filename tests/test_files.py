@@ -280,7 +280,7 @@ def test_a_folder_of_hidden_files_is_new_and_they_are_preserved(name: str, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"content")
     assert files.is_new(tmp_path)
-    files.new_folder(tmp_path)
+    files.create_new_folder(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(name).name] * (name != "empty")
 
 
@@ -299,7 +299,7 @@ def test_checking_a_writable_path_leaves_no_trace(before: bytes | None, tmp_path
     files.check_writable(path)
     assert (path.read_bytes() if path.exists() else None) == before
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
-    files.check_writable(tmp_path / "a" / "b", folder=True)
+    files.check_writable(tmp_path / "a" / "b", is_folder=True)
     assert not (tmp_path / "a").exists()
     files.check_writable(FULL)  # a device is not opened, so its errors appear only when it is written
 
@@ -316,5 +316,5 @@ def test_a_path_that_cannot_be_written_is_detected_in_advance(tmp_path: Path) ->
         assert messages[0] == messages[1] or "Not a directory" in messages[1]
     for name in ("file", "file/below/it"):
         with pytest.raises(UserError) as error:
-            files.check_writable(tmp_path / name, folder=True)
+            files.check_writable(tmp_path / name, is_folder=True)
         check_message(error, str(tmp_path / name), "cannot be saved (Not a directory)")

@@ -179,7 +179,7 @@ def other_backbone(option: str, default: Any) -> type[Backbone]:
 @pytest.mark.parametrize("options", [{"backbone": "other"}, {"rank": 5, "backbone": "other"}])
 def test_two_options_with_the_same_name_are_refused(options: dict[str, Any]) -> None:
     register_backbone("other", other_backbone("rank", 3))
-    with pytest.raises(UserError, match=r"\[model\] and \[backbone\] both have the option 'rank'; rename one"):
+    with pytest.raises(UserError, match=r"\[model\] and \[backbone\] both have the option 'rank'; rename one of them"):
         Config.of(**options)
 
 

@@ -13,7 +13,7 @@ from factorcell.progress import progress_bar
 
 JOB = """
 from factorcell import progress
-progress.FIRST = progress.INTERVAL = 0.0
+progress.FIRST_DELAY = progress.INTERVAL = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
     pass
 """
@@ -42,13 +42,13 @@ def test_the_first_line_comes_after_5_seconds_and_others_every_30_seconds(
 def test_description_and_postfix_can_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "FIRST_DELAY", 0.0)
     bar = progress_bar(desc="run", unit="steps", mininterval=0)
     bar.set_description("run, best\x1b 3", refresh=False)
     bar.set_postfix_str("loss\n2", refresh=False)
     bar.update()
     assert capsys.readouterr().err.splitlines()[-1].startswith("run: 0 steps")
-    monkeypatch.setattr(bar.fp._wrapped, "due", 0.0)
+    monkeypatch.setattr(bar.fp._wrapped, "next_line_time", 0.0)
     bar.update()
     line = capsys.readouterr().err
     assert line.startswith(r"run, best\x1b 3: 2 steps, ")

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 # Let PyTorch's threads sleep while they wait for each other. If another program uses a core, threads that wait actively
 # can make training ten times slower. PyTorch reads this variable once, when it is imported.
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from factorcell.version import __version__ as __version__
 
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "completion.blend": ("Blend",),

@@ -11,23 +11,24 @@ def parse_assignment(option: str, text: str) -> tuple[str, float]:
     Raises:
         UserError: `text` is neither NUMBER nor NAME=NUMBER; the message names the `option`.
     """
-    name, _, number = text.rpartition("=")
+    name, _, number_text = text.rpartition("=")
     try:
-        value = float(number)
+        number = float(number_text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_FLOAT:
+        number = -1.0  # the next line refuses negative numbers
+    if not 0 <= number <= MAX_FLOAT:
         raise UserError(f"{option}: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
-    return name, value
+    return name, number
 
 
-def variable_numbers(option: str, texts: Iterable[str], names: Sequence[str]) -> list[float]:
-    """Return the number of each variable in `names`, in their order; 0 for a variable that `texts` do not set.
+def parse_assignments(option: str, texts: Iterable[str], variables: Sequence[str]) -> list[float]:
+    """Return the number that `texts` set for each of the `variables`; 0 for a variable that no text sets.
 
     Raises:
         UserError: One of the `texts` cannot be parsed or names an unknown variable.
     """
     numbers = dict(parse_assignment(option, text) for text in texts)
-    for name in numbers.keys() - {"", *names}:
-        choose(f"variable in {option}", name, names)
-    return [numbers.get(name, numbers.get("", 0.0)) for name in names]
+    for name in numbers.keys() - {"", *variables}:
+        choose(f"variable in {option}", name, variables)
+    default = numbers.get("", 0.0)
+    return [numbers.get(name, default) for name in variables]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-DRAWS = 1000
+DRAW_COUNT = 1000
 MIN_UNITS = 10  # smallest number of units for which an interval is computed
 MAX_UNITS = 4000  # more units are first summed in this many random groups, which are resampled instead
 MAX_COUNTS = 1 << 22  # largest number of resampling counts in memory at once
@@ -57,57 +57,62 @@ class Interval(NamedTuple):
         if self.low is None or self.high is None:
             return point
         low, high = (f"{scale * end:+{number_format}}" for end in (self.low, self.high))
-        is_same = not self.sign or float(low) == float(high) == 0
-        return f"{point} [{low}, {high}]" + (" not significant" if is_same else "")
+        is_significant = self.sign != 0 and not float(low) == float(high) == 0
+        return f"{point} [{low}, {high}]" + ("" if is_significant else " not significant")
 
 
-def resampling_counts(units: int, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return how often each unit is counted (1 + D, U): in the first row once, in the other rows as drawn."""
-    return np.concatenate([np.ones((1, units)), *_draw_counts(units, draws, seed)])
+def resampling_counts(unit_count: int, draw_count: int = DRAW_COUNT, seed: int = 0) -> Floats:
+    """Return how often each unit counts (1 + D, U): once in the first row, as often as drawn in each other row."""
+    return np.concatenate([np.ones((1, unit_count)), *_draw_resampling_counts(unit_count, draw_count, seed)])
 
 
-def resampled_sums(values: Floats, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return sums (1 + D, S) of `values` (U, S): in the first row over all units, in the others over those drawn."""
-    units = _sum_groups(values, seed) if len(values) > MAX_UNITS else values
+def resampled_sums(values: Floats, draw_count: int = DRAW_COUNT, seed: int = 0) -> Floats:
+    """Return sums (1 + D, S) of `values` (U, S): over all units in the first row, over one draw in each other row."""
+    unit_values = _sum_groups(values, seed) if len(values) > MAX_UNITS else values
     with np.errstate(invalid="ignore"):  # the nats of a diverged model are infinite
-        sums = [counts @ units for counts in _draw_counts(len(units), draws, seed)]
+        sums = [counts @ unit_values for counts in _draw_resampling_counts(len(unit_values), draw_count, seed)]
     return np.concatenate([values.sum(axis=0)[None], *sums])
 
 
 def _sum_groups(values: Floats, seed: int) -> Floats:
     """Sum `values` over `MAX_UNITS` random groups; resampling groups gives the same variance as resampling units."""
-    groups = np.random.default_rng((seed, len(values))).permutation(len(values)) % MAX_UNITS
-    return np.stack([np.bincount(groups, weights=column, minlength=MAX_UNITS) for column in values.T], axis=1)
+    group_of_unit = np.random.default_rng((seed, len(values))).permutation(len(values)) % MAX_UNITS
+    return np.stack([np.bincount(group_of_unit, weights=column, minlength=MAX_UNITS) for column in values.T], axis=1)
 
 
-def _draw_counts(units: int, draws: int, seed: int) -> Iterator[Floats]:
-    """Yield how often each unit occurs in each draw, several draws at a time."""
-    random, shares = np.random.default_rng(seed), np.full(units, 1 / units)
-    step = max(1, MAX_COUNTS // units)
-    for begin in range(0, draws, step):
-        yield random.multinomial(units, shares, size=min(step, draws - begin)).astype(np.float64)
+def _draw_resampling_counts(unit_count: int, draw_count: int, seed: int) -> Iterator[Floats]:
+    """Yield how often each unit occurs in each draw: arrays (d, U) for d draws at a time."""
+    generator, probabilities = np.random.default_rng(seed), np.full(unit_count, 1 / unit_count)
+    draws_at_once = max(1, MAX_COUNTS // unit_count)
+    for begin in range(0, draw_count, draws_at_once):
+        size = min(draws_at_once, draw_count - begin)
+        yield generator.multinomial(unit_count, probabilities, size=size).astype(np.float64)
 
 
-def clear_winner(points: Floats, highest: bool, difference: Callable[[int, int], Interval]) -> int | None:
+def find_clear_winner(points: Floats, highest_is_best: bool, difference: Callable[[int, int], Interval]) -> int | None:
     """Return the index of the best of `points`; None if it does not differ significantly from every other point.
 
-    The best point is the largest if `highest`, otherwise the smallest. `difference` returns the interval of the
-    difference between the points with two indices.
+    The best point is the largest if `highest_is_best`, otherwise the smallest. `difference` takes the indices of two
+    points and returns the interval of their difference, the first point minus the second.
     """
     if len(points) < 2 or not np.isfinite(points).all():
         return None
-    sign = 1 if highest else -1
+    sign = 1 if highest_is_best else -1
     best = int((sign * points).argmax())
-    return best if all(difference(best, other).sign == sign for other in range(len(points)) if other != best) else None
+    others = (index for index in range(len(points)) if index != best)
+    return best if all(difference(best, other).sign == sign for other in others) else None
 
 
-def percentile_interval(points: Floats, units: int | None = None) -> Interval:
-    """Return the estimate `points[0]` with the interval of the middle 95 % of the finite draws in `points[1:]` (D,).
+def percentile_interval(points: Floats, unit_count: int | None = None) -> Interval:
+    """Return an estimate with its confidence interval, the middle 95 % of the finite values of its draws.
 
-    With fewer than `MIN_UNITS` units, the ends of the interval are None.
+    `points` (1 + D,) contain the estimate, followed by the value of the statistic in each draw. With fewer than
+    `MIN_UNITS` units, the ends of the interval are None.
     """
-    draws = points[1:][np.isfinite(points[1:])]
-    if not len(draws) or not math.isfinite(points[0]) or (units is not None and units < MIN_UNITS):
-        return Interval(float(points[0]))
-    low, high = np.quantile(draws, QUANTILES).tolist()
-    return Interval(float(points[0]), low, high)
+    estimate, draws = float(points[0]), points[1:]
+    finite_draws = draws[np.isfinite(draws)]
+    has_too_few_units = unit_count is not None and unit_count < MIN_UNITS
+    if not len(finite_draws) or not math.isfinite(estimate) or has_too_few_units:
+        return Interval(estimate)
+    low, high = np.quantile(finite_draws, QUANTILES).tolist()
+    return Interval(estimate, low, high)

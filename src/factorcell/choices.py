@@ -10,16 +10,16 @@ from typing import Any
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("uniform", "training")  # prior probabilities of the classes in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
-SAMPLERS = ("random", "tpe")
-PRUNERS = ("median", "none")
-PRESETS = ("quick", "good", "best")  # presets of the time of training
-MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # that fine-tuning can train
+SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
+PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early
+PRESETS = ("quick", "good", "best")  # presets of the training time
+MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # parts that fine-tuning can train
 GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
 ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
 EMBEDDING_MEASURES = ("cosine", "distance")
 KEY_SCOPES = ("complete", "learn", "users", "admin")  # what an API key of the service permits
-# Environment variable for the URL of the store. The URL can contain a password, and all users of a machine can read the
-# command lines of its processes.
+# Environment variable for the URL of the store. The URL is not an option, because it can contain a password, and all
+# users of a machine can read the command lines of its processes.
 STORE_VARIABLE = "FACTORCELL_STORE"
 STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
@@ -36,7 +36,7 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
 ALTERNATIVES = 1000  # number of random texts among which an audit ranks a canary
 REPLAY_WINDOW = 9  # number of positions averaged in a point of the replay curve (thesis, figure 5.2)
-DEFAULT_VALUE_COUNT = 10  # number of values that are shown, the most frequent ones, if the user does not name values
+DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
 
 # Defaults of training on few texts: the exact loss, small steps and early stopping.
 SMALL_DATA_DEFAULTS: dict[str, Any] = {

@@ -51,8 +51,9 @@ DECAYS = ("cosine", "linear", "none")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 
-# Named models: their adaptations of the recurrent layer, and of the softmax bias. The first four are those of the TACL
-# paper (section 2); `scalecell` rescales rows (thesis, section 3.2), `prefix` reads the context as control codes.
+# Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
+# the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
+# context as control codes.
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unadapted": ((), ()),
     "softmaxbias": ((), ("low_rank",)),
@@ -90,17 +91,14 @@ class DataConfig:
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
     min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (if user is set)", 1, rare=True
+        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1, rare=True
     )
     min_text_users: int = int_option(
-        3,
-        "store a text as a popular completion if at least this many users wrote it (if user is set)",
-        1,
-        rare=True,
+        3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1, rare=True
     )
     min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1, rare=True)
     max_context_words: int = int_option(
-        10_000, "in columns of kind text, use at most this many words, the most frequent", 1, rare=True
+        10_000, "in columns of kind text, use at most this many words, the most frequent ones", 1, rare=True
     )
 
     def __post_init__(self) -> None:
@@ -182,7 +180,7 @@ class TrainingConfig:
     )
     clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
     loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
-    samples: int = int_option(1000, "tokens sampled for each batch (loss sampled)", 1, rare=True)
+    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1, rare=True)
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
@@ -190,7 +188,7 @@ class TrainingConfig:
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option(
-        "auto", "number type of matrix products in training; auto: the one that trains faster", choices=PRECISIONS
+        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
     )
     device: str = option("auto", "device to compute on; auto: a GPU if there is one", choices=DEVICES)
 
@@ -211,7 +209,7 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     Raises:
         UserError: A kind does not exist, or two sections have an option of the same name.
     """
-    selected = {section: next(iter(known)) for section, known in OPTION_KINDS.items()} | dict(kinds or {})
+    selected = {section: next(iter(built_in)) for section, built_in in OPTION_KINDS.items()} | dict(kinds or {})
     tokenizer, backbone, head = (options_class(section, selected[section]) for section in OPTION_KINDS)
     types: dict[str, Any] = {
         "data": DataConfig,
@@ -221,12 +219,14 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
         "head": head,
         "training": TrainingConfig,
     }
-    sections: dict[str, str] = {}
+    section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
-            if item.name != "kind" and sections.setdefault(item.name, section) != section:
-                names = f"[{sections[item.name]}] and [{section}]"
-                raise UserError(f"{names} both have the option {item.name!r}; rename one")
+            first_section = section_by_option.setdefault(item.name, section)
+            if item.name != "kind" and first_section != section:
+                raise UserError(
+                    f"[{first_section}] and [{section}] both have the option {item.name!r}; rename one of them"
+                )
     return types
 
 
@@ -236,9 +236,10 @@ def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:
     Raises:
         UserError: With these `kinds`, no section has this option.
     """
-    names = {item.name: section for section, cls in section_types(kinds).items() for item in dataclasses.fields(cls)}
-    names.pop("kind")
-    return names[choose("option", name, names)]
+    types = section_types(kinds)
+    section_by_option = {item.name: section for section, cls in types.items() for item in dataclasses.fields(cls)}
+    section_by_option.pop("kind")
+    return section_by_option[choose("option", name, section_by_option)]
 
 
 @dataclass(frozen=True)
@@ -299,16 +300,14 @@ class Config:
         """
         kinds = {section: str(options.pop(section, self.kinds[section])) for section in OPTION_KINDS}
         types = section_types(kinds)
-        values: dict[str, dict[str, Any]] = {section: {} for section in types}
+        new_values: dict[str, dict[str, Any]] = {section: {} for section in types}
         for name, value in options.items():
-            values[section_of(name, kinds)][name] = value
-        changed = {
-            section: dataclasses.replace(getattr(self, section), **values[section])
-            if type(getattr(self, section)) is cls
-            else cls(**values[section])
-            for section, cls in types.items()
-        }
-        return Config(**changed)
+            new_values[section_of(name, kinds)][name] = value
+        sections: dict[str, Any] = {}
+        for section, cls in types.items():
+            current, values = getattr(self, section), new_values[section]
+            sections[section] = dataclasses.replace(current, **values) if type(current) is cls else cls(**values)
+        return Config(**sections)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -317,7 +316,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
-        """Create a config from nested dicts of plain values; missing options have their defaults.
+        """Create a config from nested dicts of plain values; missing options get their defaults.
 
         Args:
             values: Options by section and name.
@@ -326,16 +325,16 @@ class Config:
         Raises:
             UserError: A section or an option is unknown, or a value is invalid.
         """
-        names = list(section_types())
+        sections = list(section_types())
         if not isinstance(values, Mapping):
-            raise UserError(f"{where}: expected the sections {', '.join(names)}, got a {type(values).__name__}")
+            raise UserError(f"{where}: expected the sections {', '.join(sections)}, got a {type(values).__name__}")
         try:
-            for name, content in values.items():
-                choose("section", name, names)
+            for section, content in values.items():
+                choose("section", section, sections)
                 if not isinstance(content, Mapping):
-                    raise UserError(f"{name}: expected a table of options, got {content!r:.60}")
+                    raise UserError(f"{section}: expected a table of options, got {content!r:.60}")
             types = section_types(selected_kinds(values))
-            return cls(**{name: _section(types[name], name, content) for name, content in values.items()})
+            return cls(**{name: _create_section(types[name], name, content) for name, content in values.items()})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -358,10 +357,10 @@ class Config:
 
     @property
     def model_name(self) -> str:
-        """The name in `MODELS` of the adaptations of this config; without such a name, the adaptations joined by +."""
-        adaptations = (self.model.adapt, self.model.output_bias)
-        names = (name for name, parts in MODELS.items() if parts == adaptations)
-        return next(names, "+".join(sum(adaptations, ())) or "unadapted")
+        """The name of this config in `MODELS`; if it has no such name, the adaptations joined by +."""
+        adapt, output_bias = self.model.adapt, self.model.output_bias
+        names = (name for name, adaptations in MODELS.items() if adaptations == (adapt, output_bias))
+        return next(names, "+".join((*adapt, *output_bias)))
 
     def with_model(self, name: str) -> "Config":
         """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
@@ -391,7 +390,7 @@ def _to_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _section(cls: Any, name: str, content: Any) -> Any:
+def _create_section(cls: Any, name: str, content: Any) -> Any:
     """Create the section `name` from the dict `content`; raise `UserError` if an option is unknown or invalid."""
     names = [item.name for item in dataclasses.fields(cls)]
     for key in content:

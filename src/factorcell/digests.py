@@ -1,7 +1,7 @@
 """The manifest of a folder, `digests.json`: SHA-256 digests of files that affect results and contain no checksum.
 
 Before a file is replaced, the manifest is rewritten to accept both the old and the new content. Therefore the folder
-stays valid if the process dies at any point. A listed file that was never written has no digest.
+stays valid if the process dies at any point. A file that is listed but not yet written has no digest.
 """
 
 import hashlib
@@ -48,15 +48,15 @@ def encode(manifest: Manifest) -> bytes:
 
 def with_replacement(manifest: Manifest, path: Path, digest: str) -> Manifest:
     """Return a manifest that accepts `digest` for the file `path`, and the current content if it is valid now."""
-    existing = sha256_of(path.read_bytes()) if path.exists() else ""
-    valid = (existing,) if existing in manifest[path.name] else ()
-    return {**manifest, path.name: tuple(dict.fromkeys((*valid, digest)))}
+    current_digest = sha256_of(path.read_bytes()) if path.exists() else ""
+    digests = (current_digest, digest) if current_digest in manifest[path.name] else (digest,)
+    return {**manifest, path.name: tuple(dict.fromkeys(digests))}
 
 
 def accepts(path: Path, digest: str) -> bool:
     """Whether the manifest accepts `digest` for the file `path`; true if the manifest has no digest of the file."""
-    accepted = read(path.parent).get(path.name, ())
-    return not accepted or digest in accepted
+    accepted_digests = read(path.parent).get(path.name, ())
+    return not accepted_digests or digest in accepted_digests
 
 
 def sha256_of(content: bytes) -> str:

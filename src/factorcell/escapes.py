@@ -13,8 +13,8 @@ DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SEPARATORS = r"\u2028\u2029"
 NO_WIDTH = r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
 SURROGATES = r"\ud800-\udfff"
-# Marks of musical notation, and tags without a use.
-NO_WIDTH_BEYOND = r"\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e0080-\U000e00ff"
+# Characters above U+FFFF without width: invisible marks of musical notation, and unused tags.
+NO_WIDTH_ABOVE_FFFF = r"\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e0080-\U000e00ff"
 
 # Joiners stay unchanged after letters of scripts that use them and after emoji. Tags stay unchanged only after a black
 # flag, where they select a flag such as that of Scotland.
@@ -22,7 +22,7 @@ JOINING = r"\u0590-\u1fff\u2100-\u2bff\ua800-\uabff\ufb1d-\ufdff\ufe0f\ufe70-\uf
 JOINERS = rf"(?<![{JOINING}])[\u200c\u200d]"
 TAGS = r"(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007f]+"
 
-HIDDEN = re.compile(f"[{CONTROLS}{DIRECTIONS}{SEPARATORS}{NO_WIDTH}{SURROGATES}{NO_WIDTH_BEYOND}]|{JOINERS}|{TAGS}")
+HIDDEN = re.compile(f"[{CONTROLS}{DIRECTIONS}{SEPARATORS}{NO_WIDTH}{SURROGATES}{NO_WIDTH_ABOVE_FFFF}]|{JOINERS}|{TAGS}")
 LAYOUT = re.compile(r"[\n\t]")
 
 
@@ -39,7 +39,7 @@ def escape_hidden_lines(text: str) -> str:
 
 
 def escape_hidden_json(line: str) -> str:
-    """Return a line of JSON with JSON escapes for all hidden and control characters, which keeps its value."""
+    """Replace the hidden and control characters of a line of JSON by JSON escapes; the value stays the same."""
     return HIDDEN.sub(lambda match: "".join(map(_json_escape, match[0])), line)
 
 
@@ -48,20 +48,17 @@ def _python_escape(match: re.Match[str]) -> str:
 
 
 def _json_escape(character: str) -> str:
-    data = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{data[i] << 8 | data[i + 1]:04x}" for i in range(0, len(data), 2))
+    utf_16 = character.encode("utf-16-be", "surrogatepass")
+    code_units = (int.from_bytes(utf_16[i : i + 2], "big") for i in range(0, len(utf_16), 2))
+    return "".join(f"\\u{code_unit:04x}" for code_unit in code_units)
 
 
 def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of `cells` as lines of text: the first column is aligned to the left, all others to the right."""
-    cells = [[escape_hidden(cell) for cell in line] for line in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(cell_text.rjust(width) for cell_text, width in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in cells
-    ]
+    rows = [[escape_hidden(cell) for cell in row] for row in cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        right_aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *right_aligned]))
+    return lines

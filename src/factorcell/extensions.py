@@ -53,7 +53,7 @@ class Extensions:
         try:
             return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
         except UserError as error:
-            advice = "to use one of another package, install the package or, in Python, import its module"
+            advice = "if another package defines it, install the package or, in Python, import its module"
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
@@ -74,12 +74,16 @@ class Extensions:
         check(name, cls)
         self.registered[name] = cls
 
-    def find_class(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
-        """Return the class called `name`: built in, registered, or imported from an installed package and checked."""
-        if name in built_in:
-            return built_in[name]
+    def find_class(self, name: str, built_in_classes: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
+        """Return the class called `name`: built in, registered, or imported from an installed package.
+
+        `built_in_classes` are the built-in classes by name. An imported class is registered after `check` accepts it.
+        """
+        if name in built_in_classes:
+            return built_in_classes[name]
         if name not in self.registered:
-            self.register(name, self._load(self._entry_points()[self.choose(self.kind, name)]), check)
+            points = self._entry_points()
+            self.register(name, self._load(points[self.choose(self.kind, name)]), check)
         return self.registered[name]
 
     def _entry_points(self) -> "dict[str, list[EntryPoint]]":
@@ -88,22 +92,25 @@ class Extensions:
 
         points: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            if point.value not in [other.value for other in points.setdefault(point.name, [])]:
-                points[point.name].append(point)
+            namesakes = points.setdefault(point.name, [])
+            if point.value not in [namesake.value for namesake in namesakes]:
+                namesakes.append(point)
         return points
 
     def _load(self, points: "list[EntryPoint]") -> type:
-        """Import the class of an entry point; raise `UserError` if several packages define it or the import fails."""
-        point = points[0]
-        if len(points) > 1:
+        """Import the class of the only entry point; raise `UserError` if there are several or the import fails."""
+        point, *duplicates = points
+        if duplicates:
             locations = " and ".join(sorted(entry_point.value for entry_point in points))
-            raise UserError(f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one")
+            raise UserError(
+                f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one of them"
+            )
         try:
             cls: type = point.load()
         except Exception as error:  # the imported module may raise anything
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            what = f"{point.value} of an installed package cannot be imported"
-            raise UserError(f"{self.kind} {point.name!r}: {what} ({reason})") from error
+            fault = f"{point.value} of an installed package cannot be imported"
+            raise UserError(f"{self.kind} {point.name!r}: {fault} ({reason})") from error
         return cls
 
 

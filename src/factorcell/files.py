@@ -1,4 +1,4 @@
-"""Atomic reading and writing of files: bytes, JSON, rows of JSON lines, and tensors.
+"""Reading and atomic writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
 After a crash, a file has either its old or its new content. If the manifest of a folder (`digests`) lists a file,
 reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. The
@@ -41,14 +41,14 @@ def encode(text: str) -> bytes:
 def write(path: str | Path, content: bytes | str) -> None:
     """Replace the file `path` atomically: the old file stays until the new file is on disk.
 
-    Text is written as UTF-8 (`encode`). If the manifest of the folder lists the file, the manifest is updated first.
+    Text is encoded by `encode`. If the manifest of the folder lists the file, the manifest is updated first.
     If `path` is a device or a pipe, the content is written to it directly.
 
     Raises:
         UserError: The file cannot be written.
     """
     path = Path(path)
-    if path.is_dir():  # an empty path is the working directory
+    if path.is_dir():  # also true for an empty path, which means the working directory
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     content = encode(content) if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -64,31 +64,32 @@ def write(path: str | Path, content: bytes | str) -> None:
     _replace(path, content)
 
 
-def check_writable(path: str | Path, folder: bool = False) -> None:
-    """Check, before long work, that `path` can be written as a file or created as a `folder`; change nothing.
+def check_writable(path: str | Path, is_folder: bool = False) -> None:
+    """Check, before long work, that `path` can be written as a file or, if `is_folder`, created as a folder.
 
-    Devices and pipes are not opened, because closing a pipe would end the input of its reader.
+    The check changes nothing. It does not open devices and pipes, because closing a pipe would end the input of the
+    reader of the pipe.
 
     Raises:
         UserError: `path` cannot be written.
     """
     path = Path(path)
-    if path.is_dir() and not folder:
+    if path.is_dir() and not is_folder:
         raise UserError(f"{path}: cannot be saved (Is a directory)")
-    if path.exists() and not (path.is_file() or folder):
+    if path.exists() and not (path.is_file() or is_folder):
         return
-    parent = path if folder else path.parent
-    while folder and not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    existing_folder = path if is_folder else path.parent
+    while is_folder and not existing_folder.exists() and existing_folder != existing_folder.parent:
+        existing_folder = existing_folder.parent
     try:
-        with tempfile.TemporaryFile(dir=parent):
+        with tempfile.TemporaryFile(dir=existing_folder):
             pass
     except OSError as error:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
 def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
-    """Create the manifest of a new `folder`; it lists files with these `names`, still without digests."""
+    """Create the manifest of a new `folder`, which lists the files with these `names` without digests."""
     _replace(Path(folder, digests.FILE), digests.encode(dict.fromkeys(names, ())))
 
 
@@ -118,8 +119,8 @@ def _replace(path: Path, content: bytes) -> None:
         _sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        notice = "; the previous file is unchanged" if path.exists() else ""
-        raise UserError(f"{path}: cannot be saved ({error.strerror}){notice}") from None
+        assurance = "; the previous file is unchanged" if path.exists() else ""
+        raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
 
 
 def _sync(folder: Path) -> None:
@@ -143,7 +144,7 @@ def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
         return True
     if not folder.is_dir():
         return False
-    paths = (path for top in input_files.list_visible(folder) for path in (top, *top.rglob("*")))
+    paths = (path for visible in input_files.list_visible(folder) for path in (visible, *visible.rglob("*")))
     names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
         names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *first_files}
@@ -157,7 +158,7 @@ def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserE
     return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
 
 
-def new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
+def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
     """Create `folder`, or empty it except for its lock and hidden files.
 
     Raises:
@@ -192,59 +193,61 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: damaged ({error})") from None
 
 
-def write_versioned(path: str | Path, content: Mapping[str, Any], number: int) -> None:
-    """Replace the file `path` by `content` as JSON, with the format `number` as its entry `format`."""
-    write_json(path, {"format": number, **content})
+def write_versioned(path: str | Path, content: Mapping[str, Any], file_format: int) -> None:
+    """Replace the file `path` by `content` as JSON, with the number `file_format` as the entry `format`."""
+    write_json(path, {"format": file_format, **content})
 
 
-def read_versioned(path: str | Path, newest: int, what: str | Path | None = None) -> dict[str, Any]:
+def read_versioned(path: str | Path, newest: int, source: str | Path | None = None) -> dict[str, Any]:
     """Read a file that `write_versioned` wrote, and return its content without the format number.
 
     Args:
         path: The file.
         newest: The newest format that the caller can read.
-        what: The name of the source in error messages about the format, such as the folder of the file; by default
-            `path`.
+        source: What error messages about the format name, such as the folder of the file; by default `path`.
 
     Raises:
-        UserError: The file is damaged, or has a newer format.
+        UserError: The file is damaged or has a newer format.
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: damaged (it must hold an object, not a {type(content).__name__})")
-    check_format(content.pop("format", None), newest, what or path)
+        raise UserError(f"{path}: damaged (expected an object, got a {type(content).__name__})")
+    check_format(content.pop("format", None), newest, source or path)
     return content
 
 
-def require_finite_number(value: Any, path: Path, what: str) -> float:
-    """Return `value`, the entry `what` of the file `path`, as a float; raise `UserError` unless it is finite."""
+def require_finite_number(value: Any, path: Path, entry: str) -> float:
+    """Return the `value` of an `entry` of the file `path` as a float; raise `UserError` if it is not finite."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-        raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")
+        raise UserError(f"{path}: {entry} is {value!r:.40}; it must be a finite number")
     return float(value)
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace the file `path` by a safetensors file with `tensors`, `facts` (plain values), and a checksum of both."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = json.dumps(facts, sort_keys=True)
-    write(path, _sort_metadata(save(plain, {"facts": header, "sha256": _digest(plain, header)})))
+    """Replace the file `path` by a safetensors file of `tensors`, `facts` (values for JSON) and a checksum of both."""
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    facts_json = json.dumps(facts, sort_keys=True)
+    metadata = {"facts": facts_json, "sha256": _digest(cpu_tensors, facts_json)}
+    write(path, _sort_metadata(save(cpu_tensors, metadata)))
 
 
 def _sort_metadata(content: bytes) -> bytes:
     """Sort the metadata of a safetensors file by name; safetensors writes them in a random order."""
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
+    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors.
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:header_end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the tensors after the header must be aligned to 8 bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[begin:]))
+    new_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    new_header += b" " * (-len(new_header) % 8)  # the tensors after the header must be aligned to 8 bytes
+    return b"".join((len(new_header).to_bytes(8, "little"), new_header, memoryview(content)[header_end:]))
 
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
     """Return a context manager that opens a safetensors file, even if its name is not UTF-8."""
     with path.open("rb") as file:
-        name = str(path) if encode(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
+        has_utf_8_name = encode(str(path)) == os.fsencode(path)
+        name = str(path) if has_utf_8_name else f"/dev/fd/{file.fileno()}"  # safetensors requires a UTF-8 name
         with safe_open(name, framework="pt") as opened:
             yield opened
 
@@ -255,10 +258,11 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         UserError: The file is missing, truncated or altered.
     """
-    return load_checked(path)[:2]
+    tensors, facts, _ = load_with_checksum(path)
+    return tensors, facts
 
 
-def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
+def load_with_checksum(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
     """Return the tensors and facts of a file that `save_tensors` wrote, and their checksum (32 bytes).
 
     Raises:
@@ -269,18 +273,18 @@ def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], b
         raise UserError(f"{path}: there is no such file")
     try:
         with open_tensors(path) as file:
-            header = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    facts, checksum = header.get("facts", "null"), header.get("sha256", "")
-    if checksum != _digest(tensors, facts):
+    facts_json, checksum = metadata.get("facts", "null"), metadata.get("sha256", "")
+    if checksum != _digest(tensors, facts_json):
         raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
-    return tensors, json.loads(facts), bytes.fromhex(checksum)
+    return tensors, json.loads(facts_json), bytes.fromhex(checksum)
 
 
-def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
-    digest = hashlib.sha256(header.encode())
+def _digest(tensors: Mapping[str, Tensor], facts_json: str) -> str:
+    digest = hashlib.sha256(facts_json.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -298,29 +302,30 @@ def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
 def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
     path = Path(path)
-    content, end = _lines(rows), None
+    content = _encode_rows(rows)
+    old_size = None  # unknown until the file is open
     try:
         with path.open("ab+") as file:
-            end = _cut_incomplete_line(file)
+            old_size = _cut_incomplete_line(file)
             file.write(content)
     except OSError as error:
-        if end is not None:
-            with suppress(OSError):  # remove rows that were written in part, perhaps only when the file was closed
-                os.truncate(path, end)
+        if old_size is not None:
+            with suppress(OSError):  # remove partly written rows; closing the file may have written a part of them
+                os.truncate(path, old_size)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _cut_incomplete_line(file: BinaryIO) -> int:
     """Truncate `file` after its last complete line, in case a writer was killed; return the new size in bytes."""
-    end = file.seek(0, os.SEEK_END)
-    tail_size = min(end, 1)
-    file.seek(end - tail_size)
+    size = file.seek(0, os.SEEK_END)
+    tail_size = min(size, 1)  # 0 for an empty file
+    file.seek(size - tail_size)
     if file.read(tail_size) in (b"", b"\n"):
-        return end
+        return size
     file.seek(0)
-    end = file.read().rfind(b"\n") + 1
-    file.truncate(end)
-    return end
+    new_size = file.read().rfind(b"\n") + 1
+    file.truncate(new_size)
+    return new_size
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -331,18 +336,19 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for line in read(path).split(b"\n")[:-1]:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except (ValueError, RecursionError):
             raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
-        if not isinstance(rows[-1], dict):
-            raise UserError(f"{path} line {len(rows)}: a row of JSON must be an object")
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {len(rows) + 1}: a row of JSON must be an object")
+        rows.append(row)
     return rows
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace the file `path` by rows as JSON lines, with null for numbers that are not finite."""
-    write(path, _lines(rows))
+    write(path, _encode_rows(rows))
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def _encode_rows(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return encode("".join(to_json(row) + "\n" for row in rows))

@@ -39,4 +39,6 @@ def _replace_nonfinite(content: Any) -> Any:
         return content if math.isfinite(content) else None
     if isinstance(content, dict):
         return {key: _replace_nonfinite(value) for key, value in content.items()}
-    return [_replace_nonfinite(value) for value in content] if isinstance(content, (list, tuple)) else content
+    if isinstance(content, (list, tuple)):
+        return [_replace_nonfinite(value) for value in content]
+    return content

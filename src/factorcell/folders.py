@@ -33,9 +33,9 @@ def _describe(folder: Path) -> str:
         return "a path that does not exist"
     if not folder.is_dir():
         return "a file"
-    for name, (model, commands) in OTHER_MODELS.items():
-        if (folder / name).is_file():
+    for file_name, (model, commands) in OTHER_MODELS.items():
+        if (folder / file_name).is_file():
             return f"the folder of {model}, which {commands} accept"
-    if runs := input_files.list_visible(folder, f"*/{CONFIG}"):
-        return f"a folder of runs, such as {runs[0].parent}"
+    if config_files := input_files.list_visible(folder, f"*/{CONFIG}"):
+        return f"a folder of runs, such as {config_files[0].parent}"
     return f"a folder without {CONFIG}"

@@ -62,22 +62,23 @@ def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
 
     Args:
         content: The bytes, from the beginning of a file, a stream or a line.
-        where: The name of the source in error messages.
-        encoding: The encoding, unless the content starts with a UTF-8 byte order mark.
+        where: What error messages name, such as the path of the file.
+        encoding: The encoding. Bytes that start with a UTF-8 byte order mark are decoded as UTF-8 instead.
 
     Raises:
-        UserError: The bytes are not text in this encoding; the message names UTF-16 if the first bytes are UTF-16.
+        UserError: The bytes are not text in this encoding. The message says so if they are UTF-16.
     """
     if content.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"
-    name = "UTF-8" if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig") else encoding
-    ascii_as_utf_16 = b"\0\0" in (content[0:4:2], content[1:4:2])
-    if name == "UTF-8" and (content.startswith(UTF_16_MARKS) or ascii_as_utf_16):
+    encoding_name = "UTF-8" if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig") else encoding
+    # In UTF-16, every second byte of ASCII characters is zero.
+    is_utf_16_ascii = b"\0\0" in (content[0:4:2], content[1:4:2])
+    if encoding_name == "UTF-8" and (content.startswith(UTF_16_MARKS) or is_utf_16_ascii):
         raise UserError(f"{where}: expected UTF-8, got UTF-16; convert it to UTF-8")
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not {name} (byte {error.start})") from None
+        raise UserError(f"{where}: not {encoding_name} (byte {error.start})") from None
 
 
 def read_text(path: str | Path) -> str:
@@ -91,9 +92,9 @@ def read_options_file(path: str | Path) -> Any:
     Raises:
         UserError: The file cannot be read or is not valid.
     """
-    kind = "JSON" if Path(path).suffix == ".json" else "TOML"
+    syntax = "JSON" if Path(path).suffix == ".json" else "TOML"
     text = read_text(path)
     try:
-        return json.loads(text) if kind == "JSON" else tomllib.loads(text)
+        return json.loads(text) if syntax == "JSON" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # syntax errors, numbers that are too long, nesting that is too deep
-        raise UserError(f"{path}: not valid {kind} ({error})") from None
+        raise UserError(f"{path}: not valid {syntax} ({error})") from None

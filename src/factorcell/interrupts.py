@@ -13,7 +13,7 @@ NOTICE = b"\nstopping after the next save; press Ctrl-C again to stop immediatel
 
 
 class Stopped(KeyboardInterrupt):
-    """The work has saved its progress and stopped as requested; the text of the exception says how far the work got."""
+    """The work has saved its progress and stopped as requested; the message says how far the work got."""
 
 
 class Stop:
@@ -29,26 +29,28 @@ class Stop:
 
     def __init__(self, verbose: bool = False) -> None:
         self.is_requested, self.verbose = False, verbose
-        self._handlers: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}  # by the number of the signal
         self._is_interruptible = False
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                handler = signal.getsignal(number)
-                if handler == default or isinstance(getattr(handler, "__self__", None), Stop):
-                    self._handlers[number] = signal.signal(number, self._handle)
+            default_handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            for signal_number, default_handler in default_handlers.items():
+                handler = signal.getsignal(signal_number)
+                is_of_outer_stop = isinstance(getattr(handler, "__self__", None), Stop)
+                if handler == default_handler or is_of_outer_stop:
+                    self._previous_handlers[signal_number] = signal.signal(signal_number, self._handle)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, handler)
-        self._handlers = {}
+    def __exit__(self, *_: object) -> None:
+        for signal_number, handler in self._previous_handlers.items():
+            if signal.getsignal(signal_number) == self._handle:
+                signal.signal(signal_number, handler)
+        self._previous_handlers = {}
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Mark a block that may stop at any point: a request to stop, also an earlier one, raises `Stopped` in it."""
+        """Mark a block that may stop at any point: a request to stop, made before or in the block, raises `Stopped`."""
         self._is_interruptible = True
         try:
             if self.is_requested:
@@ -57,12 +59,13 @@ class Stop:
         finally:
             self._is_interruptible = False
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        # Without handlers, the block of this context manager has ended, but other code has restored this handler.
-        if self.is_requested or not self._handlers:
+    def _handle(self, _signal_number: int, _frame: FrameType | None) -> None:
+        # Other code may install this handler again after the context manager has ended.
+        has_ended = not self._previous_handlers
+        if self.is_requested or has_ended:
             raise KeyboardInterrupt
         self.is_requested = True
         if self.verbose:
-            os.write(2, NOTICE)
+            os.write(2, NOTICE)  # standard error; `print` is not safe in a signal handler
         if self._is_interruptible:
             raise Stopped

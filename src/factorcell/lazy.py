@@ -1,6 +1,6 @@
 """Lazy imports of the public names of a package (PEP 562), so that importing the package is fast.
 
-    __getattr__, __dir__, __all__ = lazy(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
 
 For type checkers, the package also lists the imports under `TYPE_CHECKING`.
 """
@@ -11,17 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def lazy(
-    package: str, names: Mapping[str, Sequence[str]]
+def lazy_exports(
+    package: str, names_by_module: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package; `names` maps its modules to their public names."""
-    modules = {name: f"{package}.{module}" for module, exports in names.items() for name in exports}
+    """Return `__getattr__`, `__dir__` and `__all__` for a package, which import a module when one of its names is used.
+
+    `names_by_module` maps each module of the package to the public names that it defines.
+    """
+    module_by_name = {name: f"{package}.{module}" for module, names in names_by_module.items() for name in names}
 
     def load(name: str) -> Any:
-        if name not in modules:
+        if name not in module_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        value = getattr(importlib.import_module(modules[name]), name)
+        value = getattr(importlib.import_module(module_by_name[name]), name)
         setattr(sys.modules[package], name, value)  # later accesses do not call this function
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *modules}), sorted(modules)
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_by_name})
+
+    return load, list_names, sorted(module_by_name)

@@ -34,28 +34,28 @@ class UserError(ValueError):
         self.message, self.remedies, self.outcome = message, tuple(remedies), outcome
 
     def __str__(self) -> str:
-        arguments = [(name, value if value is True else f'"{value}"') for name, value in self.remedies]
-        return self._with([f"{name}={value}" for name, value in arguments])
+        literals = [(name, "True" if value is True else f'"{value}"') for name, value in self.remedies]
+        return self._message_with([f"{name}={literal}" for name, literal in literals])
 
     def as_command(self) -> str:
         """Return the message with the remedies as flags of the command line."""
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
-        return self._with([flag if value is True else f"{flag} {value}" for flag, value in flags])
+        return self._message_with([flag if value is True else f"{flag} {value}" for flag, value in flags])
 
     def with_message(self, message: str) -> "UserError":
         """Return an error with another message and the same remedies."""
         return UserError(message, self.remedies, self.outcome)
 
-    def _with(self, remedies: list[str]) -> str:
-        return f"{self.message}; {' or '.join(remedies)} {self.outcome}" if remedies else self.message
+    def _message_with(self, remedy_texts: list[str]) -> str:
+        return f"{self.message}; {' or '.join(remedy_texts)} {self.outcome}" if remedy_texts else self.message
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return `name` if it is one of the `valid` names.
 
     Raises:
-        UserError: `name` is not valid. The message says "unknown" and `kind`, lists the valid names, and suggests the
-            most similar one.
+        UserError: `name` is not valid. The message begins with "unknown" and the `kind` of the name, lists the valid
+            names, and suggests the most similar one.
     """
     names = list(valid)
     if name in names:
@@ -66,8 +66,8 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
 
 def nearest_hint(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the valid name most similar to `name`, or "" if none is similar."""
-    near = difflib.get_close_matches(name, list(valid), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    similar_names = difflib.get_close_matches(name, list(valid), n=1)
+    return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
 
 
 def check_format(number: Any, newest: int, where: object) -> None:
@@ -103,7 +103,8 @@ class Limits:
         """Raise `UserError` unless `value` is within the limits; the message calls it `name`."""
         number_type: Any = numbers.Integral if self.whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, number_type):
-            raise UserError(f"{name} is {value!r:.60}; it must be {'a whole number' if self.whole else 'a number'}")
+            expected = "a whole number" if self.whole else "a number"
+            raise UserError(f"{name} is {value!r:.60}; it must be {expected}")
         is_large_enough = value > self.low if self.above else value >= self.low
         is_small_enough = value < self.high if self.below else value <= self.high
         if not (is_large_enough and is_small_enough):  # NaN is neither
@@ -113,7 +114,8 @@ class Limits:
     def _describe(self, is_large_enough: bool) -> str:
         """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        high = f"below {self.high:g}" if self.below else f"at most {self.high:{'g' if not self.whole else ''}}"
+        largest = str(self.high) if self.whole else f"{self.high:g}"
+        high = f"below {self.high:g}" if self.below else f"at most {largest}"
         if self.high > MAX_SHORT_RANGE:
             return high if is_large_enough else low
         return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
@@ -121,7 +123,7 @@ class Limits:
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    "alternatives": Limits(1000, 1_000_000),  # fewer alternatives cannot show exposure
+    "alternatives": Limits(1000, 1_000_000),  # exposure cannot be measured with fewer alternatives
     "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
@@ -145,7 +147,7 @@ NUMBER_LIMITS = {
     "rate": Limits(0, 1_000_000, whole=False, above=True),
     "max_norm": Limits(0, MAX_COUNT, whole=False),
     "repeats": Limits(1, 1_000_000),
-    "rows": Limits(20),  # fewer rows cannot show the effect of a column
+    "rows": Limits(20),  # fewer rows cannot show whether a column helps
     "rows_per_user": Limits(1),
     "samples": Limits(0),
     "seconds": Limits(0, MAX_COUNT, whole=False),

@@ -23,7 +23,7 @@ FILE = "training.lock"  # stays in the folder: if it were removed, two processes
 def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> Iterator[None]:
     """Return a context manager that holds the lock on `folder`.
 
-    It creates the folder if it does not exist, and removes it at the end if it is still empty.
+    The context manager creates the folder if it does not exist, and then removes it at the end if it is still empty.
 
     Args:
         folder: The folder to train in.
@@ -32,7 +32,7 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
     Raises:
         UserError: Another process is training in the folder, or the folder cannot be written.
     """
-    is_created, path = not folder.exists(), folder / FILE
+    is_new_folder, path = not folder.exists(), folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
@@ -55,7 +55,7 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
         try:
             yield
         finally:
-            if is_created and list(folder.iterdir()) == [path]:
+            if is_new_folder and list(folder.iterdir()) == [path]:
                 with suppress(OSError):
                     path.unlink()
                     folder.rmdir()

@@ -8,21 +8,23 @@ from factorcell.limits import UserError
 
 LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # a limit in GiB; `--max-memory` sets this environment variable
 GIB = 1 << 30
-GROUPS, OWN_GROUP, INFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")  # a folder for each control group of the system
+CONTROL_GROUP_OF_PROCESS = Path("/proc/self/cgroup")
+MEMORY_INFO = Path("/proc/meminfo")
 
 
-def check(needed: int, what: str) -> None:
+def check(required: int, what: str) -> None:
     """Raise `UserError` if `what` needs more bytes than this process may use."""
-    available, source = limit()
-    if needed > available:
+    available, introduction = memory_limit()
+    if required > available:
         raise UserError(
-            f"{what} would take about {format_bytes(needed)} of memory; {source} {format_bytes(available)} "
+            f"{what} would take about {format_bytes(required)} of memory; {introduction} {format_bytes(available)} "
             f"(--max-memory or {LIMIT_VARIABLE} sets another limit, in GiB)"
         )
 
 
-def limit() -> tuple[int, str]:
-    """Return the bytes that this process may use, and the words that precede this number in error messages."""
+def memory_limit() -> tuple[int, str]:
+    """Return the number of bytes that this process may use, and the words that introduce it in error messages."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if text:
         try:
@@ -36,21 +38,23 @@ def limit() -> tuple[int, str]:
 
 def machine_memory() -> int:
     """Return the bytes of memory of this machine, or of the control group of this process if that has less."""
-    sizes = [1 << 62]
-    for line in _lines(INFO):
+    limits_in_bytes = [1 << 62]  # the result if the system reports no limit
+    for line in _lines(MEMORY_INFO):
         if line.startswith("MemTotal:"):
-            sizes.append(int(line.split()[1]) << 10)
-    for line in _lines(OWN_GROUP):
+            _, kib, *_ = line.split()
+            limits_in_bytes.append(int(kib) << 10)
+    for line in _lines(CONTROL_GROUP_OF_PROCESS):
         _, controllers, group = line.split(":", 2)
         is_version_2 = not controllers
         if is_version_2 or "memory" in controllers.split(","):
-            root, name = (GROUPS, "memory.max") if is_version_2 else (GROUPS / "memory", "memory.limit_in_bytes")
+            root = CONTROL_GROUPS if is_version_2 else CONTROL_GROUPS / "memory"
+            limit_file = "memory.max" if is_version_2 else "memory.limit_in_bytes"
             group_folder = root / group.strip("/")
             for folder in (group_folder, *group_folder.parents):
-                sizes += [int(text) for text in _lines(folder / name) if text.isdecimal()]
+                limits_in_bytes += [int(text) for text in _lines(folder / limit_file) if text.isdecimal()]
                 if folder == root:
                     break
-    return min(sizes)
+    return min(limits_in_bytes)
 
 
 def format_bytes(count: int) -> str:

@@ -1,7 +1,7 @@
 """Dataclass fields for options, and the built-in kinds of tokenizers, backbones and heads with their options.
 
 A kind in another package is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
-`EXTENSIBLE` maps each option to which other packages can add choices to the registry of these choices.
+Other packages can add choices to some options; `EXTENSIBLE` has the registry of the choices of each such option.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ PREFIX = "prefix"  # an adapter that reads the context as control codes; the oth
 ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
-MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice memory limits them more
+MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
 # Help texts that explain the choices of an option.
@@ -42,7 +42,7 @@ CHOICE_HELP = {
 
 def option(
     default: Any,
-    text: str,
+    help_text: str,
     *,
     choices: tuple[str, ...] = (),
     limits: Limits | None = None,
@@ -53,7 +53,7 @@ def option(
 
     Args:
         default: The default value.
-        text: The help text.
+        help_text: The help text.
         choices: The valid values, if the option is a choice.
         limits: The valid range, if the option is a number.
         metavar: The placeholder of the value in the help of the command line.
@@ -62,37 +62,39 @@ def option(
     Returns:
         A field with this metadata, for the body of a dataclass.
     """
-    metadata = {"help": text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
+    metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def int_option(default: int, text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
-    """Declare an option that is an integer from `low` to `high`; `text` is its help text."""
-    return option(default, text, limits=Limits(low, high), rare=rare)
+def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
+    """Declare an option that is an integer from `low` to `high`."""
+    return option(default, help_text, limits=Limits(low, high), rare=rare)
 
 
-def float_option(default: float, text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False) -> Any:
-    """Declare an option that is a number from `low` to `high`; `text` is its help text."""
-    return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
+def float_option(
+    default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False
+) -> Any:
+    """Declare an option that is a number from `low` to `high`."""
+    return option(default, help_text, limits=Limits(low, high, whole=False), rare=rare)
 
 
-def rate_option(text: str, *, rare: bool = False) -> Any:
-    """Declare an option that is a dropout rate, from 0 (the default) to below 1; `text` is its help text."""
-    return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+def rate_option(help_text: str, *, rare: bool = False) -> Any:
+    """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
+    return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 
 def check_fields(section: Any) -> None:
     """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
-        value, limits = getattr(section, field.name), field.metadata.get("limits")
-        value = _convert(field.name, value, hints[field.name])
-        for item in value if isinstance(value, tuple) else (value,):
+        value = _convert(field.name, getattr(section, field.name), hints[field.name])
+        items = value if isinstance(value, tuple) else (value,)
+        for item in items:
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].choose(field.name, item)
             elif choices := field.metadata.get("choices"):
                 choose(field.name, item, choices)
-        if limits is not None:
+        if (limits := field.metadata.get("limits")) is not None:
             limits.check(field.name, value)
         object.__setattr__(section, field.name, value)
 
@@ -114,8 +116,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 class KindOptions:
     """Base class of the options of one kind of tokenizer, backbone or head.
 
-    A subclass is a frozen dataclass that sets the default of `kind` to its name. Its fields may have plain defaults or
-    be declared by `option`, `int_option` and `float_option`, which add a help text, choices and limits.
+    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
+    plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits.
     """
 
     kind: str = ""
@@ -126,11 +128,13 @@ class KindOptions:
 
 @dataclass(frozen=True)
 class TokenizerOptions(KindOptions):
-    """Options of every tokenizer with a vocabulary of counted tokens."""
+    """The options that every tokenizer has."""
 
     lowercase: bool = option(False, "convert the text to lower case")
     min_count: int = int_option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
-    max_vocabulary: int = int_option(50_000, "largest vocabulary: the most frequent tokens", 1)
+    max_vocabulary: int = int_option(
+        50_000, "maximum size of the vocabulary, which consists of the most frequent tokens", 1
+    )
 
 
 @dataclass(frozen=True)
@@ -230,12 +234,16 @@ def options_class(section: str, kind: str) -> type[KindOptions]:
     Raises:
         UserError: Neither factorcell nor an installed package has a kind of this name.
     """
-    known = OPTION_KINDS[section]
-    return known[kind] if kind in known else EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
+    built_in = OPTION_KINDS[section]
+    if kind in built_in:
+        return built_in[kind]
+    cls = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section])
+    options: type[KindOptions] = cls.Options
+    return options
 
 
 def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
-    """Check that `cls` is a class whose attribute `Options` extends `base` and has the `kind` `name`.
+    """Check that `cls` is a class whose attribute `Options` extends `base`, and that its default `kind` is `name`.
 
     Raises:
         UserError: `cls` is not such a class, or the default of an option has an unsupported type.

@@ -13,21 +13,21 @@ from typing import Any
 
 from factorcell.escapes import escape_hidden
 
-FIRST, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
+FIRST_DELAY, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
 
 
-class Log:
-    """A stream for tqdm that prints the state of a bar on standard error as a line if a line is due."""
+class LineStream:
+    """A stream for tqdm that prints the bar as a line on standard error, at most once per interval."""
 
     def __init__(self) -> None:
-        self.stream, self.due = sys.stderr, time.monotonic() + FIRST
+        self.stream, self.next_line_time = sys.stderr, time.monotonic() + FIRST_DELAY
 
     def write(self, text: str) -> None:
-        """Print the text of a bar without its carriage return if a line is due; otherwise ignore the text."""
-        now = time.monotonic()
-        if (text := text.strip()) and now >= self.due:
-            self.due = now + INTERVAL
-            self.stream.write(text + "\n")
+        """Print the text of a bar without its carriage return if the interval is over; otherwise ignore the text."""
+        now, line = time.monotonic(), text.strip()
+        if line and now >= self.next_line_time:
+            self.next_line_time = now + INTERVAL
+            self.stream.write(line + "\n")
 
     def flush(self) -> None:
         """Flush standard error."""
@@ -35,10 +35,10 @@ class Log:
 
 
 def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **options: Any) -> Any:
-    """Return a tqdm bar over `items`; without items, a bar that the caller moves with `update`.
+    """Return a tqdm bar over `items`; without items, the caller advances the bar with `update`.
 
     Args:
-        items: What to iterate over.
+        items: The items that the caller iterates over, or None.
         desc: The work, such as "reading".
         unit: The unit in the plural, such as "rows".
         show: Whether to display the bar or the lines.
@@ -48,9 +48,11 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
     if sys.stderr.isatty():
         return _bar_class()(items, dynamic_ncols=True, **options)
     has_total = options.get("total") is not None or isinstance(items, Sized)
-    done, left = ("{n_fmt} of {total_fmt}", ", {remaining} left") if has_total else ("{n_fmt}", "")
-    line = f"{{desc}}{done}{{unit}}, {{rate_fmt}}{left}{{postfix}}"
-    return _bar_class()(items, file=Log(), ncols=1000, bar_format=line, **options)
+    # tqdm fills the fields in braces.
+    progress = "{n_fmt} of {total_fmt}" if has_total else "{n_fmt}"
+    time_left = ", {remaining} left" if has_total else ""
+    bar_format = "{desc}" + progress + "{unit}, {rate_fmt}" + time_left + "{postfix}"
+    return _bar_class()(items, file=LineStream(), ncols=1000, bar_format=bar_format, **options)
 
 
 @cache
@@ -64,6 +66,7 @@ def _bar_class() -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             values = super().format_dict
-            return {**values, **{name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}}
+            escaped = {name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}
+            return {**values, **escaped}
 
     return Bar

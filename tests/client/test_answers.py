@@ -24,7 +24,7 @@ def test_chunks_equal_those_that_were_sent(texts: list[str], data: st.DataObject
     for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
         chunks += reader.feed(content[start:end])
     assert chunks == sent
-    reader.end()
+    reader.check_complete()
 
 
 @pytest.mark.parametrize("content", [b"", b'data: {"text":"a"}\n\n', b'data: {"text":"","done":true}', b": alive\n\n"])
@@ -32,7 +32,7 @@ def test_cut_off_text_is_an_error(content: bytes) -> None:
     reader = calls.ChunkReader(CALL)
     list(reader.feed(content))
     with pytest.raises(UnreachableError, match="cut off"):
-        reader.end()
+        reader.check_complete()
 
 
 @given(st.binary(max_size=100))
@@ -41,9 +41,9 @@ def test_cut_off_text_is_an_error(content: bytes) -> None:
 @example(b'{"unknown":' + b"[" * 100_000)
 def test_any_bytes_are_a_response_or_an_error(content: bytes) -> None:
     with pytest.raises(UnexpectedAnswerError):
-        calls.health().answer(httpx.Response(200, content=content + b"x"))
+        calls.health().result_of(httpx.Response(200, content=content + b"x"))
     with pytest.raises(RefusedError) as raised:
-        calls.show("ann").answer(httpx.Response(502, content=content))
+        calls.show("ann").result_of(httpx.Response(502, content=content))
     error = raised.value
     assert (error.status, error.type, error.is_temporary, error.may_have_run) == (502, "about:blank", True, True)
 
@@ -52,7 +52,7 @@ def test_any_bytes_are_a_response_or_an_error(content: bytes) -> None:
 def test_every_problem_becomes_an_error_with_all_fields(kind: str) -> None:
     response = ProblemError(kind, "because", retry_after=2.5).response()
     sent = httpx.Response(response.status_code, headers=dict(response.headers), content=bytes(response.body))
-    error = calls.show("ann").refusal(sent)
+    error = calls.show("ann").error_of(sent)
     status, title = problems.PROBLEM_KINDS[kind]
     assert (error.status, error.title, error.detail, error.kind) == (status, title, "because", kind)
     assert (error.type, error.retry_after) == (f"/docs#{kind}", 3.0)

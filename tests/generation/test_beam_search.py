@@ -30,7 +30,7 @@ TASK = WritingTask(RUN.model, conditioning(RUN, ["Oslo"]), torch.tensor([0]), Co
 def with_end(text: GeneratedText, constraints: Constraints) -> tuple[int, ...]:
     """Return the tokens, including the end token if it was written."""
     stopped = any(text.tokens[-len(stop) :] == stop for stop in constraints.stops)
-    return (*text.tokens, END) if text.ended and not stopped else text.tokens
+    return (*text.tokens, END) if text.has_ended and not stopped else text.tokens
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINTS, ids=NAMES)

@@ -17,8 +17,8 @@ from factorcell.generation.sampling import (
     WritingTask,
     collect_texts,
     generate_steps,
-    greedy_choice,
-    sampling_choice,
+    request_most_probable,
+    sampling_requests,
 )
 from tests.brute_force import conditioning, enumerate_texts
 from tests.small_runs import make_letters, make_run
@@ -38,7 +38,7 @@ def generate_texts(
     prompt: tuple[int, ...] = (),
 ) -> list[GeneratedText]:
     """Return sampled texts, alternating between Oslo and Nice."""
-    choice = sampling_choice(sampler or Sampler(), count, constraints.max_tokens, seed, first)
+    choice = sampling_requests(sampler or Sampler(), count, constraints.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
     steps = generate_steps(
         WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints, prompt=prompt), choice
@@ -49,7 +49,7 @@ def generate_texts(
 def with_end(text: GeneratedText, constraints: Constraints = UNCONSTRAINED) -> tuple[int, ...]:
     """Return the tokens, including the end token if it was written."""
     stopped = any(text.tokens[-len(stop) :] == stop for stop in constraints.stops)
-    return (*text.tokens, END) if text.ended and not stopped else text.tokens
+    return (*text.tokens, END) if text.has_ended and not stopped else text.tokens
 
 
 def chi_square(counts: Counter[Any], probabilities: dict[Any, float]) -> tuple[float, int]:
@@ -92,7 +92,7 @@ def test_log_probabilities_agree_with_the_model() -> None:
     for number, text in enumerate(generate_texts(60, constraints, Sampler(temperature=2.0, top_k=3))):
         expected = log_probs[("Oslo", "Nice")[number % 2]][with_end(text)]
         assert text.log_probability == pytest.approx(expected, abs=1e-5)
-        assert text.targets == len(with_end(text))
+        assert text.target_count == len(with_end(text))
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, top_k=3), Sampler(1.5, top_p=0.8)])
@@ -116,7 +116,7 @@ def test_greedy_takes_the_most_probable_token() -> None:
     texts = collect_texts(
         2,
         generate_steps(
-            WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints), greedy_choice
+            WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints), request_most_probable
         ),
         constraints,
     )
@@ -150,14 +150,14 @@ def test_texts_continue_the_prompt() -> None:
 def test_without_time_texts_are_empty() -> None:
     context, contexts = conditioning(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
     steps = generate_steps(
-        WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0), sampling_choice(Sampler(), 3, 3)
+        WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0), sampling_requests(Sampler(), 3, 3)
     )
     assert collect_texts(3, steps, UNCONSTRAINED) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_the_text_ends_if_all_tokens_are_forbidden() -> None:
     texts = generate_texts(4, Constraints(max_tokens=9, min_tokens=9, banned=(UNKNOWN, A, B, C)))
-    assert all(text.tokens == () and text.ended for text in texts)
+    assert all(text.tokens == () and text.has_ended for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_all_kinds_of_models_generate(tmp_path: Path, model: dict[str, Any]) -> 
     texts = collect_texts(
         6,
         generate_steps(
-            WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints), sampling_choice(Sampler(), 6, 9)
+            WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints), sampling_requests(Sampler(), 6, 9)
         ),
         constraints,
     )
@@ -193,5 +193,5 @@ def test_all_kinds_of_models_generate(tmp_path: Path, model: dict[str, Any]) -> 
         {"text": " ".join(run.tokenizer.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]} for i, t in enumerate(texts)
     ]
     for text, scored in zip(texts, run.score(rows, tokens=True), strict=True):
-        nats = [token["nats"] for token in scored["tokens"]][: text.targets]
+        nats = [token["nats"] for token in scored["tokens"]][: text.target_count]
         assert text.log_probability == pytest.approx(-sum(nats), abs=1e-4)

@@ -15,7 +15,7 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.generation.beam_search import Beam, search_beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_choice
+from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_requests
 from factorcell.model.run import Run
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
@@ -65,7 +65,7 @@ def test_scores_equal_those_of_the_processor(
             Constraints(max_tokens=5),
         )
         task = WritingTask(run.model, conditioning, rows_of_texts, rules)
-        steps = generate_steps(task, sampling_choice(Sampler(), 3, 5))
+        steps = generate_steps(task, sampling_requests(Sampler(), 3, 5))
         beams = [[text.tokens for text in beam] for beam in search_beam(task, Beam(num_texts=2))]
         texts = beams, [text.tokens for text in collect_texts(3, steps, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, cities), log_likelihoods(run, corpus, points), texts]

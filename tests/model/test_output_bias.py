@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.assignments import variable_numbers
+from factorcell.assignments import parse_assignments
 from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
@@ -174,11 +174,11 @@ def test_count_nonzero_counts_coefficients() -> None:
 
 
 def test_penalties_are_parsed_per_variable() -> None:
-    assert variable_numbers("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
-    assert variable_numbers("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
-    assert variable_numbers("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
+    assert parse_assignments("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
+    assert parse_assignments("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
+    assert parse_assignments("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
     with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
-        variable_numbers("sparse_l1", ("ci=1",), ["city"])
+        parse_assignments("sparse_l1", ("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
         Config.of(hash_size=2_000_000_000)
 

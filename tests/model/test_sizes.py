@@ -90,7 +90,7 @@ def test_memory_limit_of_the_user_applies(tmp_path: Path, monkeypatch: pytest.Mo
     for invalid in ("much", "nan", "-1", "0"):
         monkeypatch.setenv(memory.LIMIT_VARIABLE, invalid)
         with pytest.raises(UserError, match=r"FACTORCELL_MAX_MEMORY is|max_memory is"):
-            memory.limit()
+            memory.memory_limit()
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_memory_limit_of_a_control_group_applies(
     for name, content in {"info": "MemTotal: 2048 kB\n", "group": group, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n", encoding="utf-8")
-    monkeypatch.setattr(memory, "GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "group")
-    monkeypatch.setattr(memory, "INFO", tmp_path / "info")
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "CONTROL_GROUP_OF_PROCESS", tmp_path / "group")
+    monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "info")
     assert memory.machine_memory() == expected
 
 

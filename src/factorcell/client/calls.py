@@ -1,4 +1,4 @@
-"""Requests and responses as values: for each operation, a function that returns a `Call` and sends nothing.
+"""Calls of the service: for each operation, a function that returns a `Call` and sends nothing.
 
 The keyword arguments of the function are the fields of the message of the operation, with the same types and defaults.
 """
@@ -33,7 +33,7 @@ T = TypeVar("T")
 # When a failed call may be repeated. "always": a repetition does no harm. "if_no_effect": no earlier attempt had an
 # effect. "never": the caller asks for the current state of the server, which the failure shows.
 Repeat = Literal["always", "if_no_effect", "never"]
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -56,133 +56,141 @@ class Call(Generic[T]):
     body: bytes | None = None
     repeat: Repeat = "always"
 
-    def read(self, content: bytes) -> T:
-        """Return the parsed response; raise an `UnexpectedAnswerError` if the bytes are not a valid response."""
+    def parse(self, content: bytes) -> T:
+        """Parse the body of a response; raise an `UnexpectedAnswerError` if it is not a valid response."""
         try:
-            result = (
-                content.decode() if self.response_type is str else msgspec.json.decode(content, type=self.response_type)
-            )
-            return result  # type: ignore[return-value]
-        except UNREADABLE as error:
+            if self.response_type is str:
+                return content.decode()  # type: ignore[return-value]
+            return msgspec.json.decode(content, type=self.response_type)
+        except DECODING_ERRORS as error:
             raise UnexpectedAnswerError(
                 self.name, f"expected a response of the service, got other data ({error})"
             ) from None
 
-    def answer(self, response: httpx.Response) -> T:
-        """Return the result in a response; raise a `RefusedError` if the status is not 200."""
+    def result_of(self, response: httpx.Response) -> T:
+        """Return the result of the call, parsed from a response; raise a `RefusedError` if the status is not 200."""
         if response.status_code != HTTPStatus.OK:
-            raise self.refusal(response)
-        return self.read(response.content)
+            raise self.error_of(response)
+        return self.parse(response.content)
 
-    def refusal(self, response: httpx.Response) -> RefusedError:
-        """Return the error of a response whose status is not 200."""
+    def error_of(self, response: httpx.Response) -> RefusedError:
+        """Return the error that a response reports with a status other than 200."""
         status = response.status_code
         try:
             problem = msgspec.json.decode(response.content, type=Problem)
-        except UNREADABLE:
+        except DECODING_ERRORS:
             problem = Problem(type="about:blank", title=response.reason_phrase, status=status, detail="")
-        seconds = response.headers.get("retry-after", "")
-        retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+        header = response.headers.get("retry-after", "")
+        retry_after = float(header) if header.isascii() and header.isdigit() else None  # the header may contain a date
         default_type = InvalidRequestError if 400 <= status < 500 else FailedError
         error_type = ERRORS_BY_STATUS.get(status, default_type)
         return error_type(self.name, problem, retry_after)
 
 
 class ChunkReader:
-    """Parses the server-sent events of a call as their bytes arrive.
+    """A parser of the server-sent events of a call, which accepts their bytes as they arrive.
 
     Only line feeds end a line. Other line separators, such as U+2028, are part of the JSON.
     """
 
     def __init__(self, call: Call[TextChunk]) -> None:
-        self.call, self._rest, self._done = call, b"", False
+        self.call, self._incomplete_line, self._has_last_chunk = call, b"", False
 
     def feed(self, content: bytes) -> Iterator[TextChunk]:
         """Yield the chunks that are complete after the bytes `content` have arrived."""
-        *lines, self._rest = (self._rest + content).split(b"\n")
+        *lines, self._incomplete_line = (self._incomplete_line + content).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                chunk = self.call.read(line.removeprefix(b"data:"))
-                self._done = chunk.done
+                chunk = self.call.parse(line.removeprefix(b"data:"))
+                self._has_last_chunk = chunk.done
                 yield chunk
 
-    def end(self) -> None:
+    def check_complete(self) -> None:
         """Raise an `UnreachableError` unless the last chunk has arrived."""
-        if not self._done:
+        if not self._has_last_chunk:
             raise UnreachableError(self.call.name, "the generated text was cut off")
 
 
-def _post(
-    name: str, request_type: Callable[P, msgspec.Struct], response_type: type[T], doc: str
+def _post_operation(
+    name: str, create_message: Callable[P, msgspec.Struct], response_type: type[T], doc: str
 ) -> Callable[P, Call[T]]:
-    """Return the function that makes the calls of a POST operation; `request_type` makes their messages."""
+    """Return a function that creates calls of a POST operation from the fields of their message."""
 
-    def make(*args: P.args, **fields: P.kwargs) -> Call[T]:
-        return Call(name, "POST", f"v1/{name}", response_type, encode(name, request_type(*args, **fields)))
+    def create_call(*args: P.args, **fields: P.kwargs) -> Call[T]:
+        return Call(name, "POST", f"v1/{name}", response_type, encode(name, create_message(*args, **fields)))
 
     parameters = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for field in inspect.signature(request_type).parameters.values()
+        for field in inspect.signature(create_message).parameters.values()
     ]
-    make.__name__, make.__doc__ = name, doc
-    make.__signature__ = inspect.Signature(parameters, return_annotation=Call[response_type])  # type: ignore[attr-defined, valid-type]
-    return make
+    signature = inspect.Signature(parameters, return_annotation=Call[response_type])  # type: ignore[valid-type]
+    create_call.__name__, create_call.__doc__ = name, doc
+    create_call.__signature__ = signature  # type: ignore[attr-defined]
+    return create_call
 
 
 def _user_operation(
     name: str, method: str, suffix: str, response_type: type[T], doc: str, repeat: Repeat = "always"
 ) -> Callable[[str], Call[T]]:
-    """Return the function that makes the calls of an operation on a user; their requests have no body."""
+    """Return a function that creates calls of an operation on a user; the requests have no body."""
 
-    def make(user: str) -> Call[T]:
-        return Call(name, method, _path(name, user, suffix), response_type, repeat=repeat)
+    def create_call(user: str) -> Call[T]:
+        return Call(name, method, _user_path(name, user, suffix), response_type, repeat=repeat)
 
-    make.__name__, make.__doc__ = name, doc
-    return make
+    create_call.__name__, create_call.__doc__ = name, doc
+    return create_call
 
 
-def _path(name: str, user: str, suffix: str = "") -> str:
-    """Return the path of a user. Special characters are escaped, including dots, because `..` would change the path."""
+def _user_path(operation: str, user: str, suffix: str) -> str:
+    """Return the path of an operation on a user, with escaped special characters, including dots.
+
+    Dots are escaped because HTTP clients would replace a user called `..` by the parent of the path.
+    """
     try:
         return f"v1/users/{quote(str.__str__(user), safe='').replace('.', '%2E')}{suffix}"
     except (TypeError, UnicodeEncodeError):
-        raise InvalidArgumentError(name, f"user: expected Unicode text, got {type(user).__name__}") from None
+        raise InvalidArgumentError(operation, f"user: expected Unicode text, got {type(user).__name__}") from None
 
 
 def _accept_request(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
 ) -> messages.AcceptRequest:
-    """Return a message with an idempotency key, so that the text counts once even if the client retries the call."""
+    """Return a message of the operation `accept`, with a new idempotency key if the caller passes none.
+
+    Because of the key, the text counts once even if the client retries the call.
+    """
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
     return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
 
-complete = _post(
+complete = _post_operation(
     "complete",
     messages.CompleteRequest,
     messages.CompleteAnswer,
     "Suggest texts that continue the text before the cursor.",
 )
-accept = _post(
+accept = _post_operation(
     "accept",
     _accept_request,
     messages.AcceptAnswer,
     "Save and learn an accepted text. If the client retries the call, the text still counts once.",
 )
-score = _post("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
-classify = _post(
+score = _post_operation(
+    "score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text."
+)
+classify = _post_operation(
     "classify",
     messages.ClassifyRequest,
     messages.ClassifyAnswer,
     "Return the most probable value of a context column for each text.",
 )
-rescore = _post(
+rescore = _post_operation(
     "rescore",
     messages.RescoreRequest,
     messages.RescoreAnswer,
     "Choose the best hypothesis of each n-best list, given the context of the list.",
 )
-generate = _post(
+generate = _post_operation(
     "generate",
     messages.GenerateRequest,
     TextChunk,
@@ -205,7 +213,7 @@ resume = _user_operation("resume", "POST", "/resume", messages.PausedAnswer, "Re
 def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
     """Delete all copies of a text of a user."""
     body = encode("forget", messages.ForgetRequest(text=text))
-    return Call("forget", "POST", _path("forget", user, "/forget"), messages.RemovedAnswer, body)
+    return Call("forget", "POST", _user_path("forget", user, "/forget"), messages.RemovedAnswer, body)
 
 
 def restore(exported: Export) -> Call[messages.UserAnswer]:

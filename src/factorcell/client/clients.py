@@ -24,19 +24,19 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class _Operation(Generic[P, T]):
-    """A method of both clients, which sends the call that the function `make` returns."""
+    """A method of both clients, which sends the call that `create_call` returns."""
 
-    def __init__(self, make: Callable[P, Call[T]]) -> None:
-        self.make, self.__doc__ = make, make.__doc__
+    def __init__(self, create_call: Callable[P, Call[T]]) -> None:
+        self.create_call, self.__doc__ = create_call, create_call.__doc__
 
     @overload
-    def __get__(self, client: "Client", kind: Any = None) -> Callable[P, T]: ...
+    def __get__(self, client: "Client", owner: Any = None) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, client: Any, kind: Any = None) -> Any:
-        if client is None:  # the attribute of the class
-            return self.make
-        return lambda *args, **fields: client._ask(self.make(*args, **fields))
+    def __get__(self, client: "AsyncClient", owner: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: Any = None) -> Any:
+        if client is None:  # the attribute is accessed on the class, not on a client
+            return self.create_call
+        return lambda *args, **fields: client._send(self.create_call(*args, **fields))
 
 
 class _Operations(Generic[H]):
@@ -80,16 +80,17 @@ class _Operations(Generic[H]):
         Raises:
             UserError: `url` or `key` is invalid.
         """
-        error = UserError(f"url {url!r:.200}: expected the address of a service, such as {DEFAULT_URL}")
+        url_error = UserError(f"url {url!r:.200}: expected the address of a service, such as {DEFAULT_URL}")
         try:
-            parts = httpx.URL(url)
+            parsed = httpx.URL(url)
         except httpx.InvalidURL:
-            raise error from None
-        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment or parts.userinfo:
-            raise error
+            raise url_error from None
+        has_address = parsed.scheme in ("http", "https") and bool(parsed.host)
+        if not has_address or parsed.query or parsed.fragment or parsed.userinfo:
+            raise url_error
         self._http: H = http or self._http_class()
         self._owns_http = http is None
-        self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
+        self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parsed).rstrip("/") + "/"
         self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable()):
@@ -98,15 +99,20 @@ class _Operations(Generic[H]):
                 )
             self._headers["Authorization"] = f"Bearer {key}"
 
-    def _request(self, attempts: Attempts) -> dict[str, Any]:
-        """Count the next attempt, and return its arguments for httpx."""
+    def _next_request(self, attempts: Attempts) -> dict[str, Any]:
+        """Count the next attempt; return the arguments of httpx for the request of this attempt."""
         call = attempts.call
-        request = {"method": call.method, "url": self._url + call.path, "content": call.body}
-        return {**request, "headers": self._headers, "timeout": attempts.next_timeout()}
+        return {
+            "method": call.method,
+            "url": self._url + call.path,
+            "content": call.body,
+            "headers": self._headers,
+            "timeout": attempts.start_attempt(),
+        }
 
 
 class Client(_Operations[httpx.Client]):
-    """A blocking client of a service. Any thread may use it."""
+    """A blocking client of a service. Several threads may use the same client at once."""
 
     _http_class = httpx.Client
 
@@ -114,11 +120,11 @@ class Client(_Operations[httpx.Client]):
         """Yield the chunks of a generated text as they arrive; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
-    def _ask(self, call: Call[T]) -> T:
+    def _send(self, call: Call[T]) -> T:
         attempts = Attempts(call, self.retry_policy)
         while True:
             try:
-                return call.answer(self._http.request(**self._request(attempts)))
+                return call.result_of(self._http.request(**self._next_request(attempts)))
             except (httpx.RequestError, ServiceError) as error:
                 sleep(attempts.pause_or_raise(error))
 
@@ -126,16 +132,16 @@ class Client(_Operations[httpx.Client]):
         attempts = Attempts(call, self.retry_policy)
         while True:
             try:
-                with self._http.stream(**self._request(attempts)) as response:
+                with self._http.stream(**self._next_request(attempts)) as response:
                     if response.status_code != HTTPStatus.OK:
                         response.read()
-                        raise call.refusal(response)
+                        raise call.error_of(response)
                     reader = ChunkReader(call)
                     for data in response.iter_bytes():
                         for chunk in reader.feed(data):
                             attempts.is_final = True
                             yield chunk
-                return reader.end()
+                return reader.check_complete()
             except (httpx.RequestError, ServiceError) as error:
                 sleep(attempts.pause_or_raise(error))
 
@@ -160,11 +166,11 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
         """Yield the chunks of a generated text as they arrive; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
-    async def _ask(self, call: Call[T]) -> T:
+    async def _send(self, call: Call[T]) -> T:
         attempts = Attempts(call, self.retry_policy)
         while True:
             try:
-                return call.answer(await self._http.request(**self._request(attempts)))
+                return call.result_of(await self._http.request(**self._next_request(attempts)))
             except (httpx.RequestError, ServiceError) as error:
                 await async_sleep(attempts.pause_or_raise(error))
 
@@ -172,16 +178,16 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
         attempts = Attempts(call, self.retry_policy)
         while True:
             try:
-                async with self._http.stream(**self._request(attempts)) as response:
+                async with self._http.stream(**self._next_request(attempts)) as response:
                     if response.status_code != HTTPStatus.OK:
                         await response.aread()
-                        raise call.refusal(response)
+                        raise call.error_of(response)
                     reader = ChunkReader(call)
                     async for data in response.aiter_bytes():
                         for chunk in reader.feed(data):
                             attempts.is_final = True
                             yield chunk
-                reader.end()
+                reader.check_complete()
                 return
             except (httpx.RequestError, ServiceError) as error:
                 await async_sleep(attempts.pause_or_raise(error))

@@ -1,7 +1,7 @@
 """Encodes the arguments of a call as JSON.
 
-A NumPy scalar is sent as its plain value. A date, a time or a decimal is sent as text, in the form in which a model
-names the category of that value.
+A NumPy scalar is sent as the Python value that it equals. A date, a time or a decimal is sent as text, in the form in
+which a model names the category of that value.
 """
 
 import json
@@ -22,13 +22,13 @@ def encode(operation: str, message: Any) -> bytes:
         InvalidArgumentError: JSON cannot represent a value of the message.
     """
     try:
-        return json.dumps(message, default=_plain, allow_nan=False, ensure_ascii=False).encode()
+        return json.dumps(message, default=_to_json_value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(operation, f"expected values that JSON can represent ({error})") from None
 
 
-def _plain(value: Any) -> Any:
-    """Return the JSON value of a value that the `json` module does not support."""
+def _to_json_value(value: Any) -> Any:
+    """Convert a value that the `json` module does not support to one that it supports."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
@@ -40,19 +40,19 @@ def _plain(value: Any) -> Any:
         digits = f"{value:f}"
         return digits.rstrip("0").rstrip(".") if "." in digits else digits
     if hasattr(value, "dtype") and value.ndim == 0:
-        return _of_numpy(value)
+        return _numpy_to_json_value(value)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
-def _of_numpy(value: Any) -> Any:
-    """Return the plain value of a NumPy scalar or a zero-dimensional array."""
+def _numpy_to_json_value(value: Any) -> Any:
+    """Convert a NumPy scalar or a zero-dimensional array to a value that JSON can represent."""
     kind = value.dtype.kind
     if kind == "f":  # as in `factorcell.data.values.widened`, the 32-bit number 4.7 is sent as 4.7
-        exact = float(value)
-        return exact if value.itemsize >= 8 or exact.is_integer() else float(str(value))
+        number = float(value)
+        return number if value.itemsize >= 8 or number.is_integer() else float(str(value))
     if kind == "M" and value == value:  # a datetime64 that is not missing (NaT)
-        exceeds_microseconds = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
-        moment = (value.astype("datetime64[us]") if exceeds_microseconds else value).item()
+        is_finer_than_microseconds = value.dtype.str.endswith(("[ns]", "[ps]", "[fs]", "[as]"))
+        moment = (value.astype("datetime64[us]") if is_finer_than_microseconds else value).item()
         return moment.isoformat() if isinstance(moment, date) else str(value)
     if kind in "biuUO":  # a boolean, an integer, a text or a Python object
         return value.item()

@@ -2,11 +2,9 @@
 
 from factorcell.service.http.messages import Problem
 
-TEMPORARY = (429, 502, 503, 504)  # statuses after which the same request may succeed; proxies send 502 and 504
-NO_EFFECT = (
-    "too-many",
-    "overloaded",
-)  # kinds of the problems with which the service reports that a request had no effect
+# Statuses after which the same request may succeed later; proxies send 502 and 504.
+TEMPORARY_STATUSES = (429, 502, 503, 504)
+KINDS_WITHOUT_EFFECT = ("too-many", "overloaded")  # kinds of problems that mean that the request had no effect
 
 
 class ServiceError(Exception):
@@ -15,7 +13,7 @@ class ServiceError(Exception):
     Attributes:
         operation: The operation of the call.
         message: What went wrong.
-        attempts: Number of times that the client sent the call.
+        attempts: Number of times that the client tried the call.
         is_temporary: Whether the same call may succeed later.
         may_have_run: Whether the service may have performed the operation.
     """
@@ -29,7 +27,8 @@ class ServiceError(Exception):
         self.operation, self.message = operation, message
 
     def __str__(self) -> str:
-        return f"{self.operation}: {self.message}" + (f" (tried {self.attempts} times)" if self.attempts > 1 else "")
+        attempts = f" (tried {self.attempts} times)" if self.attempts > 1 else ""
+        return f"{self.operation}: {self.message}{attempts}"
 
 
 class InvalidArgumentError(ServiceError):
@@ -39,12 +38,12 @@ class InvalidArgumentError(ServiceError):
 
 
 class UnreachableError(ServiceError):
-    """No response arrived, or only a part of the response.
+    """No response arrived, or only a part of it.
 
     Args:
         operation: The name of the operation.
         message: What failed.
-        may_have_run: Whether the service may have received and run the request.
+        may_have_run: Whether the service may have performed the operation.
     """
 
     is_temporary = True
@@ -59,7 +58,7 @@ class UnexpectedAnswerError(ServiceError):
 
 
 class RefusedError(ServiceError):
-    """The service refused the request or failed, or a proxy did so.
+    """The service, or a proxy in front of it, refused the request or failed.
 
     Attributes:
         status: The HTTP status code.
@@ -67,22 +66,22 @@ class RefusedError(ServiceError):
         detail: What is wrong with this request.
         type: The type of the problem; `about:blank` if another server, such as a proxy, answered.
         kind: The name of the kind, such as `overloaded`; empty if another server answered.
-        retry_after: Seconds after which the call may be retried, or None if the response does not name them.
+        retry_after: Seconds after which the call may be retried, or None if the response does not say so.
 
     Args:
         operation: The name of the operation.
         problem: The problem details of the response.
-        retry_after: Seconds after which the call may be retried, or None if the response does not name them.
+        retry_after: Seconds after which the call may be retried, or None if the response does not say so.
     """
 
     def __init__(self, operation: str, problem: Problem, retry_after: float | None = None) -> None:
-        super().__init__(
-            operation, f"{problem.status} {problem.title}" + (f": {problem.detail}" if problem.detail else "")
-        )
+        detail = f": {problem.detail}" if problem.detail else ""
+        super().__init__(operation, f"{problem.status} {problem.title}{detail}")
         self.status, self.title, self.detail, self.type = problem.status, problem.title, problem.detail, problem.type
-        self.kind, self.retry_after = problem.type.partition("#")[2], retry_after
-        self.is_temporary = problem.status in TEMPORARY
-        self.may_have_run = problem.status >= 500 and self.kind not in NO_EFFECT
+        _, _, self.kind = problem.type.partition("#")
+        self.retry_after = retry_after
+        self.is_temporary = problem.status in TEMPORARY_STATUSES
+        self.may_have_run = problem.status >= 500 and self.kind not in KINDS_WITHOUT_EFFECT
 
 
 class InvalidRequestError(RefusedError):

@@ -25,9 +25,8 @@ class RetryPolicy:
     """How long a client waits, and how often it retries.
 
     Attributes:
-        deadline: Seconds after the start of a call after which no further attempt begins; a running attempt may take
-            longer.
-        timeout: Maximum seconds of each wait for the network.
+        deadline: Seconds from the start of a call during which attempts may begin; the last attempt may end later.
+        timeout: Maximum seconds that an attempt waits for a connection or for data from the network.
         max_attempts: Maximum number of attempts.
         first_pause: Upper bound of the first pause, in seconds. This upper bound doubles with each attempt.
         max_pause: Largest value of this upper bound, in seconds.
@@ -52,28 +51,24 @@ class Attempts:
         self.call, self.policy, self.count, self.is_final = call, policy, 0, False
         self._deadline = monotonic() + policy.deadline
 
-    def next_timeout(self) -> float:
+    def start_attempt(self) -> float:
         """Count an attempt; return its timeout in seconds."""
         self.count += 1
-        return max(1e-3, min(self.policy.timeout, self._deadline - monotonic()))
+        seconds_left = self._deadline - monotonic()
+        return max(1e-3, min(self.policy.timeout, seconds_left))
 
     def pause_or_raise(self, error: httpx.RequestError | ServiceError) -> float:
         """Return the seconds until the next attempt; raise the error as a `ServiceError` if no attempt may follow."""
         if isinstance(error, httpx.RequestError):
             message = f"no response ({str(error) or type(error).__name__})"
             error = UnreachableError(self.call.name, message, may_have_run=not isinstance(error, UNSENT))
-        pause = uniform(0, min(self.policy.max_pause, self.policy.first_pause * 2 ** (self.count - 1)))
+        max_pause = min(self.policy.max_pause, self.policy.first_pause * 2 ** (self.count - 1))
+        pause = uniform(0, max_pause)
         if isinstance(error, RefusedError):
             pause += error.retry_after or 0.0
-        may_repeat = error.is_temporary and (
-            self.call.repeat == "always" or (self.call.repeat == "if_no_effect" and not error.may_have_run)
-        )
-        if (
-            not may_repeat
-            or self.is_final
-            or self.count >= self.policy.max_attempts
-            or pause >= self._deadline - monotonic()
-        ):
+        is_harmless = self.call.repeat == "always" or (self.call.repeat == "if_no_effect" and not error.may_have_run)
+        has_attempts_left = self.count < self.policy.max_attempts and pause < self._deadline - monotonic()
+        if self.is_final or not (error.is_temporary and is_harmless and has_attempts_left):
             error.attempts = self.count
             raise error from None
         return pause

@@ -12,9 +12,9 @@ from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.generation.generate import (
     GenerationOptions,
     category_values,
-    count_resumable_rows,
     generate,
     provenance,
+    repair_and_count_rows,
     stream,
     unknown_tokens,
 )
@@ -129,7 +129,7 @@ def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: 
         return 0
     if not arguments.resume:
         raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
-    return count_resumable_rows(arguments.out, origin, contexts, arguments.number)
+    return repair_and_count_rows(arguments.out, origin, contexts, arguments.number)
 
 
 def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:

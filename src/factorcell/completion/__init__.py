@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from factorcell.completion.popularity import Popularity as Popularity
 
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "blend": ("Blend", "new_suggester"),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.data.cache import prepare as prepare
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from factorcell.data.tokenizer import Tokenizer as Tokenizer
     from factorcell.data.vocabulary import Specials as Specials
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "cache": ("prepare",),

@@ -184,7 +184,7 @@ class NGram:
             order = DEFAULT_CHARACTER_ORDER if chosen_tokenizer.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
-            files.new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
+            files.create_new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
             is_corpus = isinstance(source, Corpus)
             corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))

@@ -101,7 +101,7 @@ class Ratios:
 
     def best_model(self, higher_is_better: bool) -> int | None:
         """Return the index of the model that is significantly better than every other one, or None."""
-        return bootstrap.clear_winner(self.resampled[0], higher_is_better, self.difference)
+        return bootstrap.find_clear_winner(self.resampled[0], higher_is_better, self.difference)
 
 
 def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:

@@ -5,11 +5,11 @@ The function `factorcell.generate` is in the module `factorcell.generation.gener
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.generation.generate import GenerationOptions as GenerationOptions
     from factorcell.generation.generate import stream as stream
 
 
-__getattr__, __dir__, __all__ = lazy(__name__, {"generate": ("GenerationOptions", "stream")})
+__getattr__, __dir__, __all__ = lazy_exports(__name__, {"generate": ("GenerationOptions", "stream")})

@@ -2,11 +2,11 @@
 
 A *hypothesis* is an unfinished text. Each step extends the K best hypotheses of a context by one token and selects the
 K most probable results. `search_beam` extends a hypothesis by its most probable tokens, `search_stochastic_beam` by
-sampled tokens (thesis 2018, section 6.1). Finished texts are compared by their score
+sampled tokens (thesis 2018, section 6.1). The best finished texts of a context are those with the highest score:
 
-    log p(text) / targets ** length_penalty
+    score = log p(text) / target_count ** length_penalty
 
-where `targets` is the number of tokens including the end token. With the penalty 1, the best text is the one with the
+`target_count` is the number of tokens including the end token. With the penalty 1, the best text is the one with the
 lowest perplexity; with 0, it is the most probable one, which is usually short.
 
 Shapes: B contexts, K hypotheses per context, L extensions per hypothesis, t tokens of a text.
@@ -24,7 +24,7 @@ from factorcell.generation.choosing import Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator, to_generated_text
 from factorcell.model.kernels.drawing import TokenRequest, TopRequest
 
-# Indices of the unfinished contexts, number of hypotheses of each -> request for the extensions of all hypotheses.
+# Indices of the contexts with unfinished texts, hypotheses per context -> request for extensions of all hypotheses.
 RequestExtensions = Callable[[Sequence[int], int], TokenRequest]
 
 
@@ -45,25 +45,28 @@ class _Finished:
     """At most `max_texts` finished texts of one context, those with the best scores, best first."""
 
     max_texts: int
-    texts: list[tuple[float, GeneratedText]] = field(default_factory=list)
+    scored_texts: list[tuple[float, GeneratedText]] = field(default_factory=list)
 
     @property
     def min_score(self) -> float:
         """The score that a text must exceed to be added."""
-        return self.texts[-1][0] if len(self.texts) == self.max_texts else -float("inf")
+        if len(self.scored_texts) < self.max_texts:
+            return -float("inf")
+        worst_score, _ = self.scored_texts[-1]
+        return worst_score
 
     def add(self, score: float, text: GeneratedText) -> None:
         """Add `text` if its score is among the best, and drop the worst text if there are then too many."""
         if score > self.min_score:
-            self.texts.append((score, text))
-            self.texts.sort(key=lambda entry: -entry[0])
-            del self.texts[self.max_texts :]
+            self.scored_texts.append((score, text))
+            self.scored_texts.sort(key=lambda scored_text: -scored_text[0])
+            del self.scored_texts[self.max_texts :]
 
 
 def search_beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
     """Return the best texts of each context of `task` (B,), best first, found with the most probable extensions."""
-    extensions = TopRequest(beam.width + 1)  # one of them may be the end token, which leaves `width` others
-    return _search(task, beam, lambda unfinished, across: extensions)
+    request = TopRequest(beam.width + 1)  # one extension may be the end token, which leaves `width` other tokens
+    return _search(task, beam, lambda _unfinished, _hypothesis_count: request)
 
 
 def search_stochastic_beam(
@@ -77,71 +80,74 @@ def search_stochastic_beam(
         sampler: Options of the distribution from which extensions are sampled.
         branching: Number of tokens that are sampled for each hypothesis; equal tokens count once.
         seed: The seed of the random draws.
-        first: The number of the first text; the draws of a text depend only on the seed and on its number.
+        first: The number of the first text; the draws of a text depend only on the seed and on the number of the text.
     """
     limits.check(branching=branching, seed=seed)
-    generators = [random_generator(seed, first + index) for index in range(len(task.contexts))]
+    generators = [random_generator(seed, first + index) for index in range(len(task.context_rows))]
 
-    def request_extensions(unfinished: Sequence[int], across: int) -> TokenRequest:
+    def request_extensions(unfinished: Sequence[int], hypothesis_count: int) -> TokenRequest:
         # Each step draws `width` rows, so the draws of later steps do not depend on the number of hypotheses.
-        places = [generators[index].random((beam.width, branching))[:across] for index in unfinished]
-        return sampler.draws(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
+        places = [generators[index].random((beam.width, branching))[:hypothesis_count] for index in unfinished]
+        return sampler.request_draws(torch.from_numpy(np.concatenate(places)).to(task.context_rows.device))
 
     return _search(task, beam, request_extensions)
 
 
 def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions) -> list[list[GeneratedText]]:
-    constraints, contexts = task.constraints, task.contexts
-    finished = [_Finished(beam.num_texts) for _ in contexts]
+    constraints, context_count, device = task.constraints, len(task.context_rows), task.context_rows.device
+    finished = [_Finished(beam.num_texts) for _ in range(context_count)]
 
     def finish(unfinished: Sequence[int], tokens: Tensor, log_probs: Tensor) -> None:
-        """Finish those texts `tokens` (B, K, t) of the contexts `unfinished` (B,) whose log p (B, K) is finite."""
-        for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
-            text = to_generated_text(tokens[row, k].tolist(), float(log_probs[row, k]), constraints)
-            finished[unfinished[row]].add(text.log_probability / max(1, text.targets) ** beam.length_penalty, text)
+        """Finish those texts of the contexts `unfinished` (B,) whose log probability in `log_probs` (B, K) is finite.
 
-    hypotheses, unfinished = task.begin(), list(range(len(contexts)))
-    scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # log p (B, K)
+        `tokens` (B K, t) are the tokens of all K texts of each context.
+        """
+        tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
+        for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
+            text = to_generated_text(tokens_by_context[row, k].tolist(), float(log_probs[row, k]), constraints)
+            score = text.log_probability / max(1, text.target_count) ** beam.length_penalty
+            finished[unfinished[row]].add(score, text)
+
+    hypotheses, unfinished = task.begin(), list(range(context_count))
+    log_probs = torch.zeros(context_count, 1, dtype=torch.double, device=device)  # of the hypotheses (B, K)
     for step in range(constraints.max_tokens):
         if task.is_late or not unfinished:
             break
-        states, tokens, logs = task.choose(hypotheses, request_extensions(unfinished, scores.shape[1]), step)
-        total = (scores.view(-1, 1) + _mask_duplicates(tokens, logs.double())).view(len(scores), -1)
-        is_end = tokens.view(len(scores), -1) == constraints.end
-        best = total.masked_fill(is_end, -torch.inf).topk(min(beam.width, total.shape[1]), dim=1)
-        ends = total.masked_fill(~is_end, -torch.inf).topk(min(beam.num_texts, total.shape[1]), dim=1)
+        request = request_extensions(unfinished, log_probs.shape[1])
+        states, tokens, token_log_probs = task.choose(hypotheses, request, step)
+        token_log_probs = _mask_duplicates(tokens, token_log_probs.double())
+        extended = (log_probs.view(-1, 1) + token_log_probs).view(len(log_probs), -1)  # of all extensions (B, K L)
+        is_end = tokens.view(len(log_probs), -1) == constraints.end
+        continued = extended.masked_fill(is_end, -torch.inf).topk(min(beam.width, extended.shape[1]), dim=1)
+        ended = extended.masked_fill(~is_end, -torch.inf).topk(min(beam.num_texts, extended.shape[1]), dim=1)
         parents = hypotheses
-        for extensions in (ends, best):
-            hypotheses = parents.children(tokens, extensions.indices, states)
+        for extensions in (ended, continued):
+            hypotheses = parents.select_extensions(tokens, extensions.indices, states)
             last_tokens = hypotheses.tokens[:, -1]
-            is_done = (last_tokens == constraints.end) | constraints.ends_with_stop(hypotheses.tokens, step + 1)
-            is_done = is_done.view(extensions.values.shape)
-            done_scores = extensions.values.masked_fill(~is_done, -torch.inf)
-            finish(unfinished, _by_context(hypotheses.tokens[:, -step - 1 :], is_done), done_scores)
-        scores = best.values.masked_fill(is_done, -torch.inf)
+            is_finished = (last_tokens == constraints.end) | constraints.ends_with_stop(hypotheses.tokens, step + 1)
+            is_finished = is_finished.view(extensions.values.shape)
+            finished_log_probs = extensions.values.masked_fill(~is_finished, -torch.inf)
+            finish(unfinished, hypotheses.tokens[:, -step - 1 :], finished_log_probs)
+        log_probs = continued.values.masked_fill(is_finished, -torch.inf)
         # An upper bound of the scores that a context can reach: log p never rises, and a text has at most
         # max_tokens + 1 targets. The search of a context ends when the bound does not exceed its `min_score`.
-        reachable = scores.amax(1) / (constraints.max_tokens + 1) ** beam.length_penalty
-        min_scores = scores.new_tensor([finished[index].min_score for index in unfinished])
-        active = (reachable > min_scores).nonzero()[:, 0]
-        hypotheses = hypotheses.select(_rows(active, scores.shape[1]))
-        unfinished, scores = [unfinished[row] for row in active.tolist()], scores[active]
+        max_scores = log_probs.amax(1) / (constraints.max_tokens + 1) ** beam.length_penalty
+        min_scores = log_probs.new_tensor([finished[index].min_score for index in unfinished])
+        active = (max_scores > min_scores).nonzero()[:, 0]
+        hypotheses = hypotheses.select(_hypothesis_rows(active, log_probs.shape[1]))
+        unfinished, log_probs = [unfinished[row] for row in active.tolist()], log_probs[active]
     # The remaining texts have reached the limit of tokens or of time.
-    finish(unfinished, _by_context(hypotheses.tokens[:, len(task.prompt) + 1 :], scores), scores)
-    return [[text for _, text in best_texts.texts] for best_texts in finished]
+    finish(unfinished, hypotheses.tokens[:, len(task.prompt) + 1 :], log_probs)
+    return [[text for _, text in best_texts.scored_texts] for best_texts in finished]
 
 
-def _by_context(tokens: Tensor, like: Tensor) -> Tensor:
-    """Reshape tokens (B K, t) to (B, K, t), where (B, K) is the shape of `like`."""
-    return tokens.reshape(*like.shape, tokens.shape[1])
+def _hypothesis_rows(contexts: Tensor, hypothesis_count: int) -> Tensor:
+    """Return the indices of all hypotheses of the contexts with the indices `contexts`; each has `hypothesis_count`."""
+    offsets = torch.arange(hypothesis_count, device=contexts.device)
+    return (contexts[:, None] * hypothesis_count + offsets).flatten()
 
 
-def _rows(contexts: Tensor, across: int) -> Tensor:
-    """Return the indices of all hypotheses of the rows `contexts` (B,), which have `across` each."""
-    return (contexts[:, None] * across + torch.arange(across, device=contexts.device)).flatten()
-
-
-def _mask_duplicates(tokens: Tensor, logs: Tensor) -> Tensor:
-    """Return `logs` (N, L) with -inf where one of `tokens` (N, L) has occurred before in its row."""
+def _mask_duplicates(tokens: Tensor, log_probs: Tensor) -> Tensor:
+    """Return `log_probs` (B K, L) with -inf for each of the `tokens` (B K, L) that occurs earlier in its row."""
     is_duplicate = (tokens[:, :, None] == tokens[:, None, :]).tril(-1).any(2)
-    return logs.masked_fill(is_duplicate, -torch.inf)
+    return log_probs.masked_fill(is_duplicate, -torch.inf)

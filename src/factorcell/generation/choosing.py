@@ -3,9 +3,9 @@
     p(w) = q(w) ** (1 / temperature) / Z
 
 q(w) is the probability of the token w under the model. A token is sampled with the probability p(w), and Z makes these
-probabilities sum to 1. Only tokens that the constraints allow can be sampled: of these the `top_k` most probable ones,
-and of those the smallest set of most probable ones whose probabilities p(w) sum to at least `top_p`. `kernels.drawing`
-does the same in compiled code.
+probabilities sum to 1. A sampled token is one of the tokens that the constraints allow, among the `top_k` most probable
+of them, and in the smallest set of most probable tokens whose probabilities p(w) sum to at least `top_p`.
+`kernels.drawing` does the same in compiled code.
 
 Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary, M forbidden pairs.
 """
@@ -29,8 +29,7 @@ class Constraints:
         max_tokens: Maximum number of tokens, without the prompt.
         min_tokens: Minimum number of tokens, without the prompt.
         banned: Tokens that no generated text contains.
-        no_repeat_ngram: Length of token sequences of which none occurs twice in the prompt and the text; 0 permits
-            repetitions.
+        no_repeat_ngram: No sequence of this many tokens occurs twice in the prompt and the text; 0 permits repetitions.
         stops: Token sequences after which a text ends.
         end: The end token.
 
@@ -51,35 +50,37 @@ class Constraints:
             numbers = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
             raise UserError(f"{numbers}; min_tokens must be at most max_tokens")
 
-    def forbid(self, logs: Tensor, tokens: Tensor, length: int) -> Tensor:
+    def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.
 
         Args:
-            logs: Log probabilities of the next token (N, V), which are changed in place.
+            log_probs: Log probabilities of the next token (N, V); they are changed in place.
             tokens: The texts so far (N, t).
-            length: Number of tokens of the texts after the prompt.
+            length: Number of tokens of each text after the prompt.
         """
         if self.banned:
-            logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
+            log_probs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
         if self.no_repeat_ngram:
             texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram)
-            logs[texts, repetitions] = -torch.inf
-        end_logs = logs[:, self.end].clone()
+            log_probs[texts, repetitions] = -torch.inf
+        end_log_probs = log_probs[:, self.end].clone()
         if length < self.min_tokens:
-            logs[:, self.end] = -torch.inf
-        is_stuck = torch.isneginf(logs.amax(1))
-        # If all tokens are forbidden, the end token needs a finite log probability to be chosen.
-        logs[is_stuck, self.end] = end_logs[is_stuck].clamp(min=torch.finfo(logs.dtype).min)
-        return logs
+            log_probs[:, self.end] = -torch.inf
+        must_end = torch.isneginf(log_probs.amax(1))  # all tokens are forbidden
+        # The end token needs a finite log probability to be chosen.
+        log_probs[must_end, self.end] = end_log_probs[must_end].clamp(min=torch.finfo(log_probs.dtype).min)
+        return log_probs
 
     def forbidden_tokens(self, tokens: Tensor, length: int) -> ForbiddenTokens:
         """Return the tokens that `forbid` forbids after the texts `tokens` (N, t), for the compiled code."""
-        none = tokens.new_zeros(0)
-        texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram) if self.no_repeat_ngram else (none, none)
-        return ForbiddenTokens((*self.banned, *[self.end] * (length < self.min_tokens)), texts, repetitions, self.end)
+        texts = repetitions = tokens.new_zeros(0)
+        if self.no_repeat_ngram:
+            texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram)
+        banned = (*self.banned, self.end) if length < self.min_tokens else self.banned
+        return ForbiddenTokens(banned, texts, repetitions, self.end)
 
     def ends_with_stop(self, tokens: Tensor, length: int) -> Tensor:
-        """Return whether each text of `tokens` (N, t) ends with a stop of at most `length` tokens (N,)."""
+        """Return for each text of `tokens` (N, t) whether it ends with a stop of at most `length` tokens (N,)."""
         has_stop = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for stop in self.stops:
             if 0 < len(stop) <= length:
@@ -101,13 +102,13 @@ def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
     ngram_count = tokens.shape[1] - n + 1
     if ngram_count < 1:
         return tokens.new_zeros(0), tokens.new_zeros(0)
-    last = tokens[:, tokens.shape[1] - n + 1 :]  # the n - 1 tokens that begin the next n-gram
-    # For each n-gram, whether its first n - 1 tokens are the same as `last`.
-    is_same = torch.ones_like(tokens[:, :ngram_count], dtype=torch.bool)
+    last_tokens = tokens[:, tokens.shape[1] - n + 1 :]  # the n - 1 tokens that begin the next n-gram
+    # For each n-gram, whether its first n - 1 tokens are the same as `last_tokens`.
+    has_same_start = torch.ones_like(tokens[:, :ngram_count], dtype=torch.bool)
     for offset in range(n - 1):
-        is_same &= tokens[:, offset : offset + ngram_count] == last[:, offset, None]
-    texts, ngram = is_same.nonzero(as_tuple=True)
-    return texts, tokens[texts, ngram + n - 1]
+        has_same_start &= tokens[:, offset : offset + ngram_count] == last_tokens[:, offset, None]
+    texts, ngram_starts = has_same_start.nonzero(as_tuple=True)
+    return texts, tokens[texts, ngram_starts + n - 1]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Sampler:
     """Options of the distribution from which tokens are sampled.
 
     Attributes:
-        temperature: The temperature; lower ones sample probable tokens more often.
+        temperature: The temperature; a lower temperature samples probable tokens more often.
         top_k: Number of most probable tokens among which to sample; 0 means all.
         top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
 
@@ -130,40 +131,44 @@ class Sampler:
     def __post_init__(self) -> None:
         limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
-    def draws(self, places: Tensor) -> SampleRequest:
+    def request_draws(self, places: Tensor) -> SampleRequest:
         """Return a request for S tokens per text, which are sampled by the random numbers `places` (N, S) in [0, 1)."""
         return SampleRequest(places, self.temperature, self.top_k, self.top_p)
 
 
-def choose_tokens(request: TokenRequest, logs: Tensor) -> Tensor:
+def choose_tokens(request: TokenRequest, log_probs: Tensor) -> Tensor:
     """Return the requested tokens (N, S) for log probabilities (N, V), which are -inf for forbidden tokens."""
     if isinstance(request, TopRequest):
-        return logs.topk(min(request.count, logs.shape[1]), dim=1).indices
-    return draw_tokens(drawing_weights(request, logs), request.places)
+        return log_probs.topk(min(request.count, log_probs.shape[1]), dim=1).indices
+    return draw_tokens(drawing_weights(request, log_probs), request.places)
 
 
-def drawing_weights(request: SampleRequest, logs: Tensor) -> Tensor:
-    """Return the sampling weights (N, V) for log probabilities `logs` (N, V); weights of excluded tokens are 0."""
+def drawing_weights(request: SampleRequest, log_probs: Tensor) -> Tensor:
+    """Return the sampling weights (N, V) for `log_probs` (N, V); weights of excluded tokens are 0."""
     if request.temperature != 1:
-        tiny = torch.finfo(logs.dtype).tiny  # smaller temperatures could underflow to 0
-        logs = (logs - logs.amax(1, keepdim=True)) / max(request.temperature, tiny)
-    if request.top_k and request.top_k < logs.shape[1]:
-        min_log_prob = logs.topk(request.top_k, dim=1).values[:, -1:]
-        logs = logs.masked_fill(logs < min_log_prob, -torch.inf)
-    weights = logs.exp()
+        tiny = torch.finfo(log_probs.dtype).tiny  # smaller temperatures could underflow to 0
+        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / max(request.temperature, tiny)
+    if request.top_k and request.top_k < log_probs.shape[1]:
+        min_log_prob = log_probs.topk(request.top_k, dim=1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < min_log_prob, -torch.inf)
+    weights = log_probs.exp()
     if request.top_p == 1:
         return weights
-    largest = weights.sort(dim=1, descending=True).values
-    sum_before = largest.cumsum(1, dtype=torch.double) - largest  # the sum of all larger weights
+    sorted_weights = weights.sort(dim=1, descending=True).values
+    sum_before = sorted_weights.cumsum(1, dtype=torch.double) - sorted_weights  # the sum of all larger weights
     min_sum = request.top_p * weights.sum(1, keepdim=True, dtype=torch.double)
-    count = (sum_before < min_sum).sum(1, keepdim=True)
-    return weights.masked_fill(weights < largest.gather(1, (count - 1).clamp(min=0)), 0.0)
+    retained_count = (sum_before < min_sum).sum(1, keepdim=True)
+    min_weight = sorted_weights.gather(1, (retained_count - 1).clamp(min=0))
+    return weights.masked_fill(weights < min_weight, 0.0)
 
 
 def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
-    """Return the token at each place of `places` (N, S), in [0, 1), of the cumulative share of `weights` (N, V)."""
+    """Return the tokens (N, S) that the random numbers `places` (N, S) in [0, 1) select with the `weights` (N, V).
+
+    A place selects the token at this share of the cumulative sum of the weights.
+    """
     sums = weights.cumsum(1, dtype=torch.double)
-    last = (sums < sums[:, -1:]).sum(
-        1, keepdim=True
-    )  # rounding must not select a token after the last one with a weight
-    return torch.minimum(torch.searchsorted(sums, places * sums[:, -1:], right=True), last)
+    totals = sums[:, -1:]
+    tokens = torch.searchsorted(sums, places * totals, right=True)
+    last_token = (sums < totals).sum(1, keepdim=True)  # the last token with a weight; rounding must not exceed it
+    return torch.minimum(tokens, last_token)

@@ -27,13 +27,13 @@ from factorcell.generation import beam_search
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import (
-    Choice,
     GeneratedText,
+    RequestTokens,
     WritingTask,
     collect_texts,
     generate_steps,
-    greedy_choice,
-    sampling_choice,
+    request_most_probable,
+    sampling_requests,
 )
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioning
@@ -41,7 +41,7 @@ from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
-BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # searches that run at once
+BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # number of searches that run at once
 BEAM_WIDTH, STOCHASTIC_BEAM_WIDTH = 8, 120  # default widths (thesis 2018, section 6.3.1)
 
 
@@ -59,12 +59,12 @@ class GenerationOptions:
         top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
         max_tokens: Maximum number of tokens, without the prompt.
         min_tokens: Minimum number of tokens, without the prompt.
-        no_repeat_ngram: Length of token sequences of which none occurs twice in the prompt and the text; 0 permits
-            repetitions.
+        no_repeat_ngram: No sequence of this many tokens occurs twice in the prompt and the text; 0 permits repetitions.
         width: Number of unfinished texts that a beam search retains; by default 8 for `beam` and 120 for `stochastic`.
         branching: Number of tokens that `stochastic` samples to extend each unfinished text.
-        length_penalty: Exponent of the length: beam searches compare log p / targets ** length_penalty. 1 prefers the
-            text with the lowest perplexity, 0 the most probable text, which is usually short.
+        length_penalty: Exponent of the number of tokens n: beam searches prefer the text with the highest
+            log p / n ** length_penalty. 1 prefers the lowest perplexity; 0 prefers the most probable text, which is
+            usually short.
         banned: Words that no generated text contains.
         stops: Texts after which a generated text ends.
         seed: The seed of all draws.
@@ -108,14 +108,15 @@ class GenerationOptions:
         return math.inf if self.seconds is None else time.monotonic() + self.seconds
 
     def sampler(self) -> Sampler:
+        """Return the distribution from which tokens are sampled."""
         return Sampler(self.temperature, self.top_k, self.top_p)
 
-    def beam_sizes(self, texts: int) -> tuple[int, int]:
-        """Return the number of hypotheses of a search for `texts` texts, and the number of extensions of each."""
-        default = STOCHASTIC_BEAM_WIDTH if self.method == "stochastic" else BEAM_WIDTH
-        width = self.width or default
-        hypotheses = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
-        return hypotheses, self.branching if self.method == "stochastic" else hypotheses
+    def beam_sizes(self, text_count: int) -> tuple[int, int]:
+        """Return the number of hypotheses of a search for `text_count` texts, and the extensions of each hypothesis."""
+        if self.method == "stochastic":
+            return self.width or STOCHASTIC_BEAM_WIDTH, self.branching
+        hypothesis_count = max(text_count, self.width or BEAM_WIDTH) if self.method == "beam" else 1
+        return hypothesis_count, hypothesis_count
 
     def constraints(self, run: Run) -> Constraints:
         """Return the constraints on generated texts, with the token ids of `run`.
@@ -124,8 +125,10 @@ class GenerationOptions:
             UserError: A banned word or a stop contains an out-of-vocabulary word.
         """
         specials = run.tokenizer.specials
-        banned = {specials.unknown, *(token for word in self.banned for token in known_tokens(run, word, "banned"))}
-        stops = tuple(known_tokens(run, text, "a stop") for text in self.stops)
+        banned = {specials.unknown}
+        for word in self.banned:
+            banned.update(encode_known(run, word, "banned"))
+        stops = tuple(encode_known(run, text, "a stop") for text in self.stops)
         return Constraints(
             self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
         )
@@ -134,23 +137,27 @@ class GenerationOptions:
 DEFAULT = GenerationOptions()
 
 
-def known_tokens(run: Run, text: str, what: str) -> tuple[int, ...]:
-    """Return the token ids of `text`, or raise a `UserError` if a word is out of vocabulary; it calls `text` `what`."""
+def encode_known(run: Run, text: str, where: str) -> tuple[int, ...]:
+    """Return the token ids of `text`.
+
+    Raises:
+        UserError: A word is out of vocabulary, or the text has no token; the message begins with `where`.
+    """
     tokens = run.tokenizer.split(text)
     for token, similar in unknown_tokens(run, text).items():
         hint = f"; similar words: {', '.join(similar)}" if similar else ""
-        raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
+        raise UserError(f"{where}: {token!r} is not in the vocabulary of {run.folder}{hint}")
     if not tokens:
-        raise UserError(f"{what}: {text!r} has no token")
+        raise UserError(f"{where}: {text!r} has no token")
     return tuple(run.tokenizer.encode(tokens))
 
 
 def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
     """Return the out-of-vocabulary tokens of `text`, each with similar tokens of the vocabulary."""
-    tokens, unknown = run.tokenizer.split(text), run.tokenizer.specials.unknown
-    pairs = zip(tokens, run.tokenizer.encode(tokens), strict=True)
-    names = dict.fromkeys(token for token, number in pairs if number == unknown)
-    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in names}
+    tokens, unknown_id = run.tokenizer.split(text), run.tokenizer.specials.unknown
+    tokens_with_ids = zip(tokens, run.tokenizer.encode(tokens), strict=True)
+    unknown = dict.fromkeys(token for token, token_id in tokens_with_ids if token_id == unknown_id)
+    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in unknown}
 
 
 def category_values(schema: ContextSchema, column: str) -> list[str]:
@@ -158,11 +165,12 @@ def category_values(schema: ContextSchema, column: str) -> list[str]:
     variable = schema.variable(column)
     if variable.kind != "category":
         raise UserError(f"{column}: expected a column of kind category, got {variable.kind}")
-    return sort_values(variable.values[1:])
+    _unknown, *values = variable.values
+    return sort_values(values)
 
 
 def sort_values(values: Sequence[str]) -> list[str]:
-    """Sort values as numbers if all are numbers, otherwise alphabetically."""
+    """Sort values by number if every value is a number, otherwise alphabetically."""
     try:
         return sorted(values, key=float)
     except ValueError:
@@ -206,38 +214,39 @@ def generate(
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     constraints, deadline = options.constraints(run), options.deadline()
     prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
-    size = number if options.method == "beam" else 1  # texts that one search returns
-    searches, batch_size = number // size, BATCH_SIZES[options.method]
-    total = len(contexts) * searches
-    for start in range(first // size, total, batch_size):
+    texts_per_search = number if options.method == "beam" else 1
+    searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
+    search_count = len(contexts) * searches_per_context
+    for start in range(first // texts_per_search, search_count, batch_size):
         if time.monotonic() >= deadline:
             return
-        indices = [search // searches for search in range(start, min(total, start + batch_size))]
-        width, extensions = options.beam_sizes(size)
+        searches = range(start, min(search_count, start + batch_size))
+        indices = [search // searches_per_context for search in searches]  # the context of each search
+        width, extensions = options.beam_sizes(texts_per_search)
         required = sizes.beam_bytes(run.model, len(indices), width, extensions, options.max_tokens)
         memory.check(required, f"{len(indices):,} contexts with {width:,} hypotheses each")
         conditioning, rows = condition_contexts(run, contexts, indices, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompt_tokens)
             task = WritingTask(run.model, conditioning, rows, constraints, ids, deadline)
-            results = _write_texts(task, options, size, start)
-        for search, (index, texts) in enumerate(zip(indices, results, strict=True), start):
-            for offset, text in enumerate(texts):
-                if search * size + offset >= first:
+            results = _write_texts(task, options, texts_per_search, start)
+        for search, index, texts in zip(searches, indices, results, strict=True):
+            for text_number, text in enumerate(texts, search * texts_per_search):
+                if text_number >= first:
                     yield {
                         **origin,
-                        "number": search * size + offset,
+                        "number": text_number,
                         "context": dict(contexts[index]),
                         "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
                         "tokens": len(text.tokens),
                         "log_probability": text.log_probability,
-                        "perplexity": math.exp(-text.log_probability / max(1, text.targets)),
-                        "ended": text.ended,
+                        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
+                        "ended": text.has_ended,
                     }
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
-    """Return the keys `run` and `options` of the rows of `generate`; only options other than the defaults are included.
+    """Return the entries `run` and `options` of the rows of `generate`; options with default values are left out.
 
     The options include the precision, because the same seed draws other texts in another precision.
     """
@@ -252,13 +261,13 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
     return {"run": run.folder.name, "options": specified}
 
 
-def count_resumable_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+def repair_and_count_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
     """Remove an incomplete last line from a file of generated texts, and return the number of its texts.
 
     Args:
-        file: A file of rows of `generate`.
-        origin: The `provenance` that all rows must contain.
-        contexts: The contexts of the list.
+        file: A file with rows that `generate` yielded.
+        origin: The result of `provenance`, which every row must contain.
+        contexts: The contexts for which texts are generated.
         number: Number of texts per context.
 
     Raises:
@@ -266,9 +275,9 @@ def count_resumable_rows(file: Path, origin: files.Row, contexts: Sequence[Mappi
     """
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
-        place = index // max(1, number)
-        expected = {**origin, "number": index, "context": contexts[place] if place < len(contexts) else "no more rows"}
-        for name, value in expected.items():
+        context_index = index // max(1, number)
+        context = contexts[context_index] if context_index < len(contexts) else "no more rows"
+        for name, value in {**origin, "number": index, "context": context}.items():
             if row.get(name) != value:
                 fault = f"expected {name} {value!r}, got {row.get(name)!r}"
                 raise UserError(f"{file} line {index + 1}: {fault}; nothing resumed")
@@ -291,7 +300,7 @@ def stream(
 
     Args:
         run: The model.
-        context: Column -> value; a column without a value is read as its expected value.
+        context: A mapping from column to value. A column without a value is read as its expected value.
         options: The options of generation; the method must be `sample` or `greedy`.
         prompt: The beginning of the text; it may contain out-of-vocabulary words.
         case: Whether sentences begin with capital letters.
@@ -306,15 +315,15 @@ def stream(
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     conditioning, rows = condition_contexts(run, [context], [0], unknown)
-    constraints, tokens, yielded = options.constraints(run), run.tokenizer.split(prompt), ""
+    constraints, tokens, yielded_text = options.constraints(run), run.tokenizer.split(prompt), ""
     ids = run.tokenizer.encode(tokens)
     task = WritingTask(run.model, conditioning, rows, constraints, ids, options.deadline())
-    steps = generate_steps(task, _choice(options, 1, 0))
+    steps = generate_steps(task, _token_requests(options, count=1, first=0))
     while True:
         text = _join(run, tokens, case)
-        if len(text) > len(yielded):
-            yield text[len(yielded) :]
-        yielded = text
+        if len(text) > len(yielded_text):
+            yield text[len(yielded_text) :]
+        yielded_text = text
         with run.scoring():  # only within a step: between steps, the precision of the caller applies
             step = next(steps, None)
         if step is None:
@@ -329,33 +338,38 @@ def condition_contexts(
     """Return the `Conditioning` of the distinct contexts at `indices`, with folded biases of the head.
 
     Returns:
-        The conditioning, and for each of `indices` (N,) its row of the conditioning (N,).
+        The conditioning, and for each of the `indices` (N,) the row of the conditioning with this context (N,).
     """
-    distinct, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
-    corpus = run.read([""] * len(distinct), [contexts[index] for index in distinct], unknown=unknown)
+    distinct_indices, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
+    distinct_contexts = [contexts[index] for index in distinct_indices]
+    corpus = run.read([""] * len(distinct_contexts), distinct_contexts, unknown=unknown)  # of empty texts
     with run.scoring():
-        conditioning = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
+        conditioning = run.model.condition(corpus.context(np.arange(len(distinct_contexts))).to(run.device))
         conditioning = replace(conditioning, head=run.model.head.fold(conditioning.head))
     return conditioning, torch.from_numpy(rows).to(run.device)
 
 
-def _write_texts(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
-    """Generate `size` texts for each entry of `task.contexts`; `first` is the number of the first search."""
-    beam = Beam(options.beam_sizes(size)[0], options.length_penalty, size)
+def _write_texts(
+    task: WritingTask, options: GenerationOptions, texts_per_search: int, first: int
+) -> list[list[GeneratedText]]:
+    """Generate the texts of one search for each of `task.context_rows`; `first` is the number of the first search."""
+    width, _ = options.beam_sizes(texts_per_search)
+    beam = Beam(width, options.length_penalty, texts_per_search)
     if options.method == "beam":
         return beam_search.search_beam(task, beam)
     if options.method == "stochastic":
         return beam_search.search_stochastic_beam(
             task, beam, options.sampler(), branching=options.branching, seed=options.seed, first=first
         )
-    steps = generate_steps(task, _choice(options, len(task.contexts), first))
-    return [[text] for text in collect_texts(len(task.contexts), steps, task.constraints)]
+    steps = generate_steps(task, _token_requests(options, len(task.context_rows), first))
+    return [[text] for text in collect_texts(len(task.context_rows), steps, task.constraints)]
 
 
-def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
+def _token_requests(options: GenerationOptions, count: int, first: int) -> RequestTokens:
+    """Return the function that requests the tokens of `count` texts, greedily or by sampling."""
     if options.method == "greedy":
-        return greedy_choice
-    return sampling_choice(options.sampler(), count, options.max_tokens, options.seed, first)
+        return request_most_probable
+    return sampling_requests(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool) -> str:

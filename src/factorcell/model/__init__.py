@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.model.adapted_linear import AdaptedLinear as AdaptedLinear
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from factorcell.model.scoring import Tally as Tally
 
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "adapted_linear": ("AdaptedLinear",),

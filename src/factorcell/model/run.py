@@ -106,7 +106,7 @@ class Run:
         """
         folder = Path(folder)
         sizes.check_memory(config, len(tokenizer), schema, for_training=True)
-        files.new_folder(folder, resumable=True)
+        files.create_new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
         files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
@@ -179,7 +179,7 @@ class Run:
         if was_started and not (path.exists() or (self.folder / "training.json").exists()):
             problem = "training stopped before its first evaluation"
             raise UserError(f"{self.folder}: {problem}; run the training command again with --resume")
-        tensors, _, checksum = files.load_checked(path)
+        tensors, _, checksum = files.load_with_checksum(path)
         parameters = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:

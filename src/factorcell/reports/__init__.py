@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.reports.demo import demo_page as demo_page
     from factorcell.reports.runs import report_page as report_page
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "demo": ("demo_page",),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.service.engine import CompletionRequest as CompletionRequest
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from factorcell.service.privacy import Privacy as Privacy
     from factorcell.service.stores.opening import open_store as open_store
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "engine": ("CompletionRequest", "Service"),

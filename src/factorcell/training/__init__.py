@@ -6,7 +6,7 @@ the modules that contain them.
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy
+from factorcell.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.training.finetuning import finetune as finetune
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from factorcell.training.per_value import SeparateRuns as SeparateRuns
     from factorcell.training.per_value import separate as separate
 
-__getattr__, __dir__, __all__ = lazy(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "finetuning": ("finetune",),

@@ -99,7 +99,7 @@ def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) 
     with lock.training_lock(folder, notify):
         should_resume = _should_resume(folder, resume)  # another training may have ended before the lock was free
         if not should_resume:
-            files.new_folder(folder, initial_files(), resumable=True)
+            files.create_new_folder(folder, initial_files(), resumable=True)
         yield should_resume
 
 

@@ -139,7 +139,7 @@ class Mixture:
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        files.new_folder(self.folder)
+        files.create_new_folder(self.folder)
         files.create_manifest(self.folder, (INDEX_FILE,))
         variable = self.variable or Variable("", "category")
         content = {

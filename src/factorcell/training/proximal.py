@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from factorcell import files
-from factorcell.assignments import variable_numbers
+from factorcell.assignments import parse_assignments
 from factorcell.config import UserError, choose
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
@@ -115,7 +115,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     if sparse_bias is not None and sparse_bias.weight.requires_grad:
         weight = sparse_bias.weight
         names = [variable.name for variable in run.schema.categories]
-        l1 = sparse_bias.per_column(variable_numbers("sparse_l1", training.sparse_l1, names)).to(weight.device)
+        l1 = sparse_bias.per_column(parse_assignments("sparse_l1", training.sparse_l1, names)).to(weight.device)
         if bool(l1.any()):
             penalty_of[weight] = Penalty(torch.zeros_like(weight), l1)
     return penalty_of

@@ -106,7 +106,7 @@ def summarise(
     base: str,
     *,
     window: int = REPLAY_WINDOW,
-    draws: int = bootstrap.DRAWS,
+    draws: int = bootstrap.DRAW_COUNT,
     seed: int = 0,
 ) -> Row:
     """Compute all figures of a replay, with intervals and with differences from a base system.
@@ -181,14 +181,13 @@ def _clear_winner(points: Floats, figure: str) -> int | None:
         points: The figure of each system (1 + D, S): in row 0 for all users, in the other rows for draws of users.
         figure: The name of the figure.
     """
-    estimates = points[0]
-    systems = np.flatnonzero(np.isfinite(estimates))
-
-    def difference(first: int, second: int) -> bootstrap.Interval:
-        """Return the interval of the difference between two of the `systems`."""
-        return bootstrap.percentile_interval(points[:, systems[first]] - points[:, systems[second]])
-
-    best = bootstrap.clear_winner(estimates[systems], highest=figure != "perplexity", difference=difference)
+    systems = np.flatnonzero(np.isfinite(points[0]))
+    finite = points[:, systems]
+    best = bootstrap.find_clear_winner(
+        finite[0],
+        figure != "perplexity",
+        lambda first, second: bootstrap.percentile_interval(finite[:, first] - finite[:, second]),
+    )
     return None if best is None else int(systems[best])
 
 
