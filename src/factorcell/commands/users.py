@@ -68,7 +68,7 @@ def run_users_import(arguments: argparse.Namespace) -> None:
             try:
                 record = changes.import_record(json.loads(user_json), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
-                is_new = store.write(record, expected=None)
+                is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
                 terminal.notify(f"{arguments.file} line {line_number}: {message}")
