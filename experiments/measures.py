@@ -12,7 +12,8 @@ from typing import NamedTuple
 from corpora import Tables
 from factorcell.data.tables import open_table
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.results import read_points
 from factorcell.model.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement

@@ -32,10 +32,10 @@ from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies
-from factorcell.evaluation.classification import great_circle_distances
-from factorcell.evaluation.ngram import NGram, count_ngrams
 from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.evaluation.text_figures import sum_per_text, texts_digest
+from factorcell.model.ngram import NGram, count_ngrams
 from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture

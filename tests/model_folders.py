@@ -9,7 +9,7 @@ from factorcell import files
 from factorcell.completion import blend
 from factorcell.completion.online import LearningRule
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.training import per_value
 from factorcell.training.mixture import Mixture

@@ -9,8 +9,8 @@ from factorcell import files, folders
 from factorcell.commands.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation import ngram
-from factorcell.evaluation.ngram import NGram
+from factorcell.model import ngram
+from factorcell.model.ngram import NGram
 from factorcell.service.stores.opening import open_store
 from factorcell.training import mixture, per_value
 from tests.small_runs import ROWS, make_run

@@ -13,7 +13,7 @@ from factorcell.completion import blend, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.systems import find_config_and_columns
-from factorcell.evaluation import ngram
+from factorcell.model import ngram
 from factorcell.training import mixture, per_value
 from tests.model_folders import make_models
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from factorcell.data.corpus import Corpus as Corpus
     from factorcell.data.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.evaluation.classification import classify as classify
-    from factorcell.evaluation.classification import classify_points as classify_points
     from factorcell.evaluation.classification import log_likelihoods as log_likelihoods
     from factorcell.evaluation.exposure import audit as audit
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.evaluation.perplexity import evaluate_by as evaluate_by
+    from factorcell.evaluation.point_classification import classify_points as classify_points
     from factorcell.generation.generate import GenerationOptions as GenerationOptions
     from factorcell.generation.generate import generate as generate
     from factorcell.generation.generate import stream as stream
@@ -68,7 +68,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "data.cache": ("prepare",),
         "data.corpus": ("Corpus",),
         "data.tokenizer": ("register_tokenizer",),
-        "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
+        "evaluation.classification": ("classify", "log_likelihoods"),
+        "evaluation.point_classification": ("classify_points",),
         "evaluation.exposure": ("audit",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "generate", "stream"),

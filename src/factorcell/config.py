@@ -185,6 +185,7 @@ class TrainingConfig:
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
     save_every: int = int_option(500, "steps between checkpoints", 1, rare=True)
+    ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option(

@@ -11,8 +11,9 @@ from factorcell import files, progress
 from factorcell.commands.main import main
 from factorcell.config import FORMAT
 from factorcell.evaluation import classification
-from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.point_classification import classify_points
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_letters, make_run

@@ -23,7 +23,7 @@ from factorcell.evaluation.baselines import (
     classify_with_naive_bayes,
     read_train_and_test,
 )
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

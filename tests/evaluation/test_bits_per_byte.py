@@ -11,9 +11,9 @@ import pytest
 from factorcell.config import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
 from factorcell.evaluation.text_figures import TextSums
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from tests.small_runs import make_letters, make_run
 

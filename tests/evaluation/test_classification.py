@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import UserError
-from factorcell.evaluation import classification
+from factorcell.evaluation import classification, point_classification
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.classification import classify, classify_points, log_likelihoods, point_distances
+from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.evaluation.point_classification import classify_points, point_distances
 from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
 from tests.small_runs import CONTEXT, ROWS, make_run, nats_of
@@ -185,6 +186,8 @@ def test_sampled_likelihoods_approximate_exact_ones(tmp_path: Path) -> None:
 
 def test_great_circle_distances_in_km() -> None:
     places = np.array([[48.86, 2.35], [0.0, 0.0]])
-    distances = classification.great_circle_distances(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
+    distances = point_classification.great_circle_distances(
+        places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]])
+    )
     assert distances[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
-    assert distances[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)
+    assert distances[1, 1] == pytest.approx(np.pi * point_classification.EARTH_RADIUS)

@@ -16,9 +16,9 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.vocabulary import END, START
-from factorcell.evaluation import ngram
-from factorcell.evaluation.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
+from factorcell.model import ngram
+from factorcell.model.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from tests import synthetic
 from tests.small_runs import ROWS, make_run
 

@@ -22,8 +22,8 @@ from factorcell.config import Config
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import TextSums
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SeparateRuns

@@ -17,7 +17,7 @@ from factorcell.completion.online import LearningRule, learn_one
 from factorcell.config import Config
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
 from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint

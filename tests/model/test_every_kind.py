@@ -13,8 +13,9 @@ import torch
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
-from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
+from factorcell.evaluation.classification import classify, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
+from factorcell.evaluation.point_classification import classify_points
 from factorcell.model.model_card import render as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit

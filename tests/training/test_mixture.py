@@ -14,9 +14,10 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Vocabulary
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
-from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
+from factorcell.training.mixture import Mixture, mix, open_scorer
+from factorcell.training.mixture_weights import fit_weights, mixed_nats
 from tests import small_runs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

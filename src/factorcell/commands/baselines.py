@@ -5,7 +5,7 @@ import argparse
 from factorcell.commands import terminal
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import baselines, results
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
 
 
 def run_baseline_ngram(arguments: argparse.Namespace) -> None:

@@ -9,9 +9,10 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify, classify_points
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
 from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import training_warnings, unknown_users_notice
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run

@@ -7,11 +7,11 @@ from typing import Any
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
 from factorcell.evaluation.results import open_model
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.reports.wording import rescoring_table
 

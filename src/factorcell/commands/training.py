@@ -24,6 +24,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         arguments.out,
         budget=budget,
         resume=arguments.resume,
+        compare_ngram=True,
         notify=terminal.notify,
     )
     terminal.notify(f"{run.folder}: {summary(run)}")

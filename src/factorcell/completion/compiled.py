@@ -41,6 +41,7 @@ from factorcell.data.context import Context
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
@@ -200,7 +201,7 @@ def _retain_above(min_log_prob: float, result: SearchResult) -> SearchResult:
     return replace(result, completions=tuple(above))
 
 
-def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
+def new_engine(model: Predictor, products: str) -> CompiledEngine | PlainEngine:
     """Return the compiled search of `model`, or the search in PyTorch if the model cannot be packed.
 
     Args:
@@ -208,6 +209,8 @@ def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEng
         products: The numeric type of products, `float32` or `bfloat16`. A processor without instructions for bfloat16
             uses float32.
     """
+    if not isinstance(model, LanguageModel):
+        return PlainEngine(model)
     packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 

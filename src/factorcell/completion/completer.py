@@ -117,8 +117,8 @@ class Completer:
         self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
         # Training cut longer texts, so the model has not learned where they end.
         self.max_text_tokens = data.max_tokens - 1
-        self.plain_engine = PlainEngine(run.model)
-        self.engine = compiled.new_engine(run.model, run.precision)
+        self.plain_engine = PlainEngine(run.predictor)
+        self.engine = compiled.new_engine(run.predictor, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -224,7 +224,7 @@ class Completer:
         vectors = {name: vector.expand(len(texts), -1) for name, vector in self._user_override(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
-            nats = self.run.model(batch, self.run.model.condition(batch.context, vectors))
+            nats = self.run.predictor(batch, self.run.predictor.condition(batch.context, vectors))
             nats_after_prefix = nats[:, len(prefix_tokens) :].double().sum(1).tolist()
         log_probs = []
         for tokens, text_nats in zip(tokens_of_texts, nats_after_prefix, strict=True):

@@ -30,7 +30,7 @@ from torch import Tensor
 from factorcell.data.context import Context
 from factorcell.limits import NUMBER_LIMITS
 from factorcell.model.backbone import BackboneState, StateBuffer
-from factorcell.model.language_model import Conditioning, LanguageModel
+from factorcell.model.ngram_mixture import Predictor
 
 Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end token
 Floats = NDArray[np.float64]
@@ -180,7 +180,7 @@ class PrefixState:
         log_probs: The log probabilities (1, V) of the next token after each of these states.
     """
 
-    conditioning: Conditioning
+    conditioning: Any
     ids: Ids
     states: tuple[BackboneState, ...]
     log_probs: tuple[Tensor, ...]
@@ -195,7 +195,7 @@ def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
 class PlainEngine:
     """Reads a typed prefix and searches for its completions in PyTorch, with any model."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: Predictor) -> None:
         self.model = model
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
@@ -280,7 +280,7 @@ class _Frontier:
     number, parent * V + token.
     """
 
-    def __init__(self, model: LanguageModel, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
+    def __init__(self, model: Predictor, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
         self.request, self.max_waiting, prefix_state = request, max_waiting, request.prefix_state
         self.vocabulary_size, self.tree_size, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(max_expanded + 1, dtype=np.int64) for _ in range(3))
@@ -391,5 +391,5 @@ def _indices_of_largest(scores: Floats, count: int) -> Ints:
     return np.argpartition(scores, len(scores) - count)[len(scores) - count :]
 
 
-def _to_tensor(model: LanguageModel, ids: Sequence[int]) -> Tensor:
+def _to_tensor(model: Predictor, ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids).to(model.device)

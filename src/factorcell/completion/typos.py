@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.completion.search import Ids, PrefixState, Stop, Suggestion
-from factorcell.model.language_model import LanguageModel
+from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.run import Run
 
 Ints = NDArray[np.int64]
@@ -248,7 +248,7 @@ def find_corrections(
         deadline: When to end the search, as a value of `time.monotonic()`.
         stop: Ends the search early.
     """
-    model, tokenizer = run.model, run.tokenizer
+    model, tokenizer = run.predictor, run.tokenizer
     end_time = math.inf if deadline is None else deadline
     typed_log_probs = zip(prefix_state.log_probs, prefix_state.ids, strict=False)
     typed_log_probability = sum(float(log_probs[0, token]) for log_probs, token in typed_log_probs)
@@ -280,7 +280,7 @@ class _Beam:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Predictor,
         token_of_number: Sequence[str],
         prefix_state: PrefixState,
         typed_prefix: TypedPrefix,

@@ -1,6 +1,6 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
-Candidates are the values of a categorical variable, or named points of numeric variables, such as cities. The softmax
+Candidates are the values of a categorical variable; `point_classification` has named points. The softmax
 is exact or sampled. A sampled softmax uses one sample of the vocabulary for all texts and candidates, and subtracts
 from the logit of a token the log probability that the sample contains the token (Jean et al. 2015). Tokens are sampled
 from one of two distributions:
@@ -11,7 +11,6 @@ from one of two distributions:
 Shapes: B texts, K candidates, C categorical variables, N numeric variables.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.rows import category_names, distinct_category_names, key_by_category_name
+from factorcell.data.rows import distinct_category_names
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, category_name_or_none, to_number
@@ -44,7 +43,6 @@ Floats = NDArray[np.float64]
 Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
-EARTH_RADIUS = 6371.0088  # km
 
 
 def log_likelihoods(
@@ -83,6 +81,8 @@ def log_likelihoods(
     if not run.model.is_adapted:
         hint = "all contexts give a text the same probability; use an adapted run"
         raise UserError(f"{run.folder.name} is not adapted: {hint}")
+    if samples and run.mixture is not None:
+        raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
     encoded_candidates = [_encode_candidate(run, candidate) for candidate in candidates]
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
@@ -93,7 +93,7 @@ def log_likelihoods(
     with bar, run.scoring():
         if has_one_context:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared_conditioning = run.model.condition(_candidate_contexts(context, encoded_candidates))
+            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded_candidates))
         # Batches of texts are small enough to be repeated for up to 64 candidates within the limit `MAX_BATCH_TOKENS`.
         for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
             batch = run.batch(corpus, rows)
@@ -135,12 +135,12 @@ def _candidate_nats(
     contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
         distinct_contexts, context_of_row = contexts.distinct()
-        conditioning = run.model.condition(distinct_contexts)
+        conditioning = run.predictor.condition(distinct_contexts)
     text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
     repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
     row_conditioning = conditioning.select(context_of_row)
     if samples is None:
-        nats = run.model(repeated_batch, row_conditioning)
+        nats = run.predictor(repeated_batch, row_conditioning)
     else:
         nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
     nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
@@ -309,92 +309,3 @@ def require_labels(source: Any, variable: Variable, names: Sequence[str], config
 def _read_category_names(source: Any, column: str) -> list[str | None]:
     """Return the value of each row of a table in `column`, None where it is missing."""
     return [category_name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]
-
-
-def classify_points(
-    run: Run,
-    source: Any,
-    points: Mapping[Any, Mapping[str, float]],
-    *,
-    within: float = math.inf,
-    truth: Sequence[Any] | None = None,
-    unknown: str = "error",
-    samples: int = 0,
-    seed: int = 0,
-    proposal: str = "rank",
-    progress: bool = False,
-) -> Classification:
-    """Classify texts by named points of numeric variables, such as cities.
-
-    The true point of a text is the point nearest to the text's own coordinates. Distances are great-circle distances in
-    km if the two variables are latitude and longitude. Otherwise they are Euclidean distances in standard deviations;
-    differences of a periodic variable are taken along the shorter arc.
-
-    Args:
-        run: An adapted run.
-        source: The texts.
-        points: A dict from variable to value for each name, such as `{"Oslo": {"lat": 59.9, "lon": 10.7}}`.
-        within: The maximum distance of a text to its true point. The metrics omit texts that are farther from all
-            points, and texts without coordinates.
-        truth: The names of the true points (B,), None where unknown; by default the nearest points.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
-        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
-        seed: The seed of the sample.
-        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The classification.
-
-    Raises:
-        UserError: There are no points, or the points do not all have values of the same numeric variables.
-    """
-    limits.check(within=within)
-    if not points:
-        raise UserError("points: expected at least one, got none")
-    points = key_by_category_name(points, "points")
-    variables = tuple(next(iter(points.values())))
-    for name in variables:
-        choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
-    for name, point in points.items():
-        if set(point) != set(variables):
-            raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
-    corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
-    truth = None if truth is None else category_names(truth, "truth", len(corpus))
-    names, candidates = list(points), list(points.values())
-    likelihoods = log_likelihoods(
-        run, corpus, candidates, samples=samples, seed=seed, proposal=proposal, progress=progress
-    )
-    if truth is None:
-        columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
-        text_coordinates = corpus.numbers[:, columns].astype(np.float64)
-        point_coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
-        distances = point_distances(text_coordinates, point_coordinates, variables, run)
-        nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
-        truth = [names[index] if distance <= within else None for index, distance in nearest_points]
-    result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
-    return replace(result, key=texts_digest(corpus, *names))
-
-
-def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
-    """Return the distances (B, K), as defined in `classify_points`, from `texts` (B, N) to `points` (K, N)."""
-    if [name[:3].lower() for name in variables] == ["lat", "lon"]:
-        return great_circle_distances(texts, points)
-    schema_variables = [run.schema.variable(name) for name in variables]
-    periods = np.array([variable.period or math.inf for variable in schema_variables])
-    differences = np.abs(texts[:, None] - points[None]) % periods
-    deviations = np.array([variable.deviation for variable in schema_variables])
-    scaled: Floats = np.minimum(differences, periods - differences) / deviations
-    distances: Floats = np.sqrt((scaled**2).sum(-1))
-    return distances
-
-
-def great_circle_distances(first: Floats, second: Floats) -> Floats:
-    """Return the great-circle distances (B, K) in km from `first` (B, 2) to `second` (K, 2), in degrees (lat, lon)."""
-    (first_lat, first_lon), (second_lat, second_lon) = np.radians(first).T, np.radians(second).T
-    lat_haversines = np.sin((first_lat[:, None] - second_lat) / 2) ** 2
-    lon_haversines = np.sin((first_lon[:, None] - second_lon) / 2) ** 2
-    angle_haversines = lat_haversines + np.cos(first_lat)[:, None] * np.cos(second_lat) * lon_haversines
-    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, angle_haversines)))
-    return result

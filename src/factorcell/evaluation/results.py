@@ -9,14 +9,14 @@ from factorcell.config import Config, UserError
 from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name, to_number
-from factorcell.evaluation import ngram, text_figures
+from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import Evaluation
 from factorcell.evaluation.text_figures import Figures
 from factorcell.folders import not_a_run_error
-from factorcell.model import model_card, saved_results
+from factorcell.model import model_card, ngram, saved_results
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 

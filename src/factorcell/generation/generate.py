@@ -9,7 +9,7 @@ import difflib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +228,7 @@ def generate(
         conditioning, rows = condition_contexts(run, contexts, indices, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompt_tokens)
-            task = WritingTask(run.model, conditioning, rows, constraints, ids, deadline)
+            task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline)
             results = _write_texts(task, options, texts_per_search, start)
         for search, index, texts in zip(searches, indices, results, strict=True):
             for text_number, text in enumerate(texts, search * texts_per_search):
@@ -317,7 +317,7 @@ def stream(
     conditioning, rows = condition_contexts(run, [context], [0], unknown)
     constraints, tokens, yielded_text = options.constraints(run), run.tokenizer.split(prompt), ""
     ids = run.tokenizer.encode(tokens)
-    task = WritingTask(run.model, conditioning, rows, constraints, ids, options.deadline())
+    task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
     steps = generate_steps(task, _token_requests(options, count=1, first=0))
     while True:
         text = _join(run, tokens, case)
@@ -344,8 +344,8 @@ def condition_contexts(
     distinct_contexts = [contexts[index] for index in distinct_indices]
     corpus = run.read([""] * len(distinct_contexts), distinct_contexts, unknown=unknown)  # of empty texts
     with run.scoring():
-        conditioning = run.model.condition(corpus.context(np.arange(len(distinct_contexts))).to(run.device))
-        conditioning = replace(conditioning, head=run.model.head.fold(conditioning.head))
+        conditioning = run.predictor.condition(corpus.context(np.arange(len(distinct_contexts))).to(run.device))
+        conditioning = run.predictor.fold_head(conditioning)
     return conditioning, torch.from_numpy(rows).to(run.device)
 
 

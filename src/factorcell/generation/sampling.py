@@ -20,6 +20,7 @@ from factorcell.generation.choosing import Constraints, Sampler, choose_tokens
 from factorcell.model.backbone import BackboneState, Conditions
 from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, TokenRequest, TopRequest, next_tokens
 from factorcell.model.language_model import Conditioning, LanguageModel
+from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.output import ContextBias, SoftmaxHead
 
 # Maximum number of texts whose log probabilities are computed at once, so that they fit into a processor's cache.
@@ -93,7 +94,7 @@ class WritingTask:
         deadline: The time at which generation ends, as a value of `time.monotonic()`, even if texts are unfinished.
     """
 
-    model: LanguageModel
+    model: Predictor
     conditioning: Conditioning
     context_rows: Tensor
     constraints: Constraints
@@ -107,7 +108,9 @@ class WritingTask:
 
     @cached_property
     def _compiled(self) -> "_CompiledTask | None":
-        """The compiled implementation of `choose`; None if the head has no table for the compiled code."""
+        """The compiled implementation of `choose`; None if the model or its head has no compiled form."""
+        if not isinstance(self.model, LanguageModel):
+            return None
         table = self.model.head.pack()
         return None if table is None else _CompiledTask(self.model, table, self.conditioning)
 

@@ -137,6 +137,10 @@ class LanguageModel(nn.Module):
         conditions = self.backbone.fold(conditioning.conditions, shared)
         return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
 
+    def fold_head(self, conditioning: Conditioning) -> Conditioning:
+        """Add the changes of the softmax bias to the bias, which saves time if a context has many tokens."""
+        return Conditioning(conditioning.conditions, conditioning.start, self.head.fold(conditioning.head))
+
     def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
         """Compute the exact nats of all targets.
 

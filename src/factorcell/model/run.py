@@ -28,7 +28,9 @@ from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
+from factorcell.model.scoring import score_rows
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 PROBE_SHAPE = 4, 32  # number of texts, and of tokens per text, with which the faster precision is measured
@@ -38,7 +40,7 @@ FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning 
 # unlike files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "ngram_mixture.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
@@ -60,7 +62,8 @@ class Run:
         config: All options of the run.
         tokenizer: The tokenizer.
         schema: The context variables.
-        model: The language model, in evaluation mode.
+        model: The neural language model, in evaluation mode.
+        mixture: The mixture of `model` with n-gram models; None if training saved none.
         precision: The precision of products in scoring, "float32" or "bfloat16".
         bfloat16_speedup: Time of scoring in float32 divided by the time in bfloat16; 1 if it was not measured.
         fingerprint: Bytes that identify the weights; empty until the weights are loaded.
@@ -84,6 +87,7 @@ class Run:
             sizes.check_memory(config, len(tokenizer), schema)
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
         self.model.eval()
+        self.mixture: NGramMixture | None = None
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
 
     def __repr__(self) -> str:
@@ -116,13 +120,20 @@ class Run:
 
     @classmethod
     def open(
-        cls, folder: str | Path, *, trained: bool = True, device: str = "cpu", precision: str = "float32"
+        cls,
+        folder: str | Path,
+        *,
+        trained: bool = True,
+        mixture: bool = True,
+        device: str = "cpu",
+        precision: str = "float32",
     ) -> "Run":
         """Open a run folder.
 
         Args:
             folder: The folder.
             trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
+            mixture: Whether to predict with the n-gram mixture, if the run has one, instead of the neural model.
             device: "cpu", "cuda", or "auto", a GPU if there is one.
             precision: Precision of products in scoring: "float32", "bfloat16", or "auto", the faster one, which is
                 measured in some tens of milliseconds.
@@ -140,6 +151,8 @@ class Run:
         if trained:
             run.load_weights()
         run.precision = run.faster_precision() if precision == AUTO and trained else precision
+        if trained and mixture:
+            run.mixture = open_mixture(folder, config, run.model, tokenizer, schema)
         return run
 
     def faster_precision(self) -> str:
@@ -157,6 +170,11 @@ class Run:
         self.bfloat16_speedup = measure_speedup(score, self.device)
         self.precision = previous_precision
         return choose_precision(self.bfloat16_speedup)
+
+    @property
+    def predictor(self) -> Predictor:
+        """What predicts the tokens of texts: the mixture, or the neural model if there is no mixture."""
+        return self.model if self.mixture is None else self.mixture
 
     @property
     def device(self) -> torch.device:
@@ -276,9 +294,8 @@ class Run:
         except UnknownKindError as error:
             if not isinstance(source, str):
                 raise
-            raise error.with_message(
-                f"{error.message}; to read a text, pass [{{{self.config.data.text!r}: ...}}]"
-            ) from None
+            hint = f"to read a text, pass [{{{self.config.data.text!r}: ...}}]"
+            raise error.with_message(f"{error.message}; {hint}") from None
 
     def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
         """Read texts with a context for each.
@@ -332,7 +349,7 @@ class Run:
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
             for batch in self.batches(corpus):
-                batch_nats = self.model(batch).cpu().numpy()
+                batch_nats = self.predictor(batch).cpu().numpy()
                 for text_nats, row, length in zip(batch_nats, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
                     nats[starts[row] : starts[row] + length] = text_nats[:length]
         return nats
@@ -359,20 +376,7 @@ class Run:
             if has_rows(source):
                 raise
             return []
-        nats, starts = self.nats(corpus), target_offsets(corpus)
-        rows = []
-        for index in range(len(corpus)):
-            text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
-            total = float(text_nats.sum())
-            row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
-            row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
-            if tokens:
-                # The first token of a text is its start token, which is not a target.
-                target_ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
-                targets = zip(self.tokenizer.decode(target_ids), text_nats, strict=True)
-                row["tokens"] = [{"token": token, "nats": float(value)} for token, value in targets]
-            rows.append(row)
-        return rows
+        return score_rows(self.nats(corpus), corpus, with_tokens=tokens)
 
 
 def read_config(folder: Path) -> Config:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
@@ -51,3 +52,20 @@ class Tally:
     def perplexity(self) -> float:
         """exp(nats / targets), or NaN without targets."""
         return math.exp(self.nats / self.targets) if self.targets else math.nan
+
+
+def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
+    """Return the rows of `Run.score` from the nats of all targets of `corpus`; `with_tokens` adds each target."""
+    starts, rows = target_offsets(corpus), []
+    for index in range(len(corpus)):
+        text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
+        total = float(text_nats.sum())
+        row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
+        row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
+        if with_tokens:
+            # The first token of a text is its start token, which is not a target.
+            target_ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
+            targets = zip(corpus.tokenizer.decode(target_ids), text_nats, strict=True)
+            row["tokens"] = [{"token": token, "nats": float(value)} for token, value in targets]
+        rows.append(row)
+    return rows

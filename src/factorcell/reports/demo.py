@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.evaluation.classification import great_circle_distances
 from factorcell.evaluation.comparison import BEST_MARK
+from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.reports import charts
 from factorcell.reports.elements import CREDIT, chart, document, escape, grid, note, table
 from factorcell.reports.maps import best_point, world_map

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation import ngram
 from factorcell.evaluation.comparison import ComparedModel, compare_models, format_difference
 from factorcell.evaluation.results import find_models, saved_text_figures
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.finite import is_number
-from factorcell.model import saved_results
+from factorcell.model import ngram, saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.reports import charts
 from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table

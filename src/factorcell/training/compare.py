@@ -12,13 +12,14 @@ from factorcell.data.tables import table_name
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
-from factorcell.evaluation.ngram import FILE as NGRAM_FILE
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.results import classify_and_save, precision_fields, save_result
 from factorcell.evaluation.text_figures import Figures
 from factorcell.finite import is_number
+from factorcell.model.ngram import FILE as NGRAM_FILE
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
+from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
@@ -54,7 +55,7 @@ def compare(
         models: The names of the models.
         target: A context column whose value is inferred from each text by Bayes' rule.
         seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
-        ngram: Whether to add an n-gram model of the same tokens as the last row.
+        ngram: Whether to add two rows: an n-gram model of the same tokens, and the mixture of the last model with it.
         resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
@@ -95,6 +96,10 @@ def compare(
     if ngram:
         row, figures = _evaluate_ngram(source, dev, base_plan.config, folder / NGRAM, evaluation_table)
         compared_models.append(ComparedModel(NGRAM, [row], [figures], is_deterministic=True))
+        runs = [Run.open(path) for path, _ in training_plans(folder, base_plan, models[-1], seeds)]
+        evaluations = [_evaluate_mixture(run, folder / NGRAM, (source, dev), evaluation_table, notify) for run in runs]
+        rows, figures_per_training = zip(*evaluations, strict=True)
+        compared_models.append(ComparedModel(f"{models[-1]} + {NGRAM}", rows, figures_per_training))
     return compare_models(compared_models)
 
 
@@ -130,6 +135,8 @@ def common_plan(
             return resumed_plan(config, Config.load(config_path))
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
+    # A comparison measures the models alone; `compare` adds the mixture as a row.
+    new_plan = new_plan.with_training(ngram_mixture=False)
     for line in new_plan.notices():
         emit_notice(notify, line)
     return new_plan
@@ -158,10 +165,23 @@ def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: 
         model = NGram.fit(corpus, config, folder)
     minutes = (time.perf_counter() - start) / 60
     row, figures = _perplexities(model, table)
-    ngram_count = sum(len(counts_of_order.keys) for counts_of_order in model.grams)
-    row |= {"parameters": ngram_count, "minutes": minutes}
+    row |= {"parameters": model.size, "minutes": minutes}
     save_result(model, row, figures)
     return row, figures
+
+
+def _evaluate_mixture(
+    run: Run, ngram_folder: Path, sources: tuple[Any, Any], table: Any, notify: Notify | None
+) -> Evaluation:
+    """Fit and evaluate the mixture of a run and an n-gram model; `sources` are the training and development tables."""
+    ngram = NGram.open(ngram_folder)
+    fitted = fit_mixture(run, *read_corpora(*sources, run.config, progress=False), ngram)
+    for line in fitted.notices(run.config.training.epochs, is_saved=False):
+        emit_notice(notify, line)
+    run.mixture = fitted.mixture
+    row, figures = _perplexities(run, table)
+    sizes = {"parameters": run.model.parameter_count() + ngram.size, "minutes": run.training_minutes()}
+    return {**row, **sizes}, figures
 
 
 def _perplexities(model: Run | NGram, table: Any) -> Evaluation:

@@ -20,6 +20,7 @@ from factorcell.finite import format_number
 from factorcell.model import model_card
 from factorcell.model.run import Run, initial_files
 from factorcell.training.loop import train
+from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import (
     Budget,
     ConfigLike,
@@ -47,6 +48,7 @@ def fit(
     *,
     budget: Budget | None = None,
     resume: bool = False,
+    compare_ngram: bool = False,
     notify: Notify | None = None,
 ) -> Run:
     """Train a run on a table.
@@ -60,6 +62,8 @@ def fit(
         folder: The run folder to write.
         budget: The time or work of the training; only allowed if `config` is a mapping.
         resume: Whether to resume a stopped training in `folder`; it must have had the same config and data.
+        compare_ngram: Whether to compare the run with an n-gram model of the same texts, even if the option
+            `ngram_mixture` is false.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
@@ -82,7 +86,8 @@ def fit(
                     emit_notice(notify, line)
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
-        write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config))
+        ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
+        write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
     return run
 
 
@@ -134,6 +139,29 @@ def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, n
         notify(f"stopped early at step {last_row['step']:,} of {last_row['steps']:,}: {reason}")
 
 
+def mix_with_ngrams(
+    run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool, notify: Notify | None
+) -> files.Row | None:
+    """Compare a trained run with n-gram counts of its texts, and mix them if the option `ngram_mixture` is set.
+
+    The mixture is saved only if it is significantly better on the development texts.
+
+    Returns:
+        The row of the comparison for training.json; None if there was no comparison.
+    """
+    is_requested = run.config.training.ngram_mixture
+    if not (is_requested or compare_ngram):
+        return None
+    fitted = fit_mixture(run, corpus, dev)
+    is_saved = is_requested and fitted.is_better
+    if is_saved:
+        fitted.mixture.save(run.folder)
+        run.mixture = fitted.mixture
+    for line in fitted.notices(run.config.training.epochs, is_saved):
+        emit_notice(notify, line)
+    return {**fitted.to_row(), "is_saved": is_saved}
+
+
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
     """Yield a warning for each property of the tables that makes the trained model less useful."""
     if np.array_equal(corpus.tokens, dev.tokens):
@@ -179,6 +207,7 @@ def write_training_facts(
     source: Any,
     *,
     finetuned: files.Row | None = None,
+    ngram: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
     """Write the files that complete the folder of a trained run: training.json, counts of tokens, and the model card.
@@ -191,6 +220,7 @@ def write_training_facts(
         dev: The development texts.
         source: The training table, whose name is recorded.
         finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
+        ngram: The row `ngram` of training.json, which compares the run with an n-gram model.
         chosen: The names of the options that were chosen automatically.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
@@ -199,6 +229,8 @@ def write_training_facts(
         row["chosen"] = list(chosen)
     if finetuned:
         row["finetuned"] = finetuned
+    if ngram:
+        row["ngram"] = ngram
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
     files.write_json(run.folder / "training.json", row)

@@ -1,14 +1,7 @@
 """A linear mixture of models, p(token) = sum_k w_k p_k(token), whose weights maximize the likelihood of a table.
 
-Expectation maximization (EM) fits the weights for all texts, and then the weights for each value of a column.
-If a value has few targets, a prior keeps its weights near those for all texts:
-
-    r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
-
-w_k is the weight of model k, p_k(n) the probability of target n in model k, r_nk the share of model k in the mixture's
-probability of target n, and prior_k the number of targets that the prior adds for model k.
-No iteration of EM decreases the posterior probability of the weights. The logarithm of this probability is concave, so
-it has a single maximum.
+Expectation maximization fits the weights for all texts, and then the weights for each value of a column
+(`mixture_weights`). If a value has few targets, a prior keeps its weights near those for all texts.
 
 Shapes: N targets, M models.
 """
@@ -31,52 +24,14 @@ from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
 from factorcell.model.precision import FLOAT32
 from factorcell.model.scoring import Scorer
+from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights, mixed_nats
 from factorcell.training.per_value import INDEX_FILE as SEPARATE_INDEX_FILE
 from factorcell.training.per_value import SeparateRuns
 
 INDEX_FILE = "mixture.json"
 FORMAT = 1  # version of the index file
-PRIOR_TARGETS = 100.0  # sum of prior_k: for the weights of a value, the prior counts as much as 100 targets
-MAX_ITERATIONS = 10_000  # of EM
-MIN_IMPROVEMENT = 1e-12  # nats per target; EM ends after an iteration that improves the log posterior by less
 
 Array = NDArray[np.float64]
-
-
-def fit_weights(nats: Array, prior: Array | None = None) -> Array:
-    """Return the weights (M,) that maximize the likelihood of N targets.
-
-    Args:
-        nats: The nats of each target in each model (N, M).
-        prior: The number of targets that are added for each model (M,). If there are neither targets nor a prior, all
-            weights are equal.
-    """
-    target_count, model_count = nats.shape
-    prior = np.zeros(model_count) if prior is None else prior
-    total = target_count + prior.sum()
-    weights = np.full(model_count, 1 / model_count)
-    # The likelihoods of each target are scaled to a maximum of 1; the weights do not depend on the scale.
-    likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)
-    has_prior = prior > 0  # excludes 0 log 0 from the sum below
-    previous_objective = -np.inf
-    for _ in range(MAX_ITERATIONS if total else 0):
-        joint = likelihoods * weights
-        mixed = joint.sum(axis=1, keepdims=True)
-        log_prior = (prior[has_prior] * np.log(weights[has_prior])).sum()
-        objective = (np.log(mixed).sum() + log_prior) / total
-        if objective - previous_objective < MIN_IMPROVEMENT:
-            break
-        shares = joint / mixed  # r_nk
-        previous_objective, weights = objective, (shares.sum(axis=0) + prior) / total
-    normalized: Array = weights / weights.sum()
-    return normalized
-
-
-def mixed_nats(nats: Array, weights: Array) -> Array:
-    """Return the nats (N,) of a mixture from the nats (N, M) of its models and their `weights`, (M,) or (N, M)."""
-    lowest = nats.min(axis=1)
-    mixed: Array = lowest - np.log((np.exp(lowest[:, None] - nats) * weights).sum(axis=1))
-    return mixed
 
 
 class Mixture:

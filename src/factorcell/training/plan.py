@@ -151,12 +151,14 @@ def plan(
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
+    preset = budget.preset_or_default
+
     def plan_and_measure(epochs: float) -> tuple[Plan, Speed]:
-        draft = _with_precision(_with_defaults(config, facts, epochs), corpus, dev)
+        draft = _with_precision(_with_defaults(config, facts, epochs, preset=preset), corpus, dev)
         return draft, measure_speed(draft.config, corpus, dev, models)
 
     if passes is None:
-        passes = rules.default_passes(facts, budget.preset_or_default)
+        passes = rules.default_passes(facts, preset)
     large_plan, speed = plan_and_measure(float(passes))
     seconds = speed.total_seconds(large_plan.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
@@ -168,17 +170,23 @@ def plan(
     large_passes = max_passes * allowed_seconds / seconds
     small_plan, speed = plan_and_measure(large_passes)
     epochs = _with_possible_passes(small_plan, speed, allowed_seconds, max_passes).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, large_passes)
+    final_plan = _with_defaults(config, facts, epochs, large_passes, preset)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
     return _with_possible_passes(final_plan, speed, allowed_seconds, max_passes)
 
 
 def _with_defaults(
-    specified: SpecifiedOptions, facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None
+    specified: SpecifiedOptions,
+    facts: TableFacts,
+    epochs: float,
+    epochs_for_sizes: float | None = None,
+    preset: str = "good",
 ) -> Plan:
     """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
     defaults, chosen = rules.default_options(facts, epochs, epochs_for_sizes), unspecified_options(specified)
+    has_users = bool(config_with_defaults(specified).data.user)
+    defaults["training"]["ngram_mixture"] = preset == "best" and not has_users  # counts reproduce what one user wrote
     if not head_class(config_with_defaults(specified).head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
     complete = {section: {**options} for section, options in specified.items()}

@@ -11,7 +11,6 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
     IndexedTexts,
     ValueNGram,
@@ -19,7 +18,8 @@ from factorcell.evaluation.advice.conditional_ngram import (
     fit_exponents,
     tilted_log_probs,
 )
-from factorcell.evaluation.ngram import NGram
+from factorcell.model import ngram
+from factorcell.model.ngram import NGram
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

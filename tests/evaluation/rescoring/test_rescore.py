@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config, UserError
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
@@ -19,6 +18,7 @@ from factorcell.evaluation.rescoring.rescore import (
     score_hypotheses,
     word_error_rates,
 )
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_run
 

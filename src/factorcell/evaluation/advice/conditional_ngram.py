@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.bayes_rule import apply_temperature
-from factorcell.evaluation.ngram import NGram
+from factorcell.model.ngram import NGram
+from factorcell.model.value_counts import ValueCounts
 
 MAX_PROBABILITIES = 4_000_000  # maximum number of probabilities that are computed at once
 ALPHAS = tuple(10.0 ** (power / 2) for power in range(0, 14))  # candidate pseudo-counts
@@ -30,41 +31,6 @@ MAX_STEPS, TOLERANCE = 6, 1e-3  # Newton's method for beta stops after this numb
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
-
-
-class ValueCounts:
-    """Counts of pairs of an item (the id of an n-gram or history) and a value, with sorted keys item * K + value."""
-
-    def __init__(self, items: Ids, values: Ids, value_count: int) -> None:
-        is_known = (items >= 0) & (values < value_count)
-        self.value_count = value_count
-        self.keys, self.counts = np.unique(items[is_known] * value_count + values[is_known], return_counts=True)
-
-    def of_all_values(self, items: Ids) -> Float32s:
-        """Return the counts of each of `items` (T,) with all values (T, K + 1).
-
-        The counts of item -1 and of the missing value are 0.
-        """
-        begins = np.searchsorted(self.keys, items * self.value_count)
-        ends = np.searchsorted(self.keys, (items + 1) * self.value_count)
-        range_sizes = np.where(items >= 0, ends - begins, 0)
-        item_indices = np.repeat(np.arange(len(items)), range_sizes)
-        # The keys of an item are consecutive; `positions` lists those of all items one after the other.
-        first_places = np.cumsum(range_sizes) - range_sizes
-        positions = np.arange(len(item_indices)) + np.repeat(begins - first_places, range_sizes)
-        values = self.keys[positions] % self.value_count
-        counts = np.zeros((len(items), self.value_count + 1), dtype=np.float32)
-        counts[item_indices, values] = self.counts[positions]
-        return counts
-
-    def with_value(self, items: Ids, values: Ids) -> Floats:
-        """Return the count (T,) of each of `items` (T,) with its own value in `values` (T,)."""
-        if not len(self.keys):
-            return np.zeros(len(items))
-        keys = items * self.value_count + values
-        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        is_counted = (self.keys[positions] == keys) & (items >= 0) & (values < self.value_count)
-        return np.where(is_counted, self.counts[positions], 0).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -108,13 +74,13 @@ class ValueNGram:
         self.model, self.value_count = model, value_count
         values = train.repeat_per_target(labels)
         vocabulary_size = len(model.tokenizer)
-        tokens = ValueCounts(train.targets, values, value_count)
+        tokens = ValueCounts.of_pairs(train.targets, values, value_count)
         self.counts = tokens.of_all_values(np.arange(vocabulary_size)).T  # (K + 1, V)
         self.totals = self.counts.sum(1, dtype=np.float64)
         unigrams = np.bincount(train.targets, minlength=vocabulary_size) + 0.5
         self.unigrams = unigrams / unigrams.sum()
         self.longer = [  # counts of histories and of n-grams, for each order from 2
-            (ValueCounts(history, values, value_count), ValueCounts(gram, values, value_count))
+            (ValueCounts.of_pairs(history, values, value_count), ValueCounts.of_pairs(gram, values, value_count))
             for history, gram in zip(train.histories[1:], train.grams[1:], strict=True)
         ]
         self.alpha, self.beta = 1.0, 1.0

@@ -16,9 +16,9 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.data.tables import open_table
-from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
-from factorcell.evaluation.ngram import NGram
+from factorcell.model import ngram
+from factorcell.model.ngram import NGram
 
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
 MAX_VALUES = 2000  # maximum number of values of a column with their own label; rarer values share a label

@@ -25,10 +25,10 @@ from factorcell import bootstrap, files, limits
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies, value_groups
 from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 

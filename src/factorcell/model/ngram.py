@@ -232,13 +232,46 @@ class NGram:
 
     def nats(self, corpus: Corpus) -> Floats:
         """Return the nats of all targets of `corpus`, -log p(w | h)."""
-        nats_of_blocks = []
-        for histories, grams, _ in self.blocks(corpus):
-            probabilities = np.full(len(grams[0]), self.uniform)
-            for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
-                probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
-            nats_of_blocks.append(-np.log(probabilities))
-        return np.concatenate(nats_of_blocks)
+        blocks = self.blocks(corpus)
+        return np.concatenate([-np.log(self.target_probabilities(histories, grams)) for histories, grams, _ in blocks])
+
+    def target_probabilities(self, histories: list[Ids], grams: list[Ids]) -> Floats:
+        """Return p(w | h) (T,) from the ids of the history and of the n-gram of each target, (T,) for each order."""
+        probabilities = np.full(len(grams[0]), self.uniform)
+        for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
+            probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
+        return probabilities
+
+    def look_up(self, tokens: Ids, begins: Ids) -> tuple[list[Ids], list[Ids]]:
+        """Return the ids of the history and of the n-gram of each token (T,) of joined texts, for each order.
+
+        `begins` are the indices of the first tokens of the texts.
+        """
+        gram_ids, grams, histories = tokens, [tokens], [np.zeros(len(tokens), dtype=np.int64)]
+        for tables in self.order_tables[1:]:
+            histories.append(_preceding_ids(gram_ids, begins))
+            gram_ids = tables.find(histories[-1], tokens)
+            grams.append(gram_ids)
+        return histories, grams
+
+    def empty_histories(self, count: int) -> Ids:
+        """Return the ids (count, orders) of the histories of `count` texts before their start tokens."""
+        histories = np.full((count, len(self.order_tables)), -1, dtype=np.int64)
+        histories[:, 0] = 0
+        return histories
+
+    def extend_histories(self, histories: Ids, tokens: Ids) -> Ids:
+        """Return the ids (T, orders) of histories after one more token each, `tokens` (T,)."""
+        extended = np.empty_like(histories)
+        extended[:, 0] = 0
+        for order, tables in enumerate(self.order_tables[:-1]):
+            extended[:, order + 1] = tokens if order == 0 else tables.find(histories[:, order], tokens)
+        return extended
+
+    @property
+    def size(self) -> int:
+        """The number of n-grams."""
+        return sum(len(order_counts.keys) for order_counts in self.grams)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
         """Return p(w | h) of every token w (T, V).
@@ -276,11 +309,7 @@ class NGram:
             begins = offsets[first_text:end_text] - offsets[first_text]
             is_target = np.ones(len(tokens), dtype=bool)
             is_target[begins] = False
-            ids, grams = tokens, [tokens[is_target]]
-            histories = [np.zeros(int(is_target.sum()), dtype=np.int64)]
-            for tables in self.order_tables[1:]:
-                history_ids = _preceding_ids(ids, begins)
-                ids = tables.find(history_ids, tokens)
-                histories.append(history_ids[is_target])
-                grams.append(ids[is_target])
+            histories, grams = self.look_up(tokens, begins)
+            histories = [history_ids[is_target] for history_ids in histories]
+            grams = [gram_ids[is_target] for gram_ids in grams]
             yield histories, grams, tokens[is_target]

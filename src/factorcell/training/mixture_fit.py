@@ -1,0 +1,261 @@
+"""Fit the n-gram mixture of a trained run: count n-grams in its training texts, fit the weights on development texts.
+
+The weights W_l of targets whose longest counted history has l tokens maximize the likelihood of the development texts.
+A prior of 100 targets keeps them near the weights of all targets (`mixture_weights.fit_weights`).
+Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the mixture
+comes from it too, so no text is predicted with weights that were fitted on it.
+
+Shapes: B texts, T targets, M components, K values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import files
+from factorcell.bootstrap import Interval
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.schema import Variable
+from factorcell.evaluation import perplexity, text_figures
+from factorcell.model.count_models import CACHE, NGRAM, VALUE, CountModels, ValueOrder
+from factorcell.model.ngram import DEFAULT_CHARACTER_ORDER, DEFAULT_ORDER, NGram, count_ngrams
+from factorcell.model.ngram_mixture import NGramMixture
+from factorcell.model.run import Run
+from factorcell.model.value_counts import ValueCounts
+from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights, mixed_nats
+
+MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
+MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
+VALUE_ORDER, VALUE_CHARACTER_ORDER = 3, 6  # highest orders that are counted by value
+ALPHAS = tuple(10.0 ** (power / 2) for power in range(-2, 13))  # candidates for alpha_n
+MIN_IMPROVEMENT = 0.002  # nats per target that a further component must gain
+TOLERANCE = 1e-7  # EM ends if an iteration gains fewer nats per target
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MixtureFit:
+    """A fitted mixture and its perplexities on development texts.
+
+    Attributes:
+        mixture: The mixture.
+        neural: The perplexity of the neural model.
+        ngram: The perplexity of the n-gram model.
+        mixed: The perplexity of the mixture, by cross-validation.
+        gain: The gain of the mixture over the neural model, with its interval.
+        ngram_gain: The gain of the n-gram model over the neural model.
+    """
+
+    mixture: NGramMixture
+    neural: float
+    ngram: float
+    mixed: float
+    gain: Interval
+    ngram_gain: Interval
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the mixture is significantly better than the neural model."""
+        return self.gain.low is not None and self.gain.low > 0
+
+    def to_row(self) -> files.Row:
+        """Return the figures as a row for training.json."""
+        components = ["neural", *self.mixture.counts.names]
+        perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
+        return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
+
+    def notices(self, epochs: float, is_saved: bool) -> list[str]:
+        """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
+
+        Args:
+            epochs: The number of passes of the training.
+            is_saved: Whether the run predicts with the mixture.
+        """
+        line = (
+            f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; mixture of both "
+            f"{self.mixed:.2f}, a gain of {self.gain.to_text('.1f', 100.0, '%')} over the model alone"
+        )
+        if is_saved:
+            return [f"{line}; the run predicts with the mixture"]
+        if not self.is_better:
+            return [line]
+        passes = f"train longer (this training made {epochs:g} passes)"
+        is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
+        weakness = "the n-gram model alone is better than this model: " if is_worse else ""
+        return [line, f"{weakness}{passes}, or use the mixture (--ngram-mixture or --preset best)"]
+
+
+@dataclass(frozen=True)
+class _DevFigures:
+    """The nats of each development target under all components, and what its weights depend on.
+
+    Attributes:
+        nats: The nats (T, M).
+        names: The names of the components, without `neural` (M - 1).
+        buckets: The length of the longest counted history of each target (T,).
+        halves: The half of the development texts to which each target belongs (T,).
+        bucket_count: The number of lengths that the longest counted history can have.
+    """
+
+    nats: Floats
+    names: tuple[str, ...]
+    buckets: Ids
+    halves: Ids
+    bucket_count: int
+
+    def of_components(self, names: Sequence[str]) -> Floats:
+        """Return the nats under the neural model and the components `names`."""
+        return self.nats[:, [0, *(self.names.index(name) + 1 for name in names)]]
+
+
+def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = None) -> MixtureFit:
+    """Fit the mixture of a run.
+
+    Args:
+        run: The trained run.
+        corpus: Its training texts.
+        dev: Its development texts.
+        ngram: An n-gram model of the training texts, if there is one already.
+
+    Returns:
+        The mixture and its perplexities; nothing is saved.
+    """
+    ngram = ngram or _count_ngrams(run.folder, run.config, corpus)
+    variable, orders = _best_value_counts(run, ngram, corpus, _limit_targets(dev, MAX_DEV_TARGETS))
+    names = [NGRAM, *([VALUE] if variable else []), CACHE]
+    counts = CountModels(ngram, variable, orders, names)
+    uniform = np.full((counts.bucket_count, len(names) + 1), 1 / (len(names) + 1))
+    sample = _limit_targets(dev, MAX_DEV_TARGETS)
+    figures = _dev_figures(run, NGramMixture(run.model, run.schema, counts, uniform), sample)
+    chosen, mixed = _choose_components(figures)
+    weights = _fit_weights_by_history(figures, chosen, np.ones(len(mixed), dtype=bool))
+    if VALUE not in chosen:
+        variable, orders = None, []
+    counts = CountModels(ngram, variable, orders, chosen)
+    mixture = NGramMixture(run.model, run.schema, counts, weights)
+    sums = [
+        text_figures.figures_from_nats(nats, sample)["perplexity"]
+        for nats in (figures.nats[:, 0], figures.of_components([NGRAM])[:, 1], mixed)
+    ]
+    neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
+    gain, ngram_gain = (perplexity.gain(part, sums[0]) for part in (sums[2], sums[1]))
+    return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
+
+
+def _limit_targets(corpus: Corpus, count: int) -> Corpus:
+    """Return a random part of the texts with about `count` targets, or all texts if they have fewer."""
+    if corpus.target_count <= count:
+        return corpus
+    texts = max(1, len(corpus) * count // corpus.target_count)
+    return corpus.select(np.sort(np.random.default_rng(0).permutation(len(corpus))[:texts]))
+
+
+def _count_ngrams(folder: Path, config: Config, corpus: Corpus) -> NGram:
+    order = DEFAULT_CHARACTER_ORDER if corpus.tokenizer.is_character_level else DEFAULT_ORDER
+    return NGram(folder, config, corpus.tokenizer, count_ngrams(_limit_targets(corpus, MAX_COUNTED_TARGETS), order))
+
+
+def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
+    """Count n-grams by the values of each category; return the column with the fewest development nats, and its counts.
+
+    The user column is left out: counts of one user would reproduce what this user wrote. An unadapted run has no
+    context, and therefore no counts by value.
+    """
+    best: tuple[float, Variable | None, list[ValueOrder]] = (np.inf, None, [])
+    for column, variable in enumerate(run.schema.categories if run.model.is_adapted else ()):
+        if variable.source_column == run.config.data.user:
+            continue
+        nats, orders = _fit_value_counts(ngram, corpus, dev, column, len(variable.values))
+        if orders and nats < best[0]:
+            best = nats, variable, orders
+    return best[1:]
+
+
+def _fit_value_counts(
+    ngram: NGram, corpus: Corpus, dev: Corpus, column: int, size: int
+) -> tuple[float, list[ValueOrder]]:
+    """Count n-grams by the values of a column, and fit alpha_n on development texts order by order.
+
+    An order that does not raise the likelihood is left out.
+
+    Returns:
+        The nats of the development texts, and the counts.
+    """
+    highest = VALUE_CHARACTER_ORDER if corpus.tokenizer.is_character_level else VALUE_ORDER
+    counted = _limit_targets(corpus, MAX_COUNTED_TARGETS)
+    train_values, dev_values = (_values_of_targets(texts, column, size) for texts in (counted, dev))
+    base = -np.concatenate([np.log(ngram.target_probabilities(*ids)) for *ids, _ in ngram.blocks(dev)])
+    probabilities, orders = np.exp(-base), list[ValueOrder]()
+    for order in range(min(highest, len(ngram.order_tables))):
+        pairs = ValueCounts.of_pairs(_ids(ngram, counted, order)[1], train_values, size)
+        histories = pairs.of_histories(len(ngram.tokenizer), ngram.grams[order].keys)
+        history_ids, gram_ids = _ids(ngram, dev, order)
+        total, count = histories.with_value(history_ids, dev_values), pairs.with_value(gram_ids, dev_values)
+        by_alpha = {alpha: (count + alpha * probabilities) / (total + alpha) for alpha in ALPHAS}
+        alpha = max(by_alpha, key=lambda alpha: float(np.log(by_alpha[alpha]).sum()))
+        if np.log(by_alpha[alpha]).sum() > np.log(probabilities).sum():
+            probabilities = by_alpha[alpha]
+            orders.append(ValueOrder(order, pairs, histories, alpha))
+    return float(-np.log(probabilities).sum()), orders
+
+
+def _ids(ngram: NGram, corpus: Corpus, order: int) -> tuple[Ids, Ids]:
+    """Return the ids of the history and of the n-gram of every target, for n-grams of `order` + 1 tokens."""
+    blocks = [(histories[order], grams[order]) for histories, grams, _ in ngram.blocks(corpus)]
+    histories, grams = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    return histories, grams
+
+
+def _values_of_targets(corpus: Corpus, column: int, size: int) -> Ids:
+    """Return the value of the text of every target (T,); `size` where it is missing."""
+    values = corpus.categories[:, column].astype(np.int64)
+    return np.repeat(np.where(values < 0, size, values), corpus.lengths)
+
+
+def _dev_figures(run: Run, mixture: NGramMixture, dev: Corpus) -> _DevFigures:
+    """Compute the nats of all development targets under every component."""
+    count, starts = dev.target_count, target_offsets(dev)
+    nats, buckets = np.zeros((count, len(mixture.counts.names) + 1)), np.zeros(count, dtype=np.int64)
+    with run.scoring():
+        for batch in run.batches(dev):
+            batch_nats, batch_buckets = mixture.component_nats(batch, mixture.condition(batch.context))
+            for index, (row, length) in enumerate(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)):
+                targets = slice(starts[row], starts[row] + length)
+                nats[targets], buckets[targets] = batch_nats[:, index, :length].T, batch_buckets[index, :length]
+    halves = np.repeat(np.arange(len(dev)) % 2, dev.lengths)
+    return _DevFigures(nats, tuple(mixture.counts.names), buckets, halves, mixture.counts.bucket_count)
+
+
+def _choose_components(figures: _DevFigures) -> tuple[tuple[str, ...], Floats]:
+    """Choose the components by cross-validation.
+
+    Returns:
+        The names of the components without `neural`, and the nats of each target (T,) in the mixture whose weights were
+        fitted on the other half of the texts.
+    """
+    optional = figures.names[1:]
+    best: tuple[float, tuple[str, ...], Floats] | None = None
+    for names in dict.fromkeys([(NGRAM,), *((NGRAM, name) for name in optional), (NGRAM, *optional)]):
+        mixed = np.empty(len(figures.nats))
+        for half in (0, 1):
+            weights = _fit_weights_by_history(figures, names, figures.halves != half)
+            rows = figures.halves == half
+            mixed[rows] = mixed_nats(figures.of_components(names)[rows], weights[figures.buckets[rows]])
+        mean = float(mixed.mean())
+        if best is None or mean < best[0] - MIN_IMPROVEMENT:
+            best = mean, names, mixed
+    assert best is not None  # the first set of components always exists
+    return best[1:]
+
+
+def _fit_weights_by_history(figures: _DevFigures, names: Sequence[str], is_used: NDArray[np.bool_]) -> Floats:
+    """Fit the weights (lengths of the longest counted history, M) on the targets that `is_used` (T,) marks."""
+    nats, buckets = figures.of_components(names)[is_used], figures.buckets[is_used]
+    prior = PRIOR_TARGETS * fit_weights(nats, tolerance=TOLERANCE)
+    return np.stack([fit_weights(nats[buckets == bucket], prior, TOLERANCE) for bucket in range(figures.bucket_count)])

@@ -1,0 +1,215 @@
+"""The n-gram mixture against explicit counts, and as the predictor of a run in scoring, completion and generation."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.completion.completer import Completer
+from factorcell.config import UserError
+from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.evaluation.classification import log_likelihoods
+from factorcell.generation.generate import GenerationOptions, generate
+from factorcell.model import ngram_mixture
+from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
+from factorcell.model.ngram import NGram, count_ngrams
+from factorcell.model.ngram_mixture import NGramMixture
+from factorcell.model.run import Run
+from factorcell.model.value_counts import ValueCounts
+from factorcell.training.mixture_fit import fit_mixture
+from tests.small_runs import ROWS, make_run
+
+ALPHA = 3.0
+
+
+def value_orders(ngram: NGram, corpus: Corpus, size: int) -> list[ValueOrder]:
+    """Return the counts of bigrams and trigrams by the first category."""
+    values = np.repeat(np.where(corpus.categories[:, 0] < 0, size, corpus.categories[:, 0]), corpus.lengths)
+    orders = []
+    for length in (1, 2):
+        grams = np.concatenate([grams[length] for _, grams, _ in ngram.blocks(corpus)])
+        pairs = ValueCounts.of_pairs(grams, values.astype(np.int64), size)
+        orders.append(
+            ValueOrder(length, pairs, pairs.of_histories(len(ngram.tokenizer), ngram.grams[length].keys), ALPHA)
+        )
+    return orders
+
+
+def with_mixture(run: Run) -> Run:
+    """Give a run a mixture with all components and random weights."""
+    corpus = run.prepare(ROWS)
+    ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
+    variable = run.schema.categories[0]
+    counts = CountModels(ngram, variable, value_orders(ngram, corpus, len(variable.values)), (NGRAM, VALUE, CACHE))
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.bucket_count)
+    run.mixture = NGramMixture(run.model, run.schema, counts, weights)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run of words with random weights and a mixture, which is saved in its folder."""
+    mixed = with_mixture(make_run(tmp_path / "run", ("city", "stars")))
+    mixed.save_weights({})
+    assert mixed.mixture is not None
+    mixed.mixture.save(mixed.folder)
+    return mixed
+
+
+@pytest.fixture
+def character_run(tmp_path: Path) -> Run:
+    """A run of characters with random weights and a mixture."""
+    return with_mixture(make_run(tmp_path / "run", ("city", "stars"), tokenizer="char", max_tokens=12))
+
+
+def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> list[float]:
+    """Compute the probability of each target with counts from dictionaries, and the nats of the neural model."""
+    mixture = run.mixture
+    assert mixture is not None
+    corpus = run.prepare([row])
+    texts = run.prepare(ROWS)
+    parts = np.split(texts.tokens, texts.offsets[1:-1])
+    all_texts = [part.tolist() for part in parts]
+    is_same = texts.categories[:, 0] == corpus.categories[0, 0]
+    same_value = [part for part, is_used in zip(all_texts, is_same, strict=True) if is_used]
+    counts = Counter(tuple(part[i : i + n]) for part in same_value for n in (2, 3) for i in range(len(part) - n + 1))
+    with torch.no_grad():
+        neural = np.exp(-run.model(run.batch(corpus, np.array([0]))).double().numpy()[0])
+    base = np.exp(-mixture.counts.ngram.nats(corpus))
+    results = []
+    for place in range(1, len(ids)):
+        by_value = base[place - 1]
+        for n in (2, 3):
+            if place - n + 1 >= 0:
+                history = tuple(ids[place - n + 1 : place])
+                total = sum(count for gram, count in counts.items() if gram[:-1] == history)
+                by_value = (counts[(*history, ids[place])] + ALPHA * by_value) / (total + ALPHA)
+        recent = ids[1:place][::-1]
+        decays = [CACHE_DECAY**i for i in range(len(recent))]
+        hits = sum(decay for decay, token in zip(decays, recent, strict=True) if token == ids[place])
+        cache = (hits + CACHE_PRIOR * base[place - 1]) / (sum(decays) + CACHE_PRIOR)
+        longest = max(
+            length
+            for length in range(min(place, 2) + 1)
+            if length == 1  # every token of the vocabulary is a history, even if training never had it
+            or any(ids[place - length : place] == part[i : i + length] for part in all_texts for i in range(len(part)))
+        )
+        components = [neural[place - 1], base[place - 1], by_value, cache]
+        results.append(float(mixture.weights[longest] @ components))
+    return results
+
+
+@pytest.mark.parametrize("text", ["the sea is cold", "the cold sun and the cold", "", "sand of new words the sea"])
+@pytest.mark.parametrize("city", ["Oslo", "Nice", None])
+def test_nats_agree_with_explicit_counts(run: Run, text: str, city: str | None) -> None:
+    row = {"text": text, "city": city, "stars": "5"}
+    corpus = run.prepare([row])
+    expected = expected_probabilities(run, row, corpus.tokens.tolist())
+    assert run.nats(corpus) == pytest.approx(-np.log(expected), abs=1e-5)
+
+
+def test_steps_agree_with_nats_and_their_probabilities_sum_to_one(run: Run) -> None:
+    corpus = run.prepare(ROWS)
+    nats, starts, conditioning = (
+        run.nats(corpus),
+        target_offsets(corpus),
+        run.predictor.condition(corpus.context(np.arange(len(corpus)))),
+    )
+    for text in range(len(corpus)):
+        ids, state = corpus.tokens[corpus.offsets[text] : corpus.offsets[text + 1]], None
+        one_text = conditioning.select(torch.tensor([text]))
+        for place, token in enumerate(ids[:-1].tolist()):
+            with torch.no_grad():
+                logs, state = run.predictor.step(torch.tensor([token]), one_text, state)
+            assert logs.double().exp().sum() == pytest.approx(1, abs=1e-5)
+            assert -logs[0, ids[place + 1]] == pytest.approx(nats[starts[text] + place], abs=1e-4)
+
+
+def test_a_saved_mixture_predicts_the_same(run: Run) -> None:
+    opened, corpus = Run.open(run.folder), run.prepare(ROWS)
+    assert np.array_equal(opened.nats(corpus), run.nats(corpus))
+    assert Run.open(run.folder, mixture=False).mixture is None
+    neural = Run.open(run.folder, mixture=False).nats(corpus)
+    assert not np.allclose(neural, run.nats(corpus))
+
+
+def test_states_can_be_selected_joined_and_stored(run: Run) -> None:
+    corpus = run.prepare(ROWS[:4])
+    conditioning = run.predictor.condition(corpus.context(np.arange(4)))
+    tokens = torch.tensor([run.tokenizer.specials.start] * 4)
+    with torch.no_grad():
+        _, state = run.predictor.step(tokens, conditioning)
+        buffer = state.reserve(6)
+        buffer.put(1, state)
+        order = torch.tensor([3, 0, 0])
+        stored, joined = (
+            buffer.select(order + 1),
+            state.select(torch.tensor([3])).cat([state.select(torch.tensor([0, 0]))]),
+        )
+        words = torch.tensor([5, 6, 7])
+        expected = run.predictor.step(words, conditioning.select(order), state.select(order))[0]
+        for other in (stored, joined):
+            assert torch.equal(run.predictor.step(words, conditioning.select(order), other)[0], expected)
+
+
+def test_completions_are_the_most_probable_texts(character_run: Run) -> None:
+    completer, context = Completer(character_run), {"city": "Oslo", "stars": "5"}
+    suggestions = completer.complete("the s", context=context, k=5)
+    texts = [suggestion.text for suggestion in suggestions]
+    scores = completer.log_probabilities("the s", texts, context=context)
+    assert [suggestion.log_probability for suggestion in suggestions] == pytest.approx(scores, abs=1e-4)
+    letters = [token for token in character_run.tokenizer.tokens if len(token) == 1]
+    others = [f"the s{first}{second}" for first in letters for second in ("", *letters)]
+    others = [text for text in others if text not in texts and text == text.strip()]
+    assert max(completer.log_probabilities("the s", others, context=context)) <= scores[-1] + 1e-4
+
+
+@pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])
+def test_generated_texts_have_the_probabilities_of_the_mixture(run: Run, method: str) -> None:
+    options = GenerationOptions(method, max_tokens=5, width=4)
+    for row in generate(run, [{"city": "Oslo", "stars": "5"}], options=options):
+        (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
+        nats = sum(token["nats"] for token in scored["tokens"][: row["tokens"] + row["ended"]])
+        assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)
+
+
+def test_likelihoods_of_candidates_are_those_of_the_mixture(run: Run) -> None:
+    corpus = run.prepare(ROWS)
+    likelihoods = log_likelihoods(run, corpus, [{"city": "Oslo"}, {"city": "Nice"}])
+    for column, city in enumerate(("Oslo", "Nice")):
+        changed = run.prepare([{**row, "city": city} for row in ROWS])
+        sums = np.add.reduceat(run.nats(changed).astype(np.float64), target_offsets(changed)[:-1])
+        assert likelihoods[:, column] == pytest.approx(-sums, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"weights": [[1.0]]},
+        {"column": "stars2"},
+        {"order": 9},
+        {"weights": [[0.5, 0.5, 0.5, 0.5]] * 3},
+    ],
+)
+def test_a_damaged_mixture_is_refused(run: Run, damage: dict[str, Any]) -> None:
+    path = run.folder / ngram_mixture.FILE
+    content = files.read_json(path)
+    files.write_json(path, content | damage)
+    with pytest.raises(UserError, match=ngram_mixture.FILE):
+        Run.open(run.folder)
+
+
+def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    rows = ROWS * 4
+    fitted = fit_mixture(run, run.prepare(ROWS), run.prepare(rows))
+    assert fitted.mixed <= min(fitted.neural, fitted.ngram) * 1.001
+    run.mixture = fitted.mixture
+    assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
+    assert fitted.is_better  # the neural model has random weights
+    assert any("--ngram-mixture" in line for line in fitted.notices(2.0, is_saved=False))
