@@ -37,7 +37,7 @@ SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> o
 
 @dataclass(frozen=True)
 class Budget:
-    """The work that a training may take.
+    """How long a training may last: the longest duration, the number of passes, or both.
 
     Args:
         minutes: The longest duration; None sets no limit.
@@ -50,7 +50,7 @@ class Budget:
     def __post_init__(self) -> None:
         limits.check(minutes=self.minutes)
         if self.preset is not None:
-            limits.choose("preset", self.preset, PRESETS)
+            limits.check_choice("preset", self.preset, PRESETS)
 
     @property
     def preset_or_default(self) -> str:

@@ -53,7 +53,7 @@ class Progress:
         worse: The number of evaluations since the one with the lowest perplexity.
         rows: The number of rows of the log.
         nats: The sum of the losses of all targets since the last row of losses in the log.
-        since: The value of `tokens` when the last row of losses was written.
+        tokens_at_last_row: The value of `tokens` when the last row of losses was written.
     """
 
     step: int = 0
@@ -63,7 +63,18 @@ class Progress:
     worse: int = 0
     rows: int = 0
     nats: float = 0.0
-    since: int = 0
+    tokens_at_last_row: int = 0
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return the counters by their keys in a checkpoint; the key of `tokens_at_last_row` is `since`."""
+        facts = dict(vars(self))
+        facts["since"] = facts.pop("tokens_at_last_row")
+        return facts
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "Progress":
+        """Return the counters that `to_facts` returned as `facts`."""
+        return cls(tokens_at_last_row=facts.pop("since", 0), **facts)
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
@@ -340,7 +351,7 @@ class Trainer:
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
         tensors |= {f"{number}:done": optimizer.last_steps for number, optimizer in enumerate(self.row_optimizers)}
-        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
+        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **self.progress.to_facts()})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
@@ -365,7 +376,7 @@ class Trainer:
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = Progress(**facts)
+        self.progress = Progress.from_facts(facts)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])

@@ -33,7 +33,10 @@ Float32s = NDArray[np.float32]
 
 
 class ValueCounts:
-    """Counts of pairs of an item (the id of an n-gram or history) and a value, with sorted keys item * K + value."""
+    """How often each pair of an item and a value occurs, where an item is the id of an n-gram or of a history.
+
+    `keys` are the sorted keys item * K + value of the pairs that occur, and `counts` are the counts of these pairs.
+    """
 
     def __init__(self, items: Ids, values: Ids, value_count: int) -> None:
         is_known = (items >= 0) & (values < value_count)
