@@ -29,7 +29,7 @@ CHOICE_HELP = {
     ),
     "output_bias": (
         "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
-        "variable, one_hot: a coefficient for each token and value, sparse: the same with an l1 penalty, hash: "
+        "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
         "coefficients in hash buckets"
     ),
     "context_layer": (

@@ -79,7 +79,7 @@ class _Loop:
         trainer, patience = self.trainer, self.trainer.config.patience
         yield from self._due_rows()
         for batch in trainer.batches():
-            if patience and trainer.progress.worse >= patience:
+            if patience and trainer.progress.evaluations_since_best >= patience:
                 break
             trainer.step(batch)
             after_step()

@@ -130,7 +130,7 @@ def plan(
             "auto" is replaced by the faster one of float32 and bfloat16.
         corpus: The training texts.
         dev: The development texts.
-        budget: The time or work of the training; only allowed if `config` is a mapping.
+        budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
 
     Returns:

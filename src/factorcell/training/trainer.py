@@ -36,6 +36,8 @@ from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
+# The attributes of `Progress` that have other names in a checkpoint.
+CHECKPOINT_KEYS = {"evaluations_since_best": "worse", "tokens_at_last_row": "since"}
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 
 Row = dict[str, Any]
@@ -50,7 +52,7 @@ class Progress:
         tokens: The number of targets that these steps learned.
         seconds: The duration of the training so far.
         best: The lowest development perplexity so far.
-        worse: The number of evaluations since the one with the lowest perplexity.
+        evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
         rows: The number of rows of the log.
         nats: The sum of the losses of all targets since the last row of losses in the log.
         tokens_at_last_row: The value of `tokens` when the last row of losses was written.
@@ -60,21 +62,20 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     best: float = math.inf
-    worse: int = 0
+    evaluations_since_best: int = 0
     rows: int = 0
     nats: float = 0.0
     tokens_at_last_row: int = 0
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the counters by their keys in a checkpoint; the key of `tokens_at_last_row` is `since`."""
-        facts = dict(vars(self))
-        facts["since"] = facts.pop("tokens_at_last_row")
-        return facts
+        """Return the counters by their keys in a checkpoint, of which `CHECKPOINT_KEYS` differ from the attributes."""
+        return {CHECKPOINT_KEYS.get(name, name): value for name, value in vars(self).items()}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Progress":
         """Return the counters that `to_facts` returned as `facts`."""
-        return cls(tokens_at_last_row=facts.pop("since", 0), **facts)
+        names = {key: name for name, key in CHECKPOINT_KEYS.items()}
+        return cls(**{names.get(key, key): value for key, value in facts.items()})
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
@@ -313,11 +314,11 @@ class Trainer:
         # Until a perplexity is finite, each evaluation counts as the best.
         is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if is_best:
-            self.progress.best, self.progress.worse = row["perplexity"], 0
+            self.progress.best, self.progress.evaluations_since_best = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
             text_figures.save(self.run.folder, figures)
         else:
-            self.progress.worse += 1
+            self.progress.evaluations_since_best += 1
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
