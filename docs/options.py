@@ -15,7 +15,8 @@ HEAD = """# Options
 This page is for users who configure a training: it lists all options of `factorcell train`, by section of a TOML file.
 On the command line the option `min_count` is `--min-count`, and the option `kind` of a section is `--tokenizer`,
 `--backbone` or `--head`.
-A repeatable option is a list in TOML and in Python; among choices, `none` on the command line stands for an empty list.
+A repeatable option is a list in TOML and in Python.
+If a repeatable option has a fixed set of choices, `none` on the command line stands for an empty list.
 `compare`, `tune`, `finetune`, `separate` and `advise` accept only the options that they need.
 
 The kinds of a tokenizer, backbone or head have different options; if an option does not exist for all kinds, the table
@@ -23,7 +24,7 @@ names the kinds that have it.
 Other packages can add kinds with their own options ([extending](extending.md)).
 
 "Automatic" means that `train` [chooses the value](training.md#automatic-options) from the training table.
-The last column is the default of a `Config` in Python, where no value is chosen.
+The last column is the default of a `Config` in Python; a `Config` never chooses a value automatically.
 `python docs/options.py` generates this page.
 """
 

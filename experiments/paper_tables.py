@@ -61,11 +61,17 @@ def table_5_2(read: Read) -> str:
 def online_learning_note(read: Read) -> str:
     """Report the gain of the blend over the FactorCell, and the perplexity of each rule on the tuning users."""
     rows = read("queries")
-    rules = ("none", "adadelta", "adadelta with a bound", "adagrad")
-    reached = [f"{mean(f'dev_{rule}', '').cell(rows, 'factor')} ({rule})" for rule in rules]
+    rules = {
+        "none": "without online learning",
+        "adadelta": "with Adadelta",
+        "adadelta with a bound": "with Adadelta and a limit on the length of user vectors",
+        "adagrad": "with Adagrad",
+    }
+    lines = [f"- {description}: {mean(f'dev_{rule}', '').cell(rows, 'factor')}" for rule, description in rules.items()]
+    perplexities = "\n".join(lines)
     more = interval(rows.difference_within("factor", "blend", "mrr"), ".4f", 1.0)
     text = f"\nThe mean reciprocal rank of the blend minus that of the FactorCell alone is {more}.\n"
-    return f"{text}Perplexity of the FactorCell on the tuning users, by rule:\n{', '.join(reached)}.\n" if more else ""
+    return f"{text}Perplexity of the FactorCell on the tuning users:\n\n{perplexities}\n" if more else ""
 
 
 def range_labels(begins: Sequence[int]) -> dict[int, str]:

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from corpora import Tables
 from factorcell import files
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, UserError, check_choice
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -216,7 +216,7 @@ def parser(text: str) -> argparse.ArgumentParser:
 
 def main(experiment: Experiment, arguments: argparse.Namespace, command: Sequence[str]) -> int:
     try:
-        rows = [choose("row", name, experiment.rows) for name in arguments.only or ()]
+        rows = [check_choice("row", name, experiment.rows) for name in arguments.only or ()]
         trainings = experiment.trainings(rows, arguments.seeds or ())
         where = arguments.data, arguments.out, arguments.results or arguments.out
         job = Job(experiment, *where, trainings, arguments.threads, arguments.jobs, arguments.trial, tuple(command))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.config import MODELS, Config, ModelConfig, UserError, choose
+from factorcell.config import MODELS, Config, ModelConfig, UserError, check_choice
 
 
 def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_named_models_differ_only_in_their_adaptations() -> None:
 
 
 def test_choose_suggests_the_most_similar_name() -> None:
-    assert choose("fruit", "fig", ["fig", "pear"]) == "fig"
+    assert check_choice("fruit", "fig", ["fig", "pear"]) == "fig"
     with pytest.raises(UserError, match=r"unknown fruit 'figs' \(did you mean 'fig'\?\); choose from fig, pear"):
-        choose("fruit", "figs", ["fig", "pear"])
+        check_choice("fruit", "figs", ["fig", "pear"])

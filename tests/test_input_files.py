@@ -41,7 +41,7 @@ def read_kaldi(path: Path | str) -> Any:
 
 def nbest_values(path: Path | str) -> Any:
     lists = read_nbest(path)
-    return lists.names, [(item.id, item.texts, item.scores.tolist()) for item in lists.utterances]
+    return lists.score_names, [(item.id, item.texts, item.scores.tolist()) for item in lists.utterances]
 
 
 def references(path: Path | str) -> Any:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import corpora
 from factorcell import files
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 
 from .reading import REPLACEMENT, Row, clean
 from .repository import Repository, open_repository
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        data_set = SETS[choose("data set", arguments.set, SETS)]
+        data_set = SETS[check_choice("data set", arguments.set, SETS)]
         clones = arguments.out / "clones"
         with ExitStack() as stack:
             sources = list(map(stack.enter_context, repositories(data_set, arguments.origins, arguments.at, clones)))

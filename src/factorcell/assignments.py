@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from factorcell.limits import MAX_FLOAT, UserError, choose
+from factorcell.limits import MAX_FLOAT, UserError, check_choice
 
 
 def parse_assignment(option: str, text: str) -> tuple[str, float]:
@@ -29,6 +29,6 @@ def parse_assignments(option: str, texts: Iterable[str], variables: Sequence[str
     """
     numbers = dict(parse_assignment(option, text) for text in texts)
     for name in numbers.keys() - {"", *variables}:
-        choose(f"variable in {option}", name, variables)
+        check_choice(f"variable in {option}", name, variables)
     default = numbers.get("", 0.0)
     return [numbers.get(name, default) for name in variables]

@@ -19,8 +19,8 @@ from typing import Any
 from factorcell import assignments, input_files
 from factorcell.limits import MAX_SEED
 from factorcell.limits import UserError as UserError
+from factorcell.limits import check_choice as check_choice
 from factorcell.limits import check_format as check_format
-from factorcell.limits import choose as choose
 from factorcell.option_fields import (
     ADAPTERS,
     CHOICE_HELP,
@@ -76,8 +76,8 @@ class DataConfig:
     text: str = option("text", "column with the text", metavar="COLUMN")
     context: tuple[str, ...] = option(
         (),
-        "context column: NAME or NAME:KIND (repeatable); KIND is category, number, hour, weekday or yearday (of a "
-        "time), longitude, cyclic=PERIOD, text or vector; without KIND, category or number, depending on the values",
+        "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, vector, "
+        "cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: category or number",
         metavar="NAME[:KIND]",
     )
     user: str = option(
@@ -148,8 +148,8 @@ class TrainingConfig:
     )
     min_users: int = int_option(
         0,
-        "learn a token only if at least this many users wrote it after the same 3 tokens (with a word tokenizer: after "
-        "the same token); 0: learn all tokens",
+        "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
+        "and space: after the same 1 token); 0: learn all tokens",
         0,
         rare=True,
     )
@@ -240,7 +240,7 @@ def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:
     types = section_types(kinds)
     section_by_option = {item.name: section for section, cls in types.items() for item in dataclasses.fields(cls)}
     section_by_option.pop("kind")
-    return section_by_option[choose("option", name, section_by_option)]
+    return section_by_option[check_choice("option", name, section_by_option)]
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class Config:
             raise UserError(f"{where}: expected the sections {', '.join(sections)}, got a {type(values).__name__}")
         try:
             for section, content in values.items():
-                choose("section", section, sections)
+                check_choice("section", section, sections)
                 if not isinstance(content, Mapping):
                     raise UserError(f"{section}: expected a table of options, got {content!r:.60}")
             types = section_types(selected_kinds(values))
@@ -365,7 +365,7 @@ class Config:
 
     def with_model(self, name: str) -> "Config":
         """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
-        adapt, output_bias = MODELS[choose("model", name, MODELS)]
+        adapt, output_bias = MODELS[check_choice("model", name, MODELS)]
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
 
 
@@ -395,5 +395,5 @@ def _create_section(cls: Any, name: str, content: Any) -> Any:
     """Create the section `name` from the dict `content`; raise `UserError` if an option is unknown or invalid."""
     names = [item.name for item in dataclasses.fields(cls)]
     for key in content:
-        choose(f"key in [{name}]", key, names)
+        check_choice(f"key in [{name}]", key, names)
     return cls(**content)

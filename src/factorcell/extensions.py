@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from factorcell.limits import UserError, choose
+from factorcell.limits import UserError, check_choice
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,7 +40,7 @@ class Extensions:
         self.kind, self.built_in, self.group = kind, tuple(built_in), f"factorcell.{kind}s"
         self.registered: dict[str, type] = {}
 
-    def choose(self, option: str, name: str) -> str:
+    def check_choice(self, option: str, name: str) -> str:
         """Return `name` if it is built in, registered or declared by an installed package.
 
         Entry points are read only if `name` is neither built in nor registered.
@@ -51,7 +51,7 @@ class Extensions:
         if name in self.built_in or name in self.registered:
             return name
         try:
-            return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
+            return check_choice(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
         except UserError as error:
             advice = "if another package defines it, install the package or, in Python, import its module"
             raise error.with_message(f"{error.message}; {advice}") from None
@@ -83,7 +83,7 @@ class Extensions:
             return built_in_classes[name]
         if name not in self.registered:
             points = self._entry_points()
-            self.register(name, self._load(points[self.choose(self.kind, name)]), check)
+            self.register(name, self._load(points[self.check_choice(self.kind, name)]), check)
         return self.registered[name]
 
     def _entry_points(self) -> "dict[str, list[EntryPoint]]":

@@ -50,7 +50,7 @@ class UserError(ValueError):
         return f"{self.message}; {' or '.join(remedy_texts)} {self.outcome}" if remedy_texts else self.message
 
 
-def choose(kind: str, name: str, valid: Iterable[str]) -> str:
+def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return `name` if it is one of the `valid` names.
 
     Raises:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from factorcell.extensions import Extensions
-from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, choose
+from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice
 
 PREFIX = "prefix"  # an adapter that reads the context as control codes; the other adapters change weights
 ADAPTERS = ("concat", "scale", "factor", PREFIX)
@@ -29,7 +29,7 @@ CHOICE_HELP = {
     ),
     "output_bias": (
         "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
-        "variable, one_hot: a coefficient for each token and value, sparse: the same with an l1 penalty, hash: "
+        "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
         "coefficients in hash buckets"
     ),
     "context_layer": (
@@ -91,9 +91,9 @@ def check_fields(section: Any) -> None:
         items = value if isinstance(value, tuple) else (value,)
         for item in items:
             if field.name in EXTENSIBLE:
-                EXTENSIBLE[field.name].choose(field.name, item)
+                EXTENSIBLE[field.name].check_choice(field.name, item)
             elif choices := field.metadata.get("choices"):
-                choose(field.name, item, choices)
+                check_choice(field.name, item, choices)
         if (limits := field.metadata.get("limits")) is not None:
             limits.check(field.name, value)
         object.__setattr__(section, field.name, value)
@@ -184,8 +184,8 @@ class RecurrentOptions(KindOptions):
         rare=True,
     )
     dropout_recurrent: float = rate_option(
-        "dropout rate of the new values for the memory (Semeniuta et al. 2016); with variational, of the hidden state "
-        "in the recurrent products"
+        "dropout rate of the new values for the memory (Semeniuta et al. 2016); with the option variational, dropout "
+        "rate of the hidden state before it is multiplied by the recurrent weights"
     )
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")

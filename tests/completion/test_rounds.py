@@ -12,7 +12,14 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import MAX_COUNT, MIN_PROPOSALS, PlainEngine, Suggestion, merge_rounds, round_sizes
+from factorcell.completion.search import (
+    MAX_COUNT,
+    MIN_PROPOSALS,
+    PlainEngine,
+    Suggestion,
+    merge_rounds,
+    sizes_of_rounds,
+)
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -38,9 +45,9 @@ def check_shorter_lists(complete: Callable[[int], Sequence[Suggestion]]) -> None
 
 
 def test_a_round_is_twice_as_large_as_the_one_before() -> None:
-    assert round_sizes(10) == [10]
-    assert round_sizes(41) == [10, 20, 40, 80]
-    assert round_sizes(MAX_COUNT)[-2:] == [81_920, MAX_COUNT]
+    assert sizes_of_rounds(10) == [10]
+    assert sizes_of_rounds(41) == [10, 20, 40, 80]
+    assert sizes_of_rounds(MAX_COUNT)[-2:] == [81_920, MAX_COUNT]
 
 
 def test_a_round_appends_new_texts_and_raises_no_probability() -> None:

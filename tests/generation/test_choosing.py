@@ -16,7 +16,7 @@ from factorcell.generation.choosing import (
     choose_tokens,
     draw_tokens,
     drawing_weights,
-    repeated_ngrams,
+    repeating_tokens,
 )
 from factorcell.model.kernels import library
 from factorcell.model.kernels.drawing import (
@@ -45,7 +45,7 @@ def is_candidate(draw: Sampler, logs: Tensor = LOGS) -> list[bool]:
     st.integers(1, 4),
 )
 def test_repeated_ngrams_are_found(texts: list[list[int]], n: int) -> None:
-    rows, tokens = repeated_ngrams(torch.tensor([[START, *text] for text in texts]), n)
+    rows, tokens = repeating_tokens(torch.tensor([[START, *text] for text in texts]), n)
     actual = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
     constraints = Constraints(banned=(), no_repeat_ngram=n)
     expected = {

@@ -26,7 +26,7 @@ TEXTS = (
 )
 FULL = msgspec.structs.replace(
     Record.new("Ann 1", 5),
-    accepted=3,
+    last_number=3,
     texts=TEXTS,
     states=(LearnedState(b"m" * 16, 3, b"\x00\xff"),),
     paused=True,

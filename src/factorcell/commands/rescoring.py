@@ -6,7 +6,7 @@ from typing import Any
 
 from factorcell import files
 from factorcell.commands import options, terminal
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
@@ -26,7 +26,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         files.check_writable(arguments.weights)
     lists = _read_lists(arguments.lists, reference_path=arguments.reference, columns_path=arguments.utt2context)
     for column in arguments.by:
-        choose("column", column, lists.columns)
+        check_choice("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
@@ -81,14 +81,14 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, list
                 raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
             return ScoreWeights.open(arguments.weights)
-        return ScoreWeights.with_model_share(lists.names, arguments.share)
+        return ScoreWeights.with_model_share(lists.score_names, arguments.share)
     tune_lists = _read_lists(
         arguments.tune, reference_path=arguments.tune_reference, columns_path=arguments.tune_utt2context
     )
-    if tune_lists.names != lists.names:
+    if tune_lists.score_names != lists.score_names:
         raise UserError(
-            f"{arguments.tune}: expected the scores {', '.join(lists.names)} of {arguments.lists}, "
-            f"got {', '.join(tune_lists.names)}"
+            f"{arguments.tune}: expected the scores {', '.join(lists.score_names)} of {arguments.lists}, "
+            f"got {', '.join(tune_lists.score_names)}"
         )
     weights, nats_per_list = rescore.fit_weights(_score_lists(arguments, model, tune_lists))
     terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")

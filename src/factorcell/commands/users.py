@@ -43,7 +43,7 @@ def run_users_show(arguments: argparse.Namespace) -> None:
     if arguments.json:
         return terminal.show_json(rows)
     state = "; learning is paused" if record.paused else ""
-    terminal.show(f"{len(record.texts):,} texts stored, {record.accepted:,} accepted in total{state}")
+    terminal.show(f"{len(record.texts):,} texts stored, {record.last_number:,} accepted in total{state}")
     for row in rows:
         context_json = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
         terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context_json)

@@ -26,7 +26,7 @@ from factorcell.completion.completer import Completer, Suggestions, TextFilter, 
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Stop, Suggestion, merge_rounds, round_sizes
+from factorcell.completion.search import Stop, Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
@@ -215,8 +215,8 @@ class Blend:
         user = typed_text.user
         if user is None:
             return self.completer.suggest(typed_text, k, deadline, stop)
-        largest_size = round_sizes(k)[-1]
-        model_suggestions = self.completer.suggest(typed_text, largest_size, deadline, stop)
+        max_suggestions = sizes_of_rounds(k)[-1]
+        model_suggestions = self.completer.suggest(typed_text, max_suggestions, deadline, stop)
 
         def best_of_proposals(size: int) -> list[Suggestion]:
             """Return the best `size` texts if each source proposes at most `size` texts."""

@@ -32,7 +32,7 @@ from factorcell.completion.search import (
     Stop,
     Suggestion,
     merge_rounds,
-    round_sizes,
+    sizes_of_rounds,
 )
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
@@ -322,10 +322,10 @@ class Completer:
         """Suggest texts with and without typos; the search for texts without typos has half of the time."""
         if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
             return self._search([typed_text], [self._new_request(typed_text, k, stop=stop)], deadline)[0]
-        largest_size = round_sizes(k)[-1]
+        max_suggestions = sizes_of_rounds(k)[-1]
 
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
-            """Return the texts that begin with `correction`; drop continuations of at most `min_log_prob`."""
+            """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
             if correction.is_whole_text:
                 text = canonical(self.tokenizer.join(correction.tokens))
                 is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
@@ -333,14 +333,16 @@ class Completer:
                 return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
             corrected = TypedText(correction.tokens, prefix_state)
-            request = self._new_request(corrected, largest_size, min_new_tokens=0, min_log_prob=min_log_prob, stop=stop)
+            request = self._new_request(
+                corrected, max_suggestions, min_new_tokens=0, min_log_prob=min_log_prob, stop=stop
+            )
             (result,) = self._search([corrected], [request], deadline)
             results.append(result)
             return result.suggestions
 
-        half_time = None if deadline is None else (time.monotonic() + deadline) / 2
-        request = self._new_request(typed_text, largest_size, stop=stop)
-        results = self._search([typed_text], [request], half_time)
+        first_deadline = None if deadline is None else (time.monotonic() + deadline) / 2
+        request = self._new_request(typed_text, max_suggestions, stop=stop)
+        results = self._search([typed_text], [request], first_deadline)
         (without_typos,) = results
         corrections = find_corrections(
             self.run,
@@ -351,7 +353,7 @@ class Completer:
             deadline=deadline,
             stop=stop,
         )
-        merged = merge_corrections(without_typos.suggestions, corrections, complete, largest_size)
+        merged = merge_corrections(without_typos.suggestions, corrections, complete, max_suggestions)
         expanded_count = corrections.expanded_count + sum(result.expanded_count for result in results)
         suggestions = merge_rounds(partial(most_probable, merged), k)
         return Suggestions(suggestions, expanded_count, any(result.is_cut for result in results))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from factorcell import files, limits
 from factorcell.completion.popularity import History
 from factorcell.completion.texts import MAX_SHOWN, clean_text
-from factorcell.config import UserError, check_format, choose
+from factorcell.config import UserError, check_choice, check_format
 from factorcell.data.cache import report_truncated
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
@@ -88,7 +88,7 @@ class LearningRule:
     max_norm: float = 2.0
 
     def __post_init__(self) -> None:
-        choose("online optimizer", str(self.optimizer), OPTIMIZERS)
+        check_choice("online optimizer", str(self.optimizer), OPTIMIZERS)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not is_number or not 0 <= self.rate <= MAX_RATE:
             raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {MAX_RATE:g}")

@@ -65,7 +65,7 @@ class Suggestion:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-def round_sizes(k: int) -> list[int]:
+def sizes_of_rounds(k: int) -> list[int]:
     """Return the sizes of the lists that `merge_rounds` merges: 10, 20, 40 and so on, until a size is at least `k`."""
     sizes = [MIN_PROPOSALS]
     while sizes[-1] < k:
@@ -77,15 +77,15 @@ def merge_rounds(best_of_proposals: Callable[[int], Iterable[Suggestion]], k: in
     """Return the best `k` texts; the list for a smaller `k` is the beginning of the list for a larger one.
 
     The probabilities of all texts depend on how many texts are proposed. The texts are therefore proposed in several
-    rounds, whose sizes are `round_sizes`. Each round appends its new texts to the list, with probabilities no higher
-    than those of the texts before.
+    rounds, with the sizes of `sizes_of_rounds`. Each round appends its new texts to the list, with probabilities no
+    higher than those of the texts before.
 
     Args:
         best_of_proposals: Returns the best texts among as many proposals as its argument says.
         k: Maximum number of texts.
     """
     merged: dict[str, Suggestion] = {}
-    for size in round_sizes(k):
+    for size in sizes_of_rounds(k):
         max_log_prob = min((suggestion.log_probability for suggestion in merged.values()), default=0.0)
         for suggestion in best_of_proposals(size):
             capped = replace(suggestion, log_probability=min(suggestion.log_probability, max_log_prob))

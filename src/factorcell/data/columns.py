@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import UNKNOWN_POLICIES
-from factorcell.config import DataConfig, Notice, UserError, choose
+from factorcell.config import DataConfig, Notice, UserError, check_choice
 from factorcell.data.chunks import Table
 from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, Ragged, TextReader, VectorReader
 from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
@@ -51,7 +51,7 @@ class ContextColumns:
         Raises:
             UserError: A column is missing, or the policy is unknown.
         """
-        choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
+        check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
@@ -105,7 +105,7 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     if not colon:
         return text, None, 0.0
     kind, equals, period_text = kind_and_period.partition("=")
-    choose("kind of context column", kind, COLUMN_KINDS)
+    check_choice("kind of context column", kind, COLUMN_KINDS)
     if kind != "cyclic":
         if equals:
             raise UserError(f"context column {text!r}: a period can be set only for the kind cyclic")

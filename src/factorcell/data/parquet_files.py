@@ -66,7 +66,7 @@ class ParquetFile:
             }
 
     def _read_stored(self, columns: list[str]) -> Iterator[Chunk]:
-        """Yield chunks of `columns`, all of which the file itself contains."""
+        """Yield chunks of `columns`; the file must store every one of them, so none may be a partition column."""
         path = self.content.path
         try:
             with self.content.open() as stream, pq.ParquetFile(stream) as file:

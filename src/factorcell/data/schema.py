@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import files
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 
 UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: all rare values, and unseen values with `unknown="group"`
 MISSING = -1  # the id of a missing category value
@@ -149,7 +149,7 @@ class ContextSchema:
         Raises:
             UserError: The schema has no variable of this name; the message lists the names.
         """
-        choose("context variable", name, [variable.name for variable in self.variables])
+        check_choice("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
 
     def anonymize(self, names: Collection[str]) -> "ContextSchema":
@@ -213,7 +213,7 @@ def _check_fields(variable: Variable) -> None:
     for name, hint in typing.get_type_hints(Variable).items():
         if not _has_type(getattr(variable, name), hint):
             raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
-    choose("kind of context variable", variable.kind, COLUMN_KINDS)
+    check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
     nonnegative_numbers = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
     if min(nonnegative_numbers) < 0:
         raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from factorcell import limits
 from factorcell.choices import PRIORS
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
@@ -85,7 +85,7 @@ def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uni
     `priors` is "uniform" or "training" (the frequencies of the values in training). The returned `Tally` has the nats
     and the number of targets of the test texts, given their true values.
     """
-    choose("priors", priors, PRIORS)
+    check_choice("priors", priors, PRIORS)
     value_names, train_labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
     target_labels = np.repeat(train_labels, train.lengths)
     pair_ids = target_labels * vocabulary_size + target_ids(train)  # one id for each pair of a value and a token

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from factorcell import limits, memory
 from factorcell.choices import PRIORS, PROPOSALS
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import DataConfig, UserError, check_choice
 from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
@@ -75,7 +75,7 @@ def log_likelihoods(
             variable or value.
     """
     limits.check(samples=samples, seed=seed)
-    choose("proposal", proposal, PROPOSALS)
+    check_choice("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
     if not run.model.is_adapted:
@@ -242,7 +242,7 @@ def classify(
         raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
     if calibrate is not None:
         require_labels(calibrate, variable, candidates, run.config.data, CALIBRATION_REASON)
-    choose("priors", priors, PRIORS)
+    check_choice("priors", priors, PRIORS)
     training_counts = variable.counts_by_value
     options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     classify_table = partial(_classify_uniformly, run, target, candidates, unknown, options)
@@ -280,7 +280,7 @@ def _classify_uniformly(
 def _check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:
     """Raise a `UserError` unless `name` is one of `valid_names`; its message does not list names of users."""
     if variable.source_column != run.config.data.user:
-        choose(f"value of {variable.name}", name, valid_names)
+        check_choice(f"value of {variable.name}", name, valid_names)
     elif name not in valid_names:
         raise UserError(f"unknown value of {variable.name} {name!r}; the run has {len(variable.values) - 1:,} values")
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.choices import EMBEDDING_MEASURES
-from factorcell.config import LOW_RANK_BIASES, UserError, choose
+from factorcell.config import LOW_RANK_BIASES, UserError, check_choice
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
@@ -69,7 +69,7 @@ class Embeddings:
             kinds = ", ".join(f"{candidate.name} ({candidate.kind})" for candidate in run.schema.variables)
             raise UserError(f"{run.folder}: expected a categorical context variable, got {kinds}")
         if variable:
-            choose("categorical context", variable, [candidate.name for candidate in categories])
+            check_choice("categorical context", variable, [candidate.name for candidate in categories])
         value_names = set(map(category_name, values))
         chosen_variable = max(
             (candidate for candidate in categories if variable in ("", candidate.name)),
@@ -105,7 +105,7 @@ class Embeddings:
         A row has `value`, the nearby value (`near`), the number of training texts of the nearby value (`count`), and
         `cosine` or `distance`, depending on `measure`.
         """
-        choose("measure", measure, EMBEDDING_MEASURES)
+        check_choice("measure", measure, EMBEDDING_MEASURES)
         limits.check(count=count)
         indices = [self.row(value) for value in values]
         similarities_of_values = _similarities(self.vectors[np.array(indices, dtype=np.int64)], self.vectors, measure)
@@ -225,7 +225,7 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
     the values.
     """
     name, kind, _ = parse_column(column)
-    choose("kind of column to colour or predict by", kind or "number", VALUE_COLUMN_KINDS)
+    check_choice("kind of column to colour or predict by", kind or "number", VALUE_COLUMN_KINDS)
     table = open_table(source)
     entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts
     for chunk in table.chunks([embeddings.source, name]):
@@ -328,7 +328,7 @@ def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: st
     the number of `groups`, the share `same` of values whose neighbour is in the same group, and `chance`, the share of
     random pairs in the same group. For a column of numbers, it has the `correlation` of both entries.
     """
-    choose("measure", measure, EMBEDDING_MEASURES)
+    check_choice("measure", measure, EMBEDDING_MEASURES)
     indices = column.known_indices
     if len(indices) < MIN_VALUES:
         raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(indices)}")

@@ -142,7 +142,10 @@ def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
 
 
 def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
-    """Return the rank (N,) of every canary for each reader, 1 for the most likely; NaN if there is no such reader."""
+    """Return for each of `READERS` the rank (N,) of every canary, 1 for the most likely text.
+
+    The rank for `others` is NaN if all other canaries have the same owner as the canary.
+    """
     count, owner_corpus, user_column = len(canaries.texts), canaries.corpus, run.config.data.user
     texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, ALTERNATIVES_KEY))]
     columns = [variable.source_column for variable in run.schema.categories]
@@ -173,9 +176,10 @@ def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, p
 
 
 def _ranks_from_nats(nats: Floats, count: int) -> Floats:
-    """Return the ranks (N,) of `count` canaries among the alternatives; tied texts have their mean rank.
+    """Return the ranks (N,) of `count` = N canaries among A alternatives for one reader; tied texts have a mean rank.
 
-    Row n of `nats` (N, N + A) has the nats of all canaries, then of all alternatives, for the reader of canary n.
+    Row n of `nats` (N, N + A) holds the nats of all canaries and then of all alternatives, in the context with which
+    canary n is ranked; for `others`, they are the minimum over several contexts.
     """
     canary_nats, alternative_nats = np.diagonal(nats)[:, None], nats[:, count:]
     ranks: Floats = 1 + (alternative_nats < canary_nats).sum(1) + (alternative_nats == canary_nats).sum(1) / 2
@@ -211,7 +215,7 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
 
 
 def _summarize(repetitions: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
-    """Summarize the rows of canaries with the indices `members`: mean exposure, interval, maximum, p-value per reader.
+    """Summarize the `rows` with the indices `members`; per reader: mean exposure, its interval, maximum and p-value.
 
     `repetitions` is the number of times that these canaries were planted, or "all".
     """

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.data.rows import category_names, key_by_category_name
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
 from factorcell.evaluation.classification import log_likelihoods
@@ -68,7 +68,7 @@ def classify_points(
     points = key_by_category_name(points, "points")
     variables = tuple(next(iter(points.values())))
     for name in variables:
-        choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
+        check_choice("numeric context variable", name, [variable.name for variable in run.schema.numbers])
     for name, point in points.items():
         if set(point) != set(variables):
             raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")

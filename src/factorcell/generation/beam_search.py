@@ -80,7 +80,8 @@ def search_stochastic_beam(
         sampler: Options of the distribution from which extensions are sampled.
         branching: Number of tokens that are sampled for each hypothesis; equal tokens count once.
         seed: The seed of the random draws.
-        first: The number of the first text; the draws of a text depend only on the seed and on the number of the text.
+        first: The number of the first search. There is one search per context; its draws depend only on the seed and on
+            its number.
     """
     limits.check(branching=branching, seed=seed)
     generators = [random_generator(seed, first + index) for index in range(len(task.context_rows))]
@@ -98,9 +99,10 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
     finished = [_Finished(beam.num_texts) for _ in range(context_count)]
 
     def finish(unfinished: Sequence[int], tokens: Tensor, log_probs: Tensor) -> None:
-        """Finish those texts of the contexts `unfinished` (B,) whose log probability in `log_probs` (B, K) is finite.
+        """Add the texts that have ended to the results of their contexts.
 
-        `tokens` (B K, t) are the tokens of all K texts of each context.
+        Row b of `log_probs` (B, K) has the log probabilities of K texts of the context `unfinished[b]`, or -inf for
+        texts that have not ended. `tokens` (B K, t) are the tokens of all these texts.
         """
         tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
         for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():

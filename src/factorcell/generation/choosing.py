@@ -61,8 +61,8 @@ class Constraints:
         if self.banned:
             log_probs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
         if self.no_repeat_ngram:
-            texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram)
-            log_probs[texts, repetitions] = -torch.inf
+            rows, next_tokens = repeating_tokens(tokens, self.no_repeat_ngram)
+            log_probs[rows, next_tokens] = -torch.inf
         end_log_probs = log_probs[:, self.end].clone()
         if length < self.min_tokens:
             log_probs[:, self.end] = -torch.inf
@@ -73,11 +73,11 @@ class Constraints:
 
     def forbidden_tokens(self, tokens: Tensor, length: int) -> ForbiddenTokens:
         """Return the tokens that `forbid` forbids after the texts `tokens` (N, t), for the compiled code."""
-        texts = repetitions = tokens.new_zeros(0)
+        rows = next_tokens = tokens.new_zeros(0)
         if self.no_repeat_ngram:
-            texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram)
+            rows, next_tokens = repeating_tokens(tokens, self.no_repeat_ngram)
         banned = (*self.banned, self.end) if length < self.min_tokens else self.banned
-        return ForbiddenTokens(banned, texts, repetitions, self.end)
+        return ForbiddenTokens(banned, rows, next_tokens, self.end)
 
     def ends_with_stop(self, tokens: Tensor, length: int) -> Tensor:
         """Return for each text of `tokens` (N, t) whether it ends with a stop of at most `length` tokens (N,)."""
@@ -88,7 +88,7 @@ class Constraints:
         return has_stop
 
 
-def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return the next tokens that would repeat an n-gram of their text.
 
     Args:
@@ -96,7 +96,7 @@ def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
         n: The length of n-grams.
 
     Returns:
-        For each forbidden pair, the row of the text (M,) and the next token (M,).
+        For each forbidden pair, the row of its text in `tokens` (M,) and the next token (M,).
     """
     tokens = tokens[:, 1:]
     ngram_count = tokens.shape[1] - n + 1
@@ -107,8 +107,8 @@ def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
     has_same_start = torch.ones_like(tokens[:, :ngram_count], dtype=torch.bool)
     for offset in range(n - 1):
         has_same_start &= tokens[:, offset : offset + ngram_count] == last_tokens[:, offset, None]
-    texts, ngram_starts = has_same_start.nonzero(as_tuple=True)
-    return texts, tokens[texts, ngram_starts + n - 1]
+    rows, ngram_starts = has_same_start.nonzero(as_tuple=True)
+    return rows, tokens[rows, ngram_starts + n - 1]
 
 
 @dataclass(frozen=True)

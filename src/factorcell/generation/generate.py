@@ -19,7 +19,7 @@ from torch import Tensor
 
 from factorcell import files, limits, memory
 from factorcell.choices import GENERATION_METHODS
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
@@ -90,7 +90,7 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        choose("method", self.method, GENERATION_METHODS)
+        check_choice("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,
             width=self.width,

@@ -59,7 +59,7 @@ class Shift:
         )
 
     def select(self, rows: Tensor) -> "Shift":
-        """Return the shift of the contexts `rows` (B',), which may repeat."""
+        """Return a shift with only the contexts at the indices `rows` (B',); an index may occur more than once."""
         is_matrix_shared = self.matrix is not None and self.matrix.dim() == 2
         return Shift(
             left=None if self.left is None else self.left[rows],

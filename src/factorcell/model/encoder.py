@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import ModelConfig, UserError, choose
+from factorcell.config import ModelConfig, UserError, check_choice
 from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, wave_parameters
 from factorcell.model.initial import normal
@@ -150,7 +150,8 @@ class VectorMap(nn.Module):
 class VariableEmbeddings(nn.Module):
     """Embeddings (B, k) of all variables except numbers.
 
-    A category has a table, a text a `WordBag`, a vector a `VectorMap`. `inputs` standardizes numbers for subclasses.
+    A category has a table, a text a `WordBag`, a vector a `VectorMap`. Subclasses embed the numbers; the attribute
+    `inputs` standardizes the numbers for them.
     """
 
     def __init__(self, schema: ContextSchema, size: int, initial_std: float) -> None:
@@ -178,7 +179,7 @@ class VariableEmbeddings(nn.Module):
         override, schema = override or {}, self.schema
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
-            choose("context variable", name, [variable.name for variable in variables])
+            check_choice("context variable", name, [variable.name for variable in variables])
         # One function per variable, so that embeddings which `override` replaces are not computed.
         embed_functions: list[Callable[[], Tensor]] = [
             *(partial(self.embed_category, column, ids) for column, ids in enumerate(context.categories.unbind(1))),

@@ -117,17 +117,17 @@ def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGr
         is_inside = history_ids >= 0
         if not is_inside.any():
             break
-        order_keys, order_ids, order_counts = np.unique(
+        ngram_keys, ngram_ids, ngram_counts = np.unique(
             history_ids[is_inside] * vocabulary_size + tokens[is_inside], return_inverse=True, return_counts=True
         )
-        suffix_ids = np.empty(len(order_keys), dtype=np.int64)
-        suffix_ids[order_ids] = ids[is_inside]  # id of each n-gram without its first token
-        preceding_tokens = np.bincount(suffix_ids, minlength=len(keys[-1]))  # number of distinct ones per n-gram
-        counts[-1] = np.where(preceding_tokens > 0, preceding_tokens, counts[-1])  # no token precedes a start token
+        suffix_ids = np.empty(len(ngram_keys), dtype=np.int64)
+        suffix_ids[ngram_ids] = ids[is_inside]  # id of each n-gram without its first token
+        predecessor_counts = np.bincount(suffix_ids, minlength=len(keys[-1]))  # distinct tokens before each n-gram
+        counts[-1] = np.where(predecessor_counts > 0, predecessor_counts, counts[-1])  # no token precedes a start token
         ids = np.full(len(tokens), -1)
-        ids[is_inside] = order_ids
-        keys.append(order_keys)
-        counts.append(order_counts)
+        ids[is_inside] = ngram_ids
+        keys.append(ngram_keys)
+        counts.append(ngram_counts)
     return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
 
 

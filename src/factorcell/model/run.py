@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell import files, folders
-from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
+from factorcell.config import FORMAT, PRECISIONS, Config, UserError, check_choice
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
@@ -147,7 +147,7 @@ class Run:
         if trained:
             sizes.check_header(folder / "weights.safetensors", sizes.tensor_shapes(config, len(tokenizer), schema))
         run = cls(folder, config, tokenizer, schema).to(find_device(device))
-        choose("precision", precision, PRECISIONS)
+        check_choice("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()
         run.precision = run.faster_precision() if precision == AUTO and trained else precision
@@ -318,7 +318,7 @@ class Run:
         columns = set(contexts[0]) if contexts else set()
         for context in contexts:
             for name in context:
-                choose("context column", name, self.schema.columns())
+                check_choice("context column", name, self.schema.columns())
             if set(context) != columns:
                 different = ", ".join(sorted(columns ^ set(context)))
                 raise UserError(f"contexts: expected the same columns in all of them; only some have {different}")

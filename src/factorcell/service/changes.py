@@ -101,7 +101,7 @@ def add_text(
         states = record.states_with(state)
     return replace_fields(
         record,
-        accepted=new_text.number,
+        last_number=new_text.number,
         texts=privacy.newest((*record.texts, new_text)),
         states=states,
         keys=record.keys_with(idempotency_key, new_text.number) if idempotency_key else record.keys,
@@ -126,7 +126,7 @@ def remove_text(record: Record, text: str) -> Record:
     """
     canonical_text = canonical(text)
     remaining_texts = tuple(saved for saved in record.texts if canonical(saved.text) != canonical_text)
-    was_never_accepted = len(remaining_texts) == record.accepted  # all are saved, and none is a copy
+    was_never_accepted = len(remaining_texts) == record.last_number  # all are saved, and none is a copy
     return record if was_never_accepted else replace_fields(record, texts=remaining_texts, states=())
 
 
@@ -155,7 +155,7 @@ def import_record(exported_user: Any, now: int) -> Record:
         raise UserError(
             "export: expected an object with format, user, paused and texts, as `users export` writes it"
         ) from None
-    return replace_fields(Record.new(user, now), accepted=len(texts), texts=texts, paused=paused is True)
+    return replace_fields(Record.new(user, now), last_number=len(texts), texts=texts, paused=paused is True)
 
 
 def _import_text(number: int, exported_text: Any) -> StoredText:

@@ -213,7 +213,7 @@ class Service:
             if record.paused:
                 result = AcceptResult("paused")
                 return record
-            new_text = StoredText(record.accepted + 1, text, self._now(), context_values)
+            new_text = StoredText(record.last_number + 1, text, self._now(), context_values)
             after = changes.add_text(record, new_text, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
             result = AcceptResult(outcome, new_text.number, truncated=is_truncated)
@@ -230,7 +230,7 @@ class Service:
         if record is None:
             return None
         has_learned = self.model.has_learned(record)
-        return Profile(user, record.version, record.accepted, record.texts, record.paused, learned=has_learned)
+        return Profile(user, record.version, record.last_number, record.texts, record.paused, learned=has_learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
         """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
@@ -301,7 +301,7 @@ class Service:
                 return True
             if state is None or learned_numbers != record.numbers_up_to(state.last_number):
                 state = record.state(model.identity)
-            state = model.learn(state, record.texts, last_number=record.accepted)
+            state = model.learn(state, record.texts, last_number=record.last_number)
             learned_numbers = record.numbers_up_to(state.last_number)
             after = changes.replace_fields(record, states=record.states_with(state), version=record.version + 1)
             if self.store.write(after, expected_version=record.version):

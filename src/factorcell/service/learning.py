@@ -89,7 +89,7 @@ class ServedModel:
         if self._learner is None:
             return True
         state = record.state(self.identity)
-        return not record.texts if state is None else state.last_number == record.accepted
+        return not record.texts if state is None else state.last_number == record.last_number
 
     def user(self, record: Record | None) -> User | None:
         """Return the user with the learned state of a record, and with the newest saved texts as history.

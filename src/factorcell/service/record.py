@@ -71,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         user: The id.
         version: Grows with each write.
         updated_at: Time of the last write in Unix seconds.
-        accepted: Number of the last saved text, even if that text was deleted later.
+        last_number: Number of the last saved text, even if that text was deleted later.
         texts: The saved texts, in the order of their numbers.
         states: Learned states, one per model, newest last.
         keys: The newest idempotency keys, newest last.
@@ -81,7 +81,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     user: str
     version: int
     updated_at: int
-    accepted: int = 0
+    last_number: int = 0
     texts: tuple[StoredText, ...] = ()
     states: tuple[LearnedState, ...] = ()
     keys: tuple[AppliedKey, ...] = ()
@@ -106,7 +106,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return next((state for state in self.states if state.model_identity == model_identity), None)
 
     def states_with(self, new_state: LearnedState) -> tuple[LearnedState, ...]:
-        """Return the newest `MAX_STATES` learned states after `new_state` replaced the older state of its model."""
+        """Return the newest `MAX_STATES` learned states, in which `new_state` replaces the older state of its model.
+
+        The record does not change.
+        """
         other_models = (state for state in self.states if state.model_identity != new_state.model_identity)
         return (*other_models, new_state)[-MAX_STATES:]
 
@@ -120,7 +123,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return next((key.number for key in self.keys if key.digest == digest), None)
 
     def keys_with(self, idempotency_key: str, number: int) -> tuple[AppliedKey, ...]:
-        """Return the newest `MAX_KEYS` idempotency keys after adding the key of the text `number`."""
+        """Return the newest `MAX_KEYS` idempotency keys, including the new key of the text `number`."""
         return (*self.keys, AppliedKey(key_digest(idempotency_key), number))[-MAX_KEYS:]
 
     def to_bytes(self) -> bytes:

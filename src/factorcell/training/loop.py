@@ -79,7 +79,7 @@ class _Loop:
         trainer, patience = self.trainer, self.trainer.config.patience
         yield from self._due_rows()
         for batch in trainer.batches():
-            if patience and trainer.progress.worse >= patience:
+            if patience and trainer.progress.evaluations_since_best >= patience:
                 break
             trainer.step(batch)
             after_step()
@@ -105,7 +105,7 @@ class _Loop:
             is_evaluation_due = trainer.starting_point is not None
         else:
             is_evaluation_due = is_due(step, trainer.steps, config.evaluations)
-        has_new_losses = progress.tokens > progress.since
+        has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % config.log_every == 0 or step == trainer.steps or is_evaluation_due):
             yield self._log_losses()
         # A checkpoint is due after each evaluation, and after every `save_every` steps.
@@ -124,9 +124,9 @@ class _Loop:
         progress.seconds += seconds
         # If the measurement has no steps, for example after resuming, the speed is that of the whole training.
         speed = measured_tokens / seconds if measured_tokens else progress.tokens / progress.seconds
-        tokens_since_last_row = progress.tokens - progress.since
+        tokens_since_last_row = progress.tokens - progress.tokens_at_last_row
         mean_loss = progress.nats / tokens_since_last_row
-        progress.nats, progress.since = 0.0, progress.tokens
+        progress.nats, progress.tokens_at_last_row = 0.0, progress.tokens
         self.measurement_start, self.tokens_at_start = now, progress.tokens
         return self.trainer.log({"split": "train", "loss": mean_loss, "tokens_per_second": speed})
 

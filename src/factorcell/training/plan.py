@@ -37,7 +37,7 @@ SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> o
 
 @dataclass(frozen=True)
 class Budget:
-    """The work that a training may take.
+    """How long a training may last: the longest duration, the number of passes, or both.
 
     Args:
         minutes: The longest duration; None sets no limit.
@@ -50,7 +50,7 @@ class Budget:
     def __post_init__(self) -> None:
         limits.check(minutes=self.minutes)
         if self.preset is not None:
-            limits.choose("preset", self.preset, PRESETS)
+            limits.check_choice("preset", self.preset, PRESETS)
 
     @property
     def preset_or_default(self) -> str:
@@ -130,7 +130,7 @@ def plan(
             "auto" is replaced by the faster one of float32 and bfloat16.
         corpus: The training texts.
         dev: The development texts.
-        budget: The time or work of the training; only allowed if `config` is a mapping.
+        budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
 
     Returns:

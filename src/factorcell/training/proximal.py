@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from factorcell import files
 from factorcell.assignments import parse_assignments
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
 from factorcell.model.run import Run
@@ -55,7 +55,7 @@ def part_of(parameter: str) -> str:
 def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
     """Return the parts with these names in the order of `PARTS`; raise `UserError` if the model lacks one of them."""
     existing = {part_of(name) for name, _ in model.named_parameters()}
-    selected = {choose("part", name, (ALL, *PARTS)) for name in names}
+    selected = {check_choice("part", name, (ALL, *PARTS)) for name in names}
     if ALL in selected:
         selected = existing
     for name in PARTS:

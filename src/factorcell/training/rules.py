@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from factorcell.choices import PRESETS
-from factorcell.config import choose
+from factorcell.config import check_choice
 from factorcell.data.corpus import Corpus
 
 # Passes over a table of a million targets; larger tables need fewer passes.
@@ -66,7 +66,7 @@ class TableFacts:
 
 def default_passes(facts: TableFacts, preset: str) -> float:
     """Return the number of passes over a table that a preset stands for."""
-    choose("preset", preset, PRESETS)
+    check_choice("preset", preset, PRESETS)
     passes = PASSES_PER_PRESET[preset] * (1e6 / max(1, facts.targets)) ** 0.35
     limited_passes = min(facts.max_passes, max(MIN_PASSES, passes))
     return float(f"{limited_passes:.2g}")  # two significant digits

@@ -21,7 +21,7 @@ import numpy as np
 
 from factorcell import files, input_files, limits
 from factorcell.choices import PRUNERS, SAMPLERS
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, UserError, check_choice
 from factorcell.data import tables
 from factorcell.data.corpus import Corpus
 from factorcell.escapes import escape_hidden
@@ -104,7 +104,7 @@ def search(
     if options.target and dev is None:
         raise UserError("target: expected a development table to classify, got none (--dev)")
     limits.check(trials=options.trials)
-    choose("sampler", options.sampler, SAMPLERS)
+    check_choice("sampler", options.sampler, SAMPLERS)
     _import_optuna()
     folder = Path(folder)
     base_config = config_with_defaults(config)
@@ -174,7 +174,7 @@ def open_study(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]"
     from filelock import FileLock
 
     pruners, journal = optuna.pruners, optuna.storages.journal
-    study_pruner = pruners.NopPruner() if choose("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
+    study_pruner = pruners.NopPruner() if check_choice("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
     path = folder / "study.journal"
     if path.exists():
         input_files.check(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell import input_files
-from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, check_choice
 from factorcell.model.adapters import find_adapter
 from factorcell.option_fields import PREFIX, RecurrentOptions, SoftmaxOptions
 
@@ -74,7 +74,9 @@ def read(path: str | Path) -> Space:
     """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
     content = input_files.read_options_file(path)
     try:
-        return {choose("option of a search", name, SECTIONS): _parse(name, value) for name, value in content.items()}
+        return {
+            check_choice("option of a search", name, SECTIONS): _parse(name, value) for name, value in content.items()
+        }
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -97,7 +99,7 @@ def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
         raise UserError(f"{name}: {expected}, got {value!r}")
     keys = [field.name for field in dataclasses.fields(Range)]
     for key in value:
-        choose(f"key of the range {name}", key, keys)
+        check_choice(f"key of the range {name}", key, keys)
     low, high, log = (value.get(key, False) for key in keys)  # the checks below reject False as low or high
     if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or type(log) is not bool:
         raise UserError(f"{name} is {value!r}; low and high must be numbers, and log must be true or false")
@@ -119,7 +121,7 @@ def applicable(space: Space, config: Config) -> Space:
 def check(space: Space, config: Config) -> None:
     """Raise a `UserError` if a choice or the low or high end of a range is not a valid value of its option."""
     for name, values in space.items():
-        choose("option of a search", name, SECTIONS)
+        check_choice("option of a search", name, SECTIONS)
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             try:
                 with_drawn_options(config, {name: value})
@@ -174,6 +176,6 @@ def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
         if name == "model":
             continue
         if name == "output_bias" and isinstance(value, str):
-            value = tuple(choose(name, output_bias, OUTPUT_BIASES) for output_bias in value.split("+"))
+            value = tuple(check_choice(name, output_bias, OUTPUT_BIASES) for output_bias in value.split("+"))
         config = config.with_options(**{name: value})
     return config

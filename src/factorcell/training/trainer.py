@@ -36,6 +36,8 @@ from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
+# The attributes of `Progress` that have other names in a checkpoint.
+CHECKPOINT_KEYS = {"evaluations_since_best": "worse", "tokens_at_last_row": "since"}
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 
 Row = dict[str, Any]
@@ -50,20 +52,30 @@ class Progress:
         tokens: The number of targets that these steps learned.
         seconds: The duration of the training so far.
         best: The lowest development perplexity so far.
-        worse: The number of evaluations since the one with the lowest perplexity.
+        evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
         rows: The number of rows of the log.
         nats: The sum of the losses of all targets since the last row of losses in the log.
-        since: The value of `tokens` when the last row of losses was written.
+        tokens_at_last_row: The value of `tokens` when the last row of losses was written.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     best: float = math.inf
-    worse: int = 0
+    evaluations_since_best: int = 0
     rows: int = 0
     nats: float = 0.0
-    since: int = 0
+    tokens_at_last_row: int = 0
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return the counters by their keys in a checkpoint, of which `CHECKPOINT_KEYS` differ from the attributes."""
+        return {CHECKPOINT_KEYS.get(name, name): value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "Progress":
+        """Return the counters that `to_facts` returned as `facts`."""
+        names = {key: name for name, key in CHECKPOINT_KEYS.items()}
+        return cls(**{names.get(key, key): value for key, value in facts.items()})
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
@@ -302,11 +314,11 @@ class Trainer:
         # Until a perplexity is finite, each evaluation counts as the best.
         is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if is_best:
-            self.progress.best, self.progress.worse = row["perplexity"], 0
+            self.progress.best, self.progress.evaluations_since_best = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
             text_figures.save(self.run.folder, figures)
         else:
-            self.progress.worse += 1
+            self.progress.evaluations_since_best += 1
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
@@ -340,7 +352,7 @@ class Trainer:
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
         tensors |= {f"{number}:done": optimizer.last_steps for number, optimizer in enumerate(self.row_optimizers)}
-        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
+        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **self.progress.to_facts()})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
@@ -365,7 +377,7 @@ class Trainer:
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = Progress(**facts)
+        self.progress = Progress.from_facts(facts)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])

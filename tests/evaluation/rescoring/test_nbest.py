@@ -43,7 +43,7 @@ def test_json_lines_and_rows_give_the_same_lists(tmp_path: Path) -> None:
     for source in (ROWS, tmp_path / "lists.jsonl", tmp_path / "lists.gz"):
         nbest = read_nbest(source)
         first, second = nbest.utterances
-        assert nbest.names == ("acoustic", "lm")
+        assert nbest.score_names == ("acoustic", "lm")
         assert (first.id, second.id) == ("a1", "7")
         assert first.texts == ("so it is", "so is it")
         assert first.scores.tolist() == [[-31.5, -9.0], [-32.0, -9.5]]
@@ -62,7 +62,7 @@ def test_kaldi_costs_are_negated_and_keep_their_order(tmp_path: Path) -> None:
         num_done="3\n",
     )
     nbest = read_nbest(folder)
-    assert nbest.names == ("acoustic", "graph")
+    assert nbest.score_names == ("acoustic", "graph")
     assert [(utterance.id, utterance.texts, utterance.scores.tolist()) for utterance in nbest.utterances] == [
         ("utt-a", ("so it is", "so"), [[-31.5, -1.0], [-32.0, -2.0]]),
         ("utt-b", ("",), [[-5.0, -3.0]]),

@@ -54,7 +54,7 @@ def test_log_probs_equal_scores_of_single_texts_in_context(run: Run) -> None:
             (scored_row,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
             assert value == pytest.approx(-scored_row["nats"], abs=1e-4)
     features = scored.features()[0]
-    assert scored.names == ("acoustic", "lm", "model", "words")
+    assert scored.feature_names == ("acoustic", "lm", "model", "words")
     assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
     everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
@@ -116,7 +116,7 @@ def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
 
 def test_totals_are_weighted_sums(run: Run) -> None:
     scored = score_hypotheses(run, make_lists(20))
-    values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
+    values = dict(zip(scored.feature_names, (0.3, -0.2, 0.9, 1.7), strict=True))
     for utterance, model, index in zip(
         scored.nbest.utterances, scored.log_probs, choose_hypotheses(scored, ScoreWeights(values)), strict=True
     ):
@@ -153,7 +153,7 @@ def with_chosen_references(scored: ScoredNBest, weights: ScoreWeights) -> Scored
     rows = []
     for utterance, place in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
         hypotheses = [
-            {"text": text, **dict(zip(scored.nbest.names, values, strict=True))}
+            {"text": text, **dict(zip(scored.nbest.score_names, values, strict=True))}
             for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
         ]
         rows.append({"id": utterance.id, "hypotheses": hypotheses, "reference": utterance.texts[place]})

@@ -17,7 +17,7 @@ replace = msgspec.structs.replace
 def new_record(user: str, texts: int = 1, time: int = 100) -> Record:
     saved = tuple(StoredText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
     state = LearnedState(b"m" * 16, texts, bytes(range(256)))
-    return replace(Record.new(user, time), accepted=texts, texts=saved, states=(state,))
+    return replace(Record.new(user, time), last_number=texts, texts=saved, states=(state,))
 
 
 def updated(record: Record, **values: object) -> Record:
@@ -100,7 +100,7 @@ def test_concurrent_writers_lose_no_update(store: Store) -> None:
         while True:
             current = store.read("Ann")
             assert current is not None
-            if store.write(updated(current, accepted=current.accepted + 1), current.version):
+            if store.write(updated(current, last_number=current.last_number + 1), current.version):
                 return
             refused.append(current.version)
 
@@ -108,7 +108,7 @@ def test_concurrent_writers_lose_no_update(store: Store) -> None:
         list(pool.map(increment, range(200)))
     last = store.read("Ann")
     assert last is not None
-    assert last.accepted == 201
+    assert last.last_number == 201
 
 
 def test_damaged_record_is_refused_and_can_be_deleted(store: Store, server: Server) -> None:

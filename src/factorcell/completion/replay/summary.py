@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 
 MIN_USERS = 10  # the curve has no point for positions with the queries of fewer users
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
@@ -131,7 +131,7 @@ def summarise(
     """
     limits.check(window=window, seed=seed)
     queries = join_systems(rows)
-    choose("base system", base, queries.systems)
+    check_choice("base system", base, queries.systems)
     user_count = int(queries.users.max()) + 1
     draw_counts = bootstrap.resampling_counts(user_count, draws, seed)  # (1 + D, U): how often each draw has each user
     groups = [("all", "all", np.ones(len(queries.users), dtype=bool))]

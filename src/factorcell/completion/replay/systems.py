@@ -22,7 +22,7 @@ from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, UserError, check_choice
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
 from factorcell.folders import not_a_run_error
@@ -226,7 +226,7 @@ def open_systems(
         return Completer(run, unknown=unknown, seconds=seconds)
 
     for name in names:
-        choose("system", name, ("mpc", "history", "blend", *folders))
+        check_choice("system", name, ("mpc", "history", "blend", *folders))
         if name == "mpc":
             paths = list(folders.values())
             path = next((path for path in paths if (path / POPULARITY).exists()), paths[0])

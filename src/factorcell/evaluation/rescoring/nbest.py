@@ -78,16 +78,16 @@ class Utterance:
 
 @dataclass(frozen=True)
 class NBest:
-    """The n-best lists of utterances, and the `names` (S) of the scores of each hypothesis."""
+    """The n-best lists of utterances, and the `score_names` (S) of the scores of each hypothesis."""
 
-    names: tuple[str, ...]
+    score_names: tuple[str, ...]
     utterances: tuple[Utterance, ...]
 
     def __post_init__(self) -> None:
         if not self.utterances:
             raise UserError("utterances: expected at least one, got none")
         for name in (MODEL, WORDS):
-            if name in self.names:
+            if name in self.score_names:
                 raise UserError(f"score {name!r}: the name is reserved for rescoring; rename the score")
         ids = set()
         for utterance in self.utterances:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
 from factorcell.evaluation.perplexity import text_tallies, value_groups
@@ -77,7 +77,7 @@ class ScoreWeights:
         Raises a `UserError` if a weight belongs to none of the features.
         """
         for name in self.values:
-            choose("weight", name, names)
+            check_choice("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
 
 
@@ -89,9 +89,9 @@ class ScoredNBest:
     log_probs: tuple[Floats, ...]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """The names of the features (F)."""
-        return (*self.nbest.names, MODEL, WORDS)
+        return (*self.nbest.score_names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
         """Return for each utterance the features (H, F) of its hypotheses: scores, log probability, number of words."""
@@ -108,7 +108,7 @@ def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, A
     """
     columns = model.schema.columns()
     for name in shared:
-        choose("context column", name, columns)
+        check_choice("context column", name, columns)
     return [{name: shared.get(name, utterance.columns.get(name)) for name in columns} for utterance in nbest.utterances]
 
 
@@ -208,7 +208,7 @@ def batches(nbest: NBest) -> Iterator[slice]:
 
 def choose_hypotheses(scored: ScoredNBest, weights: ScoreWeights) -> list[int]:
     """Return the index of the hypothesis with the largest total for each utterance."""
-    feature_weights = weights.array(scored.names)
+    feature_weights = weights.array(scored.feature_names)
     return [int((features @ feature_weights).argmax()) for features in scored.features()]
 
 
@@ -231,7 +231,7 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     list_lengths = np.array([len(list_features) for list_features in features_by_list])
     is_real = np.arange(features.shape[1]) < list_lengths[:, None]
     weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
-    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -log_prob
+    return ScoreWeights(dict(zip(scored.feature_names, weights.tolist(), strict=True))), -log_prob
 
 
 def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
@@ -274,7 +274,7 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
-        choose("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
+        check_choice("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
         group_names = value_groups([row["columns"].get(name) for row in rows])
         for row, group_name in zip(rows, group_names, strict=True):
             groups.setdefault((name, group_name), []).append(row)

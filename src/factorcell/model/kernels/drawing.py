@@ -50,12 +50,12 @@ class PackedTable:
 class ForbiddenTokens:
     """Tokens that a text must not continue with.
 
-    The tokens in `banned` are forbidden in every text. Token `tokens[i]` (M,) is forbidden in text `texts[i]` (M,);
-    `texts` is sorted. A text in which every token is forbidden continues with the token `end`.
+    The tokens in `banned` are forbidden in every text. Token `tokens[i]` (M,) is forbidden in the text with the index
+    `rows[i]` (M,); `rows` is sorted. A text in which every token is forbidden continues with the token `end`.
     """
 
     banned: Sequence[int]
-    texts: Tensor
+    rows: Tensor
     tokens: Tensor
     end: int
 
@@ -66,7 +66,8 @@ class SampleRequest:
 
     `places` (N, S) are uniform random numbers in [0, 1). Each number selects the token at this share of the cumulative
     sum of weights; the weight of a token is probability ** (1 / `temperature`). Only the `top_k` most probable tokens
-    (0: all) can be sampled, and of them only the fewest whose weights make up the share `top_p` of the sum.
+    (0: all) can be sampled. `top_p` restricts them further, to the smallest set of most probable tokens whose weights
+    sum to at least the share `top_p` of the weights of these `top_k` tokens.
     """
 
     places: Tensor
@@ -116,7 +117,7 @@ def next_tokens(
         # Only the number of columns of `places` matters: the compiled code receives no places.
         sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
     _, count = checked_shape("places", sampling.places, 2)
-    ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
+    ends = torch.bincount(forbidden.rows, minlength=len(values)).cumsum(0)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
     sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.config import choose
+from factorcell.config import check_choice
 
 LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py uses this name for every version of Python
 
@@ -60,7 +60,7 @@ def variant() -> str | None:
     if compiled is None:
         return None
     supported = VARIANTS[: compiled.factorcell_best() + 1]  # in ascending order
-    return choose("FACTORCELL_KERNEL", setting, ["off", "triton", *supported]) if setting else supported[-1]
+    return check_choice("FACTORCELL_KERNEL", setting, ["off", "triton", *supported]) if setting else supported[-1]
 
 
 def instruction_set() -> int:

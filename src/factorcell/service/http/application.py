@@ -213,7 +213,7 @@ def _authorize(site: Site, scope: str, request: Request) -> None:
         reason = "unknown key" if key else "no key"
         detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
-    if wait_seconds := site.keys.take_token(entry):
+    if wait_seconds := site.keys.count_request(entry):
         detail = f"this key allows {entry.rate:g} requests per second; wait and retry"
         raise ProblemError("too-many", detail, retry_after=wait_seconds)
     if scope not in entry.scopes:

@@ -24,7 +24,7 @@ import msgspec
 
 from factorcell import files, input_files
 from factorcell.choices import KEY_SCOPES
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 
 PREFIX = "fc_"  # beginning of every key, so that scanners recognize a leaked key
 BURST_SECONDS = 2.0  # a burst may have as many requests as the rate allows in this time
@@ -42,7 +42,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.name.isprintable():
             raise ValueError("name: expected 1 to 64 printable characters")
         for scope in self.scopes:
-            choose("scope", scope, KEY_SCOPES)
+            check_choice("scope", scope, KEY_SCOPES)
 
 
 class _KeyFile(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class KeyRing:
         """Return the entry of the file for a key, or None."""
         return self._entries_by_hash.get(_digest(key))
 
-    def take_token(self, entry: KeyEntry) -> float:
-        """Take a token for a request with a key and return 0, or return the seconds until a token is available."""
+    def count_request(self, entry: KeyEntry) -> float:
+        """Count a request against the rate of its key and return 0; above the rate, return the seconds to wait."""
         bucket = self._buckets_by_entry.get(entry)
         return bucket.take_token() if bucket else 0.0

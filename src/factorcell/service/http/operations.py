@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from factorcell.config import UserError, choose
+from factorcell.config import UserError, check_choice
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
@@ -211,7 +211,7 @@ def _candidate_values(model: ServedModel, request: messages.ClassifyRequest) -> 
         raise UserError(f"target {request.target}: expected a category column other than the column of users")
     known_values = variable.values[1:]  # without the first one, which stands for rare values
     for value in request.values:
-        choose(f"value of {request.target}", value, known_values)
+        check_choice(f"value of {request.target}", value, known_values)
     candidates = tuple(dict.fromkeys(request.values)) or known_values
     _check_count(len(candidates) * len(request.texts), "pairs of text and value")
     return candidates
