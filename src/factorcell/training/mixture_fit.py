@@ -85,10 +85,11 @@ class MixtureFit:
             return [f"{line}; the run predicts with the mixture"]
         if not self.is_better:
             return [line]
-        passes = f"train longer (this training made {epochs:g} passes)"
+        passes = "1 pass" if epochs == 1 else f"{epochs:g} passes"
         is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
         weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        return [line, f"{weakness}{passes}, or use the mixture (--ngram-mixture or --preset best)"]
+        remedy = f"train longer (this training made {passes}), or use the mixture (--ngram-mixture or --preset best)"
+        return [line, f"{weakness}{remedy}"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,139 @@
+"""Trainings that end with an n-gram mixture: when it is saved, what is reported, and what reads it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus
+from factorcell.evaluation.perplexity import evaluate
+from factorcell.model import ngram_mixture
+from factorcell.model.run import Run, training_facts
+from factorcell.training.check import check
+from factorcell.training.fit import fit, read_corpora
+from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
+from factorcell.training.plan import Budget, plan
+from tests.small_runs import ROWS
+
+OPTIONS: dict[str, Any] = {
+    "context": ["city"],
+    "min_count": 1,
+    "min_context_count": 1,
+    "embedding_size": 4,
+    "hidden_size": 5,
+    "rank": 2,
+    "context_size": 3,
+    "variable_size": 2,
+    "epochs": 1.0,
+    "batch_tokens": 40,
+    "evaluations": 1,
+}
+TRAIN = ROWS * 3
+
+
+def train(folder: Path, **options: Any) -> tuple[Run, list[str]]:
+    """Train a small run; return it with the notices."""
+    notices: list[str] = []
+    arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
+    config = Config.of(**OPTIONS, **options)
+    return fit(TRAIN, ROWS, config, folder, notify=notices.append, **arguments), notices
+
+
+def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:
+    run, notices = train(tmp_path / "run", ngram_mixture=True)
+    opened = Run.open(tmp_path / "run")
+    assert run.mixture is not None
+    assert opened.mixture is not None
+    corpus = opened.prepare(ROWS)
+    np.testing.assert_allclose(opened.nats(corpus), run.nats(corpus), rtol=1e-5)
+    row = training_facts(run.folder)["ngram"]
+    assert row["is_saved"]
+    assert row["components"][:2] == ["neural", "ngram"]
+    neural = Run.open(tmp_path / "run", mixture=False)
+    assert evaluate(neural, ROWS)["perplexity"] == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
+    assert evaluate(opened, ROWS)["perplexity"] < row["perplexity"]["neural"]
+    assert any("the run predicts with the mixture" in line for line in notices)
+    assert all(finding.is_valid for finding in check(run.folder))
+
+
+def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) -> None:
+    run, notices = train(tmp_path / "run", compare_ngram=True)
+    assert run.mixture is None
+    assert Run.open(tmp_path / "run").mixture is None
+    assert not (tmp_path / "run" / ngram_mixture.FILE).exists()
+    assert not training_facts(run.folder)["ngram"]["is_saved"]
+    advice = next(line for line in notices if "--ngram-mixture" in line)
+    assert advice.startswith(
+        "the n-gram model alone is better than this model: train longer (this training made 1 pass)"
+    )
+
+
+def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
+    run, notices = train(tmp_path / "run")
+    assert "ngram" not in training_facts(run.folder)
+    assert not any("n-gram" in line for line in notices)
+
+
+def test_an_altered_mixture_is_reported(tmp_path: Path) -> None:
+    run, _ = train(tmp_path / "run", ngram_mixture=True)
+    path = run.folder / ngram_mixture.FILE
+    path.write_bytes(path.read_bytes().replace(b'"order"', b'"orders"'))
+    assert not all(finding.is_valid for finding in check(run.folder))
+
+
+@pytest.mark.parametrize(("budget", "is_mixed"), [({"preset": "best"}, True), ({"preset": "good"}, False), ({}, False)])
+@pytest.mark.parametrize("user", ["", "city"])
+def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is_mixed: bool, user: str) -> None:
+    data = {"min_context_count": 1, **({"user": user, "min_user_count": 1} if user else {"context": ["city"]})}
+    specified = {"data": data, "tokenizer": {"min_count": 1}, "training": {"precision": "float32"}}
+    corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified), progress=False)
+    complete = plan(specified, corpus, dev, Budget(**budget))
+    assert complete.config.training.ngram_mixture == (is_mixed and not user)
+
+
+def test_an_unadapted_mixture_does_not_depend_on_the_context(tmp_path: Path) -> None:
+    run, _ = train(tmp_path / "run", ngram_mixture=True, adapt=[], output_bias=[])
+    assert run.mixture is not None
+    assert run.mixture.counts.variable is None
+    corpora = [run.prepare([{"text": "the sea", "city": city}]) for city in ("Oslo", "Nice")]
+    assert np.array_equal(*(run.nats(corpus) for corpus in corpora))
+
+
+def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = train(tmp_path / "run")
+    corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config, progress=False)
+    assert dev.target_count < MAX_DEV_TARGETS
+    sizes: list[int] = []
+    whole_batches = Run.batches
+
+    def batches(self: Run, texts: Corpus) -> Any:
+        sizes.append(texts.target_count)
+        return whole_batches(self, texts)
+
+    monkeypatch.setattr(Run, "batches", batches)
+    monkeypatch.setattr("factorcell.training.mixture_fit.MAX_DEV_TARGETS", 100)
+    fitted = fit_mixture(run, corpus, dev)
+    assert 0 < max(sizes) <= 150
+    assert fitted.mixed > 1
+
+
+def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write_rows(tmp_path / "train.jsonl", TRAIN)
+    files.write_rows(tmp_path / "dev.jsonl", ROWS)
+    table, dev, run = (str(tmp_path / name) for name in ("train.jsonl", "dev.jsonl", "run"))
+    flags = ["--context", "city", "--min-count", "1", "--min-context-count", "1", "--hidden-size", "5", "--epochs", "1"]
+    assert main(["train", table, "--dev", dev, "--out", run, "--ngram-mixture", *flags, "--batch-tokens", "40"]) == 0
+    assert "the run predicts with the mixture" in capsys.readouterr().err
+    assert main(["evaluate", run, dev]) == 0
+    perplexity = evaluate(Run.open(run), ROWS)["perplexity"]
+    assert f"perplexity {perplexity:.2f}" in capsys.readouterr().out
+    assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
+    assert "omit --samples" in capsys.readouterr().err
+    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0
+    assert main(["score", run, dev]) == 0
