@@ -143,9 +143,7 @@ class TrainingConfig:
     """Options of training."""
 
     epochs: float = float_option(10.0, "passes over the training texts; fractions are allowed", 0, 1_000_000)
-    max_user_texts: int = int_option(
-        0, "use at most this many random texts of each user per epoch; 0: all", 0, rare=True
-    )
+    max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0, rare=True)
     min_users: int = int_option(
         0,
         "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
@@ -197,6 +195,8 @@ class TrainingConfig:
         check_fields(self)
         for item in self.sparse_l1:
             assignments.parse_assignment("sparse_l1", item)
+        if self.ngram_mixture and self.min_users:
+            raise UserError("ngram_mixture: n-gram counts would reveal what min_users protects; use only one of them")
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.config import Config
+from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model import ngram_mixture
@@ -137,3 +137,8 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "omit --samples" in capsys.readouterr().err
     assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0
     assert main(["score", run, dev]) == 0
+
+
+def test_a_mixture_is_refused_where_min_users_protects_texts() -> None:
+    with pytest.raises(UserError, match="n-gram counts would reveal what min_users protects"):
+        Config.of(user="city", min_users=2, ngram_mixture=True)
