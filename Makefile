@@ -110,4 +110,4 @@ format: setup
 
 clean:
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks examples experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

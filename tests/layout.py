@@ -44,7 +44,7 @@ VAGUE_NAMES = {
     ),
     *("turned", "made", "got", "named", "seen", "gone", "meant"),
 }
-CODE_FOLDERS = ("src", "tests", "experiments", "benchmarks", "docs")
+CODE_FOLDERS = ("src", "tests", "experiments", "examples", "benchmarks", "docs")
 
 # Modules (by top-level name) and calls (by full name) that can run code from a file.
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -199,7 +199,7 @@ def count_parameters(arguments: ast.arguments, is_public: bool) -> int:
 
 def python_files(root: Path) -> Iterator[tuple[Path, str]]:
     """Yield the path under `root` and the text of every Python file."""
-    for folder in ("src", "tests", "benchmarks", "experiments"):
+    for folder in ("src", "tests", "benchmarks", "examples", "experiments"):
         for path in sorted((root / folder).rglob("*.py")):
             yield path.relative_to(root), path.read_text(encoding="utf-8")
 
