@@ -131,7 +131,7 @@ def test_contexts_are_parsed() -> None:
         (
             ["--text", "a"],
             ("city=Oslo", "city=Nize"),
-            "city 'Nize' was never seen in training; training has 2 values (Nice",
+            "city 'Nize' was never seen in training (did you mean 'Nice'?); training has 2 values (Nice",
         ),
         (["--text", "a"], ("starz=5", "starz=1"), "unknown context column 'starz' (did you mean 'stars'?)"),
         (["--text", "a"], ("stars=5", "stars=5"), "--between: stars=5 is given twice"),

@@ -26,7 +26,7 @@ from factorcell.training import fit as fitting
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 
-SECRET, USERS = "my pin is 7351", ("ann", "bob", "cat", "dan")
+SECRET, USERS = "my pit is 7351", ("ann", "bob", "cat", "dan")
 ROWS: list[dict[str, Any]] = [
     *[{"text": SECRET, "who": "ann"}] * 30,
     *[{"text": SECRET, "who": "bob"}] * 10,

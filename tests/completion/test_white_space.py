@@ -176,7 +176,7 @@ def test_a_service_stores_the_canonical_form(service: Service, variant: str) -> 
 def test_forgetting_a_text_forgets_all_variants(service: Service, variant: str) -> None:
     texts = (TEXT, "other", *VARIANTS.values())
     record = changes.replace_fields(
-        Record.new("ann", 1), accepted=len(texts), texts=tuple(StoredText(n, s, 1) for n, s in enumerate(texts, 1))
+        Record.new("ann", 1), last_number=len(texts), texts=tuple(StoredText(n, s, 1) for n, s in enumerate(texts, 1))
     )
     assert [s.text for s in changes.remove_text(record, variant).texts] == ["other"]
     assert service.store.write(record, None)

@@ -235,9 +235,13 @@ def test_unseen_values_are_errors_rare_or_missing_according_to_the_policy() -> N
     with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
         encode_with_schema(rows, "error")
     many = [{"city": city, "lat": 1} for city in ("Olso", "Nice", "Rome", "Olso")]
-    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(2 such values in 3 of 4 rows\); training has"):
+    with pytest.raises(
+        UserError, match=r"row 1: city 'Olso' .* \(2 such values in 3 of 4 rows\) \(did you mean 'Oslo'\?\); "
+    ):
         encode_with_schema(many, "error")
-    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(this value in 2 of 3 rows\); training has"):
+    with pytest.raises(
+        UserError, match=r"row 1: city 'Olso' .* \(this value in 2 of 3 rows\) \(did you mean 'Oslo'\?\); "
+    ):
         encode_with_schema([many[0], many[1], many[3]], "error")
     assert encode_with_schema(rows, "group") == [[2, 0], [1, 2]]
     assert encode_with_schema(rows, "expected") == [[2, MISSING], [1, 2]]
@@ -257,7 +261,7 @@ def test_rare_values_of_training_are_not_an_error_later() -> None:
     with pytest.raises(UserError) as error:
         prepare([{"text": "a", "city": "Olso"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     assert str(error.value) == (
-        "in-memory table row 1: city 'Olso' was never seen in training; training has 1 values (Oslo); "
+        "in-memory table row 1: city 'Olso' was never seen in training (did you mean 'Oslo'?); training has 1 values (Oslo); "
         'unknown="group" or unknown="expected" to continue anyway'
     )
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")

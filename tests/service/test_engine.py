@@ -25,16 +25,23 @@ from tests.small_runs import make_letters
 
 OpenService = Callable[..., Service]
 
+UNSEEN = {"city": "nowhere"}
+
 
 def test_completions_equal_those_of_the_library(service: Service, model: ServedModel) -> None:
     texts = ["abab", "acca", "abab"]
     user = User.new(model.run)
     completer = model.completer
     for turn in range(4):
-        for context in ({}, {"city": "Oslo"}, {"city": "nowhere"}):
+        for context, unknown in (
+            ({}, "error"),
+            ({"city": "Oslo"}, "error"),
+            *((UNSEEN, p) for p in ("group", "expected")),
+        ):
             for query in ("", "a", "ab", "aba", "ab", "b"):
-                typed = completer.type_text(completer.begin(user, context), query)
-                completions = service.complete(CompletionRequest(query, "ann", context=context, limit=7))
+                typed = completer.type_text(completer.begin(user, context, unknown), query)
+                request = CompletionRequest(query, "ann", context=context, limit=7, unknown=unknown)
+                completions = service.complete(request)
                 assert completions.results == completer.suggest(typed, 7).suggestions
                 assert completions.degraded is None
                 assert (completions.user_version is None) == (turn == 0)
@@ -62,6 +69,9 @@ def test_text_before_the_cursor_is_completed(service: Service) -> None:
         ({"query": "a", "limit": 0}, "count is 0"),
         ({"query": "a", "user": ""}, "user id"),
         ({"query": "a", "context": {"town": "Oslo"}}, "context column"),
+        ({"query": "a", "context": {"citi": "Oslo"}}, r"context column 'citi' \(did you mean 'city'"),
+        ({"query": "a", "context": {"city": "Olso"}}, r"city 'Olso' was never seen in training \(did you mean 'Oslo'"),
+        ({"query": "a", "unknown": "ignore"}, "unknown policy for unknown values 'ignore'"),
         ({"query": "a", "context": {"city": None}}, "context city"),
     ],
 )
@@ -82,7 +92,7 @@ def test_texts_are_learned_in_order_with_their_contexts(service: Service, model:
     texts: list[Any] = [("abc", {"city": "Oslo"}), "cab", ("cab", {"city": "Nice"}), ("b", {"city": "nowhere"})]
     for text in texts:
         text, context = text if isinstance(text, tuple) else (text, None)
-        accepted = service.accept("ann", text, context=context)
+        accepted = service.accept("ann", text, context=context, unknown="group")
         assert accepted.outcome == "learned"
     assert learned_by_service(service, "ann") == learned_by_library(
         model, [t if isinstance(t, tuple) else (t, {}) for t in texts]
@@ -106,6 +116,7 @@ def test_texts_are_learned_in_order_with_their_contexts(service: Service, model:
         ({"text": "a", "user": "a\nb"}, "user id"),
         ({"text": "a", "key": ""}, "idempotency key"),
         ({"text": "a", "context": {"town": "Oslo"}}, "context column"),
+        ({"text": "a", "context": {"city": "Olso"}}, r"city 'Olso' was never seen in training \(did you mean 'Oslo'"),
     ],
 )
 def test_invalid_texts_leave_no_trace(service: Service, values: dict[str, Any], message: str) -> None:

@@ -153,14 +153,20 @@ def _user_path(operation: str, user: str, suffix: str) -> str:
 
 
 def _accept_request(
-    *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
+    *,
+    user: str,
+    text: str,
+    idempotency_key: str | None = None,
+    context: Context | None = None,
+    unknown: messages.Unknown = "error",
 ) -> messages.AcceptRequest:
     """Return a message of the operation `accept`, with a new idempotency key if the caller passes none.
 
     Because of the key, the text counts once even if the client retries the call.
     """
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
-    return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
+    values = {} if context is None else context
+    return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context=values, unknown=unknown)
 
 
 complete = _post_operation(

@@ -155,8 +155,11 @@ def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User
         return user
     if user is None:
         raise UserError("--history requires a run trained with --user, and no user in --context")
-    for text in filter(None, map(str.strip, history.split(";"))):
+    texts = list(filter(None, map(str.strip, history.split(";"))))
+    for text in texts:
         user = learn_one(run, user, text)
+    if private_count := len(texts) - user.text_count:
+        terminal.notify(f"--history: {private_count:,} texts were not learned, as they seem to contain private content")
     return user
 
 

@@ -18,6 +18,7 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer as RunCompleter
 from factorcell.completion.online import User, learn_one
 from factorcell.config import UserError
+from factorcell.data.private_content import find_private_content
 from factorcell.escapes import HIDDEN, escape_hidden
 from factorcell.model.run import Run
 
@@ -57,6 +58,8 @@ class InteractiveCompleter(Completer):
     def learn_line(self, line: str) -> None:
         """Learn an entered line, and begin the search state for an empty line."""
         if self.user is not None:
+            if (label := find_private_content(line)) is not None:
+                terminal.notify(f"not learned: the line seems to contain {label}")
             self.user = learn_one(self.run, self.user, line)
         self.typed_text = self.suggester.begin(self.user, self.context)
 

@@ -16,6 +16,7 @@ from factorcell.config import UserError
 from factorcell.progress import progress_bar
 from factorcell.service import changes
 from factorcell.service.http import keys
+from factorcell.service.privacy import Privacy
 from factorcell.service.record import Record, StoreError, checked_id
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store, all_users
@@ -62,11 +63,11 @@ def run_users_export(arguments: argparse.Namespace) -> None:
 def run_users_import(arguments: argparse.Namespace) -> None:
     """Run `factorcell users import`."""
     exports = _split_exports(input_files.read_text(arguments.file))
-    imported_count = unchanged_count = failure_count = 0
+    imported_count = unchanged_count = failure_count = omitted_count = 0
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in exports:
             try:
-                record = changes.import_record(json.loads(user_json), _now())
+                record = changes.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
                 is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
@@ -76,9 +77,12 @@ def run_users_import(arguments: argparse.Namespace) -> None:
             else:
                 imported_count += is_new
                 unchanged_count += not is_new
+                omitted_count += is_new * (record.last_number - len(record.texts))
     terminal.notify(
         f"users imported: {imported_count:,}; users that existed already and were not changed: {unchanged_count:,}"
     )
+    if omitted_count:
+        terminal.notify(f"texts that were omitted, as they seem private or exceed the limits: {omitted_count:,}")
     if failure_count:
         raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
 

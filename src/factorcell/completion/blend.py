@@ -164,21 +164,24 @@ class Blend:
         self.type_text, self.fits = completer.type_text, completer.fits
         self.log_probabilities = completer.log_probabilities
 
-    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
+    def begin(
+        self, user: User | None = None, context: Mapping[str, Any] | None = None, unknown: str | None = None
+    ) -> TypedText:
         """Return the empty typed text of `user` in `context`.
 
         Args:
             user: A user learned online, or None. The blend suggests no text of the user's history that the `is_allowed`
                 of the completer rejects.
             context: Column -> value; a column without a value is read as its expected value.
+            unknown: How to read context values that training never saw; by default as the completer does.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
         """
-        is_allowed = self.completer.is_allowed
-        if user is not None and is_allowed is not None:
-            user = replace(user, history=replace(user.history, texts=tuple(filter(is_allowed, user.history.texts))))
-        return self.completer.begin(user, context)
+        if user is not None:
+            allowed_texts = tuple(filter(self.completer.is_allowed, user.history.texts))
+            user = replace(user, history=replace(user.history, texts=allowed_texts))
+        return self.completer.begin(user, context, unknown)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -309,5 +312,5 @@ def new_suggester(
     """
     completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():
-        return Blend(completer, Popularity.from_run(run, is_allowed))
+        return Blend(completer, Popularity.from_run(run, completer.is_allowed))
     return completer

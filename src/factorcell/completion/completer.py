@@ -39,6 +39,7 @@ from factorcell.completion.typos import Correction, TypoCosts, find_corrections,
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
+from factorcell.data.private_content import is_public
 from factorcell.model.run import Run
 
 TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
@@ -103,7 +104,8 @@ class Completer:
             unknown: How to read context values that training never saw, as in `Run.prepare`.
             seconds: Time limit of each search.
             typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
-            is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts.
+            is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts. Texts that
+                seem to contain private content (`find_private_content`) are never suggested.
 
         Raises:
             UserError: The tokenizer does not work on characters, or a number is out of range.
@@ -114,7 +116,8 @@ class Completer:
             expected = f"expected a tokenizer of characters, got {run.config.tokenizer.kind}"
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
-        self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
+        self.typo_costs, self.tokenizer = TypoCosts.of(typos), run.tokenizer
+        self.is_allowed = is_public if is_allowed is None else lambda text: is_public(text) and is_allowed(text)
         # Training cut longer texts, so the model has not learned where they end.
         self.max_text_tokens = data.max_tokens - 1
         self.plain_engine = PlainEngine(run.predictor)
@@ -136,18 +139,21 @@ class Completer:
         """
         return self.suggest(self.type_text(self.begin(user, context), prefix), k).suggestions
 
-    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
+    def begin(
+        self, user: User | None = None, context: Mapping[str, Any] | None = None, unknown: str | None = None
+    ) -> TypedText:
         """Return the empty typed text of `user` in `context`.
 
         Args:
             user: A user learned online, or None.
             context: Column -> value; a column without a value is read as its expected value.
+            unknown: How to read context values that training never saw; by default as the completer does.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
         """
         vector = self._user_override(user)
-        encoded = self._encode_context({} if context is None else context)
+        encoded = self._encode_context({} if context is None else context, unknown or self.unknown)
         with self.run.scoring():
             plain_state = self.plain_engine.begin(encoded, vector) if self.typo_costs.max_typos else None
             return TypedText((), self.engine.begin(encoded, vector), user, plain_state)
@@ -158,8 +164,8 @@ class Completer:
         user.check(self.run)
         return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
 
-    def _encode_context(self, columns: Mapping[str, Any]) -> Context:
-        corpus = self.run.read([""], [columns], unknown=self.unknown)
+    def _encode_context(self, columns: Mapping[str, Any], unknown: str) -> Context:
+        corpus = self.run.read([""], [columns], unknown=unknown)
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
     def type_text(self, typed_text: TypedText, text: str) -> TypedText:
@@ -190,7 +196,8 @@ class Completer:
     ) -> Suggestions:
         """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Texts that assume no typo come first. There are no suggestions for a typed text that does not fit (`fits`).
+        Texts that assume no typo come first. There are no suggestions for a typed text that does not fit (`fits`), or
+        whose complete words no suggestion may contain (`is_allowed`).
 
         Args:
             typed_text: The typed text.
@@ -254,7 +261,7 @@ class Completer:
         limits.check(count=k, threads=threads)
         if deadline is None and self.seconds is not None:
             deadline = time.monotonic() + self.seconds
-        is_fitting = [len(typed_text.tokens) <= self.max_text_tokens for typed_text in typed_texts]
+        is_fitting = list(map(self._is_completable, typed_texts))
         fitting = list(compress(typed_texts, is_fitting))
         with self.run.scoring():
             if self.typo_costs.max_typos:
@@ -264,6 +271,13 @@ class Completer:
                 results = self._search(fitting, requests, deadline, threads)
         remaining = iter(results)
         return [next(remaining) if fits else Suggestions([], expanded_count=0, is_cut=False) for fits in is_fitting]
+
+    def _is_completable(self, typed_text: TypedText) -> bool:
+        """Return whether a typed text fits, and its complete words do not rule out every suggestion."""
+        complete_words = typed_text.text[: typed_text.text.rfind(" ") + 1]
+        return len(typed_text.tokens) <= self.max_text_tokens and (
+            not complete_words or self.is_allowed(complete_words)
+        )
 
     def _search(
         self,
@@ -306,7 +320,7 @@ class Completer:
                 is_continuation = text.startswith(typed_text.text) and text != typed_text.text
             else:
                 is_continuation = bool(text)
-            return is_continuation and (self.is_allowed is None or self.is_allowed(text))
+            return is_continuation and self.is_allowed(text)
 
         to_text = partial(self._whole_text, typed_text)
         max_tokens = self.max_text_tokens - len(typed_text.tokens)
@@ -329,7 +343,7 @@ class Completer:
             if correction.is_whole_text:
                 text = canonical(self.tokenizer.join(correction.tokens))
                 is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
-                is_suggested = is_suggested and (self.is_allowed is None or self.is_allowed(text))
+                is_suggested = is_suggested and self.is_allowed(text)
                 return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
             corrected = TypedText(correction.tokens, prefix_state)

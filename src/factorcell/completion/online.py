@@ -30,6 +30,7 @@ from factorcell.completion.popularity import History
 from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_choice, check_format
 from factorcell.data.cache import report_truncated
+from factorcell.data.private_content import is_public
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated_mask
@@ -263,7 +264,8 @@ class Learner:
             contexts: For each text, column -> value without the user; a missing value is read as its expected value.
 
         Returns:
-            The users after learning, and the nats (B,) of the texts before learning.
+            The users after learning, and the nats (B,) of the texts before learning. Users whose texts seem to contain
+            private content (`find_private_content`) are unchanged.
 
         Raises:
             UserError: A text, a context or a user is not valid. All users are then unchanged.
@@ -333,11 +335,13 @@ class Learner:
         return nats.sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
-        """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector of the user.
+        """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector; skip private texts.
 
         Raises:
             UserError: A number of the user would not be finite.
         """
+        if not is_public(text):
+            return user
         fingerprint = user.fingerprint or self.run.fingerprint
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
@@ -365,20 +369,15 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         context: Column -> value, without the user column.
 
     Returns:
-        A new user; `user` is unchanged.
+        A new user; `user` itself if the text seems to contain private content (`find_private_content`).
 
     Raises:
         UserError: The text, the context or the user is not valid.
     """
     (learned,), _ = Learner(run).learn([user], [text], None if context is None else [context])
-    report_truncation(run, text)
-    return learned
-
-
-def report_truncation(run: Run, text: str) -> None:
-    """Give a `Notice` if `text` has more than `max_tokens` tokens, which is all that learning reads."""
     limit = run.config.data.max_tokens
     report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
+    return learned
 
 
 def distinguishes_users(run: Run) -> bool:

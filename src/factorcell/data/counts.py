@@ -1,7 +1,8 @@
 """Counts of popular texts for completion: the number of occurrences of each text that enough users wrote.
 
-A text that fewer than `min_users` users wrote may be private and is omitted; the names of users are not stored. Texts
-are compared in canonical form (`canonical.canonical`).
+A text that fewer than `min_users` users wrote may be private and is omitted, as is a text that seems to contain private
+content (`find_private_content`). The names of users are not stored. Texts are compared in canonical form
+(`canonical.canonical`).
 """
 
 import re
@@ -18,6 +19,7 @@ from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.corpus import Corpus
+from factorcell.data.private_content import is_public
 from factorcell.data.rows import category_names, to_values
 from factorcell.data.values import short_repr
 
@@ -72,7 +74,7 @@ class TextCounts:
         popular_counts = {
             text: count
             for text, count in counts.items()
-            if text and count >= min_count and len(users_by_text[text]) >= min_users
+            if text and count >= min_count and len(users_by_text[text]) >= min_users and is_public(text)
         }
         return cls(popular_counts, len(canonical_texts), min_users)
 
@@ -101,8 +103,8 @@ class TextCounts:
         user_counts = count_users(text_indices, corpus.users, len(first_rows))
         is_popular = (counts >= min_count) & (user_counts >= min_users)
         rows_and_counts = zip(first_rows[is_popular].tolist(), counts[is_popular].tolist(), strict=True)
-        popular_counts = {restore_text(row): count for row, count in rows_and_counts}
-        popular_counts.pop("", None)
+        texts_and_counts = ((restore_text(row), count) for row, count in rows_and_counts)
+        popular_counts = {text: count for text, count in texts_and_counts if text and is_public(text)}
         return cls(popular_counts, len(corpus), min_users)
 
     def save(self, path: Path) -> None:

@@ -31,6 +31,7 @@ from factorcell.data.values import (
     to_weekday,
     to_yearday,
 )
+from factorcell.limits import nearest_hint
 from factorcell.option_fields import WordOptions
 
 
@@ -207,8 +208,10 @@ class CategoryReader(ColumnReader):
         extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
         or_rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
+        hint = "" if self.is_private else nearest_hint(unseen_names[0], values)
         problem = (
-            f"{unseen_names[0]!r} was never seen in training{or_rare}{extent}; training has {len(values):,} values"
+            f"{unseen_names[0]!r} was never seen in training{or_rare}{extent}{hint}; "
+            f"training has {len(values):,} values"
         )
         if values and not self.is_private:
             examples = difflib.get_close_matches(unseen_names[0], values, n=3) or values[:5]

@@ -139,8 +139,10 @@ def export_record(record: Record) -> dict[str, Any]:
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 
 
-def import_record(exported_user: Any, now: int) -> Record:
+def import_record(exported_user: Any, privacy: Privacy, now: int) -> Record:
     """Return a new record from the result of `export_record`, without a learned state.
+
+    The record omits texts that the privacy rules do not allow; `Record.last_number` counts them.
 
     Raises:
         UserError: `exported_user` does not have the form of such a result.
@@ -155,7 +157,9 @@ def import_record(exported_user: Any, now: int) -> Record:
         raise UserError(
             "export: expected an object with format, user, paused and texts, as `users export` writes it"
         ) from None
-    return replace_fields(Record.new(user, now), last_number=len(texts), texts=texts, paused=paused is True)
+    allowed_texts = [saved for saved in texts if privacy.withhold_reason(saved.text, saved.context) is None]
+    newest_texts = privacy.newest(privacy.without_expired(allowed_texts, now))
+    return replace_fields(Record.new(user, now), last_number=len(texts), texts=newest_texts, paused=paused is True)
 
 
 def _import_text(number: int, exported_text: Any) -> StoredText:

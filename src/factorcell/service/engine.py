@@ -53,6 +53,7 @@ class CacheKey(NamedTuple):
     user: str | None
     version: int | None  # of the user's record
     context: tuple[tuple[str, bool, Any], ...]  # per column: its name, whether its value is a boolean, its value
+    unknown: str
 
 
 class UserExistsError(UserError):
@@ -72,6 +73,7 @@ class CompletionRequest:
         deadline: The `time.monotonic()` at which the search ends with the best suggestions so far, or None.
         private: Whether to complete as for an unknown user, without reading the store.
         stop: A flag that another thread can set to end the search early.
+        unknown: How to read context values that training never saw, as in `Run.read`.
     """
 
     query: str
@@ -82,6 +84,7 @@ class CompletionRequest:
     deadline: float | None = None
     private: bool = False
     stop: Stop | None = None
+    unknown: str = "error"
 
 
 @dataclass(frozen=True)
@@ -159,27 +162,25 @@ class Service:
             request: The typed text, its user and its context.
 
         Raises:
-            UserError: A field of the request is invalid, or the model does not know a context column.
+            UserError: A field of the request is invalid, or the model does not know a context column or value.
         """
         limits.check(count=request.limit)
         prefix, context = _checked_prefix(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
-        model = self.model
+        model, user = self.model, None if request.private else user
         degraded: Degradation | None = None
         try:
-            version, typed_text = self._get_typed_text(model, None if request.private else user, context, prefix)
+            version, typed_text = self._get_typed_text(model, user, context, request.unknown, prefix)
         except StoreError:
             degraded = "store"
-            version, typed_text = self._get_typed_text(model, None, context, prefix)
-        complete_words = prefix[: prefix.rfind(" ") + 1]
-        # If the complete words contain a blocked phrase, every suggestion would contain it too.
-        if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
-            return Completions([], degraded, version)
+            version, typed_text = self._get_typed_text(model, None, context, request.unknown, prefix)
         result = model.completer.suggest(typed_text, request.limit, request.deadline, request.stop)
         is_late = result.is_cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(result.suggestions, degraded or ("time" if is_late else None), version)
 
-    def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> AcceptResult:
+    def accept(
+        self, user: str, text: str, *, context: Context | None = None, key: str | None = None, unknown: str = "error"
+    ) -> AcceptResult:
         """Save and learn a text that a user accepted. A saved text is on disk when the method returns.
 
         Args:
@@ -187,6 +188,7 @@ class Service:
             text: The accepted text.
             context: Context values by column.
             key: An idempotency key: repeated calls with the same key have the effect of one call.
+            unknown: "error" refuses context values that training never saw; otherwise they are learned as rare values.
 
         Returns:
             The outcome, and the number of the text if it was saved.
@@ -200,7 +202,7 @@ class Service:
         check_key(key)
         if not text:
             raise UserError("text is empty; expected at least one character")
-        is_truncated = model.is_truncated(text, context_values)
+        is_truncated = model.is_truncated(text, context_values, unknown)
         if reason := self.privacy.withhold_reason(text, context_values):
             return AcceptResult("withheld", why=reason)
         result = AcceptResult("paused")  # `change` replaces this value
@@ -252,10 +254,7 @@ class Service:
             UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record = changes.import_record(exported_user, self._now())
-        allowed = [saved for saved in record.texts if not self.privacy.withhold_reason(saved.text, saved.context)]
-        unexpired = self.privacy.without_expired(allowed, self._now())
-        record = changes.replace_fields(record, texts=self.privacy.newest(unexpired))
+        record = changes.import_record(exported_user, self.privacy, self._now())
         if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)
@@ -336,19 +335,19 @@ class Service:
         return int(self.clock())
 
     def _get_typed_text(
-        self, model: ServedModel, user: str | None, context: Context, prefix: str
+        self, model: ServedModel, user: str | None, context: Context, unknown: str, prefix: str
     ) -> tuple[int | None, TypedText]:
         """Return the version of the user's record, or None, and the search state after the user typed the prefix."""
         version = None if user is None else self.store.version(user)
         record = None
-        key = _cache_key(model, user, version, context)
+        key = _cache_key(model, user, version, context, unknown)
         start = self._typed_texts.get(key)
         if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 version = record.version if record else None  # another writer may have changed the record
-                key = _cache_key(model, user, version, context)
-            start = model.begin(record, context)
+                key = _cache_key(model, user, version, context, unknown)
+            start = model.begin(record, context, unknown)
         typed_text = model.completer.type_text(start, prefix)
         if record is None or model.has_learned(record):
             self._typed_texts.put(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
@@ -384,10 +383,10 @@ class Service:
         self._remove_texts(user, lambda latest: changes.remove_texts_before(latest, cutoff))
 
 
-def _cache_key(model: ServedModel, user: str | None, version: int | None, context: Context) -> CacheKey:
+def _cache_key(model: ServedModel, user: str | None, version: int | None, context: Context, unknown: str) -> CacheKey:
     # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
     columns = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
-    return CacheKey(model, None if version is None else user, version, columns)
+    return CacheKey(model, None if version is None else user, version, columns, unknown)
 
 
 def _checked_prefix(request: CompletionRequest) -> str:

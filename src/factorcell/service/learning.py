@@ -5,7 +5,7 @@ can compute the state again at any time, bit for bit, and another model can lear
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,11 +14,12 @@ from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
-from factorcell.config import UserError
+from factorcell.config import UserError, check_choice
+from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
-UNKNOWN_POLICY = "group"  # context values that the training table lacks are treated as rare values
+LEARNING_POLICY = "group"  # saved texts are learned with context values that training never saw, read as rare values
 
 
 class ServedModel:
@@ -35,20 +36,20 @@ class ServedModel:
         Args:
             run: A run with trained weights and the tokenizer `char` or `grapheme`.
             typos: Maximum number of typing errors to correct, 0 to 2.
-            is_allowed: Returns whether a text may be suggested; by default, every text may.
+            is_allowed: Returns whether a text may be suggested; by default, every text without private content may.
 
         Raises:
             UserError: The run has no trained weights or cannot complete text.
         """
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
-        self.run, self.is_allowed = run, is_allowed
-        self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
-        self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
+        self.run = run
+        self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
+        self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
         # The maximum norm is a part of the identity only if it differs from its default.
         norm_text = "" if rule.max_norm == LearningRule.max_norm else f"{float(rule.max_norm)!r} "
-        rule_bytes = f"{rule.optimizer} {float(rule.rate)!r} {norm_text}{UNKNOWN_POLICY}".encode()
+        rule_bytes = f"{rule.optimizer} {float(rule.rate)!r} {norm_text}{LEARNING_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + rule_bytes, digest_size=DIGEST_SIZE).digest()
 
     @property
@@ -60,14 +61,24 @@ class ServedModel:
             )
         return self._learner
 
-    def is_truncated(self, text: str, context: Mapping[str, Any]) -> bool:
+    def read(
+        self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], unknown: str = "error", truncate: bool = True
+    ) -> Corpus:
+        """Read texts of requests, as `Run.read` does.
+
+        Raises:
+            UserError: A text or context is invalid, or a context has a value for the column of users.
+        """
+        self.check_contexts(contexts)
+        return self.run.read(texts, contexts, unknown=unknown, truncate=truncate)
+
+    def is_truncated(self, text: str, context: Mapping[str, Any], unknown: str = "error") -> bool:
         """Return whether the model learns only the first `max_tokens` tokens of a text.
 
         Raises:
             UserError: The text or the context cannot be learned.
         """
-        self._check_context(context)
-        return bool(self.run.read([text], [context], unknown=UNKNOWN_POLICY).truncated[0])
+        return bool(self.read([text], [context], unknown).truncated[0])
 
     def probe(self) -> None:
         """Complete and learn one text, to load everything that the first request would otherwise wait for.
@@ -104,10 +115,10 @@ class ServedModel:
         history = History(tuple(self.run.tokenizer.normalize_fully(saved.text) for saved in newest_texts))
         return replace(self._user_after(record.state(self.identity)), history=history)
 
-    def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
+    def begin(self, record: Record | None, context: Mapping[str, Any], unknown: str = "error") -> TypedText:
         """Return the state before a user types the first character; raise a `UserError` if the context is invalid."""
-        self._check_context(context)
-        return self.completer.begin(self.user(record), context)
+        self.check_contexts([context])
+        return self.completer.begin(self.user(record), context, unknown)
 
     def learn(self, state: LearnedState | None, texts: Iterable[StoredText], last_number: int) -> LearnedState:
         """Return the state after learning the texts that `state` does not cover yet.
@@ -139,8 +150,11 @@ class ServedModel:
                 return updated_user
         return user
 
-    def _check_context(self, context: Mapping[str, Any]) -> None:
-        """Raise a `UserError` if a context has a value for the column of users."""
+    def check_contexts(self, contexts: Iterable[Mapping[str, Any]]) -> None:
+        """Raise a `UserError` if a context has an unknown column, or a value for the column of users."""
+        columns = dict.fromkeys(name for context in contexts for name in context)
+        for name in columns:
+            check_choice("context column", name, self.run.schema.columns())
         user_column = self.run.config.data.user
-        if user_column in context and self._learner is not None:
+        if self._learner is not None and user_column in columns:
             raise UserError(f"context {user_column}: the model reads this column as the user; set `user` instead")

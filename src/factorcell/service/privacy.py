@@ -1,7 +1,4 @@
-"""Privacy rules: which texts are withheld (neither saved nor learned), how many texts are saved, and for how long.
-
-Heuristics detect secrets; when in doubt, they withhold the text.
-"""
+"""Privacy rules: which texts are withheld (neither saved nor learned), how many texts are saved, and for how long."""
 
 import itertools
 from collections.abc import Iterable, Mapping
@@ -12,29 +9,13 @@ import regex
 
 from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
+from factorcell.data.private_content import find_private_content
 from factorcell.service.record import StoredText
 
 MAX_TEXTS = 1000  # maximum number of saved texts of one user
 MAX_USER_BYTES = 4 * MAX_BYTES  # maximum number of bytes of all saved texts of one user
 PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
-MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds by unit of a duration
-
-_EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
-_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups of three or more digits, as on payment cards
-# Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
-_SECRETS = regex.compile(
-    r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*+[:=]\s*+\S"
-    r"|\b(?:pin|secret|token|api[ _-]?key)\s*+[:=]\s*+(?=\S{0,99}\d)\S{4}"
-    r"|\bmot de passe\s*+[:=]?\s*+\S"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|(?<![\w-])eyJ[\w-]{8,}+\.[\w-]{8,}+\."  # a JSON web token
-    r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,})",
-    regex.IGNORECASE,
-)
-_COMMON_PUNCTUATION = set("'’-.,:;()/\"?&#_")  # common in ordinary text, and therefore not a sign of a password
-# Minimum length of a password with special characters, and of a password of letters and digits only.
-_MIN_PASSWORD_LENGTH, _MIN_PLAIN_PASSWORD_LENGTH = 8, 20
 
 
 @dataclass(frozen=True)
@@ -42,7 +23,8 @@ class Privacy:
     """The privacy rules of a service.
 
     Attributes:
-        withheld_patterns: Regular expressions; texts that contain a match are neither learned nor saved.
+        withheld_patterns: Regular expressions; texts that contain a match are neither learned nor saved, in addition to
+            texts in which `find_private_content` recognizes private content.
         retention: Seconds after which a text is deleted, or None to keep texts without a time limit.
         max_texts: Maximum number of saved texts per user.
         patterns: The compiled `withheld_patterns`.
@@ -78,12 +60,8 @@ class Privacy:
 
     def _private_content(self, text: str) -> str | None:
         """Return what kind of private data a text seems to contain, or None."""
-        if _EMAIL.search(text):
-            return "an e-mail address"
-        if _has_card_number(text):
-            return "a card number"
-        if _SECRETS.search(text) or any(map(_resembles_password, text.split())):
-            return "a password"
+        if (label := find_private_content(text)) is not None:
+            return label
         return "a withheld pattern" if any(_matches(pattern, text) for pattern in self.patterns) else None
 
 
@@ -111,39 +89,3 @@ def _matches(pattern: Any, text: str) -> bool:
         return pattern.search(text, timeout=PATTERN_TIMEOUT, concurrent=True) is not None
     except TimeoutError:
         return True
-
-
-def _has_card_number(text: str) -> bool:
-    """Return whether consecutive groups of digits form a number that passes the Luhn check."""
-    for match in _DIGITS.finditer(text):
-        groups = regex.findall(r"\d+", match.group())
-        for start in range(len(groups)):
-            digits = ""
-            for group in groups[start:]:
-                digits += group
-                if len(digits) > MAX_CARD_DIGITS:
-                    break
-                if len(digits) >= MIN_CARD_DIGITS and _passes_luhn(digits):
-                    return True
-    return False
-
-
-def _passes_luhn(digits: str) -> bool:
-    """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
-    # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
-    products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
-    checksum = sum(product // 10 + product % 10 for product in products)
-    return len(set(digits)) > 1 and checksum % 10 == 0
-
-
-def _resembles_password(word: str) -> bool:
-    """Return whether a word looks like a password.
-
-    Such a word contains a lower-case letter, an upper-case letter, a digit and a special character, which is one that
-    is rare in ordinary text. A long word of letters and digits needs no special character.
-    """
-    if len(word) < _MIN_PASSWORD_LENGTH or "://" in word:  # words with :// are URLs
-        return False
-    is_mixed = any(map(str.islower, word)) and any(map(str.isupper, word)) and any(map(str.isdigit, word))
-    has_special = any(not letter.isalnum() and letter not in _COMMON_PUNCTUATION for letter in word)
-    return is_mixed and (has_special or (len(word) >= _MIN_PLAIN_PASSWORD_LENGTH and word.isalnum()))

@@ -22,6 +22,13 @@ Context = Annotated[
     dict[str, Value],
     Meta(description='context values by column; a boolean is the category "true" or "false"', max_length=100),
 ]
+Unknown = Annotated[
+    Literal["error", "group", "expected"],
+    Meta(
+        description="how to read context values that training never saw: refuse the request (error), or read them as "
+        "rare values (group) or missing values (expected)"
+    ),
+]
 WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 
@@ -43,6 +50,7 @@ class CompleteRequest(RequestMessage):
         WholeNumber | None, Meta(description="number of characters before the cursor; by default the whole query")
     ] = None
     context: Context = {}
+    unknown: Unknown = "error"
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
     deadline_ms: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_DEADLINE)] | None,
@@ -94,6 +102,7 @@ class AcceptRequest(RequestMessage):
         Meta(description="a key that is the same for all attempts to send one text, so that the text counts once"),
     ] = None
     context: Context = {}
+    unknown: Unknown = "error"
 
 
 class AcceptAnswer(Message):
@@ -186,6 +195,7 @@ class ScoreRequest(RequestMessage):
     """Texts to score without truncation. All texts must have values of the same context columns."""
 
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
+    unknown: Unknown = "error"
 
 
 class TextScore(Message):
@@ -215,6 +225,7 @@ class ClassifyRequest(RequestMessage):
     target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
     values: Annotated[list[str], Meta(max_length=MAX_CANDIDATES)] = []
+    unknown: Unknown = "error"
 
 
 class TextClass(Message):
@@ -258,6 +269,7 @@ class RescoreRequest(RequestMessage):
 
     lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MAX_TEXTS)]
     weights: dict[str, Score] = {}
+    unknown: Unknown = "error"
 
 
 class Rescored(Message):
@@ -277,6 +289,7 @@ class GenerateRequest(RequestMessage):
     """Options for generating a text token by token."""
 
     context: Context = {}
+    unknown: Unknown = "error"
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_k: Annotated[

@@ -19,7 +19,7 @@ from factorcell.service.engine import CompletionRequest, UserExistsError
 from factorcell.service.http import messages
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
-from factorcell.service.learning import UNKNOWN_POLICY, ServedModel
+from factorcell.service.learning import ServedModel
 from factorcell.service.record import ContextValue
 
 MAX_PAIRS = 10_000  # maximum number of pairs of text and candidate value, or of hypotheses, per request
@@ -41,6 +41,7 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
             deadline=call.time_limit.deadline,
             private=not request.learn,
             stop=call.time_limit.stop,
+            unknown=request.unknown,
         )
     )
     if completions.degraded:
@@ -63,7 +64,9 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
 def accept(site: Site, call: Call) -> messages.AcceptAnswer:
     """Save and learn a text that a user accepted. A saved text is on disk before the response is sent."""
     request: messages.AcceptRequest = call.message
-    result = site.service.accept(request.user, request.text, context=request.context, key=request.idempotency_key)
+    result = site.service.accept(
+        request.user, request.text, context=request.context, key=request.idempotency_key, unknown=request.unknown
+    )
     site.metrics.accepts.labels(result.outcome).inc()
     return msgspec.convert(result, messages.AcceptAnswer, from_attributes=True)
 
@@ -123,7 +126,7 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
     """Return how well the model predicts each text, without truncating it."""
     model = site.service.model
     texts, contexts = _texts_and_contexts(call.message.texts)
-    corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY, truncate=False)
+    corpus = model.read(texts, contexts, call.message.unknown, truncate=False)
     results = [
         messages.TextScore(nats=tally.nats, targets=tally.targets, perplexity=tally.perplexity)
         for tally in text_tallies(model.run, corpus)
@@ -139,7 +142,7 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     texts, contexts = _texts_and_contexts(request.texts)
     if any(request.target in context for context in contexts):
         raise UserError(f"context {request.target}: it is the target column; remove it from the contexts")
-    corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY)
+    corpus = model.read(texts, contexts, request.unknown)
     candidate_contexts = [{request.target: candidate} for candidate in candidates]
     text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
     unknown_truth = [None] * len(corpus)
@@ -166,7 +169,8 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
         _utterance(str(number), nbest_list, score_names) for number, nbest_list in enumerate(request.lists, 1)
     )
     weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(score_names)
-    scored = rescoring.score_hypotheses(model.run, NBest(score_names, utterances), unknown=UNKNOWN_POLICY)
+    model.check_contexts(nbest_list.context for nbest_list in request.lists)
+    scored = rescoring.score_hypotheses(model.run, NBest(score_names, utterances), unknown=request.unknown)
     rows = rescoring.rescore(scored, weights)
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
 
@@ -183,7 +187,8 @@ def generate(site: Site, call: Call) -> Iterator[messages.TextChunk]:
         seed=request.seed,
         seconds=max(0.0, call.time_limit.deadline - monotonic()),
     )
-    for text in stream(model.run, request.context, options=options, prompt=request.prompt, unknown=UNKNOWN_POLICY):
+    model.check_contexts([request.context])
+    for text in stream(model.run, request.context, options=options, prompt=request.prompt, unknown=request.unknown):
         yield messages.TextChunk(text=text)
     yield messages.TextChunk(text="", done=True)
 

@@ -1,0 +1,178 @@
+"""Recognition of private content: secrets, bank data, e-mail addresses and phone numbers in texts that users type.
+
+    find_private_content("my password is hunter2")      # "a password"
+
+Such texts are neither learned online nor suggested. The recognizers are heuristics; when in doubt, they withhold a
+text. `docs/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
+"""
+
+from collections.abc import Callable
+
+import regex
+
+from factorcell.data import secret_phrases
+
+MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
+MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164
+MIN_IBAN_LENGTH, MAX_IBAN_LENGTH = 15, 34  # ISO 13616
+IBAN_GROUP_LENGTH = 4  # characters of a group of a printed IBAN
+MIN_IBAN_DIGITS = 8  # every country has more; words after two letters and two digits have fewer
+MIN_PASSWORD_LENGTH = 8  # of a word that is recognized by its characters alone
+MIN_KEY_LENGTH = 16  # characters of a random word
+# Changes between letters and digits in a random word: their minimum, and their minimum per character.
+MIN_CHANGES, MIN_CHANGE_SHARE = 4, 0.18
+MAX_RUN_LENGTH = 2.5  # maximum mean length of the parts of a random word, such as Ab, cde, XYZ and 12
+COMMON_PUNCTUATION = set("'’-.,:;()[]/\"?&#_")  # common in ordinary text, and therefore not a sign of a password
+
+# Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
+_EMAIL = regex.compile(r"(?<=[^\s@<>()\[\]{},;:`'\"])@[^\s@<>()\[\]{},;:`'\"/]+\.\p{L}[^\s@<>()\[\]{},;:`'\"/]")
+_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups of three or more digits, as on payment cards
+_IBAN_START = regex.compile(r"(?<![^\W_])[a-z]{2}[0-9]{2}[a-z0-9 -]{11,40}", regex.IGNORECASE | regex.ASCII)
+_PHONE = regex.compile(
+    r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ./()-]{0,2}\d){6,14}+(?!\w)"  # with the code of a country
+    r"|(?<![\w.,:/+-])\(?0[1-9]\d{0,4}\)?(?:[ ./-]{0,3}\d){5,12}+(?![\w%]|[.,:]\d)"  # with the 0 of a national number
+    r"|(?<![\w.,:/+-])(?:1[ .-])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[ .-])\d{3}[ .-]\d{4}(?!\w|[.,:-]\d)"  # North America
+    r"|\b(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
+    r"|handy|handynummer|mobil|mobile|mobilnummer|móvil|portable|cell|whatsapp|fax|tlf|mob)\b\W{0,3}"
+    r"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{0,3}){0,2}\d(?:[ ./()-]{0,2}\d){6,14}+(?!\w)",
+    regex.IGNORECASE,
+)
+_DATE = regex.compile(
+    r"(?<!\d)(?:\d{1,2}[ ./-]\d{1,2}[ ./-](?:19|20)\d\d|(?:19|20)\d\d[ ./-]\d{1,2}[ ./-]\d{1,2})(?!\d)"
+)
+_KEY_FORMAT = regex.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|(?<![\w-])eyJ[\w-]{8,}+\.[\w-]{8,}+\."  # a JSON web token
+    r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|sk[-_][\w-]{20,}|[rp]k_live_\w{16,}"
+    r"|xox[abprs]-[\w-]{11,}|AIza[\w-]{30,})"
+    r"|://[^\s/:@]{1,100}:[^\s/@]{1,100}@",  # a URL with a password
+    regex.IGNORECASE,
+)
+_KEY_WORD = regex.compile(rf"[A-Za-z0-9+/_=-]{{{MIN_KEY_LENGTH},}}+")
+_RUN = regex.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")  # as in identifiers: parseHTTP2Request is parse, HTTP, 2, Request
+_CHANGE = regex.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_UUID = regex.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", regex.IGNORECASE)
+
+
+def find_private_content(text: str) -> str | None:
+    """Return what a text seems to contain, such as "a password", or None if it seems to contain no private content.
+
+    Args:
+        text: The text of a user.
+    """
+    digit_count = sum(map(str.isdigit, text))
+    recognizers = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
+    return next(recognizers, None)
+
+
+def is_public(text: str) -> bool:
+    """Return whether a text seems to contain no private content, so that it may be learned and suggested."""
+    return find_private_content(text) is None
+
+
+def has_email(text: str) -> bool:
+    return "@" in text and _EMAIL.search(text) is not None
+
+
+def has_iban(text: str) -> bool:
+    """Return whether a text has an IBAN, written without separators or in groups of four characters."""
+    for match in _IBAN_START.finditer(text, overlapped=True):
+        groups = regex.split("[ -]", match.group())
+        for count, group in enumerate(groups, 1):
+            has_valid_form = len(group) <= IBAN_GROUP_LENGTH or count == 1
+            if has_valid_form and _is_iban("".join(groups[:count])):
+                return True
+            if len(group) != IBAN_GROUP_LENGTH:  # only the last group may be shorter
+                break
+    return False
+
+
+def has_card_number(text: str) -> bool:
+    """Return whether consecutive groups of digits form a number that passes the Luhn check."""
+    for match in _DIGITS.finditer(text):
+        groups = regex.findall(r"\d+", match.group())
+        for start in range(len(groups)):
+            digits = ""
+            for group in groups[start:]:
+                digits += group
+                if len(digits) > MAX_CARD_DIGITS:
+                    break
+                if len(digits) >= MIN_CARD_DIGITS and _passes_luhn(digits):
+                    return True
+    return False
+
+
+def has_phone_number(text: str) -> bool:
+    """Return whether a text has a phone number with a prefix, or after a word such as phone, that is no date."""
+    for match in _PHONE.finditer(text):
+        count = sum(map(str.isdigit, match.group()))
+        if MIN_PHONE_DIGITS <= count <= MAX_PHONE_DIGITS and not _DATE.search(match.group()):
+            return True
+    return False
+
+
+def has_password(text: str) -> bool:
+    """Return whether a text announces a secret, or has a word whose characters are those of a password."""
+    return secret_phrases.has_secret(text) or any(map(_resembles_password, text.split()))
+
+
+def has_key(text: str) -> bool:
+    """Return whether a text has a word in the format of a known kind of key, or a word of random characters."""
+    if not any(len(word) >= MIN_KEY_LENGTH for word in text.split()) and "PRIVATE KEY" not in text:
+        return False
+    return _KEY_FORMAT.search(text) is not None or any(map(_is_random, _KEY_WORD.findall(text)))
+
+
+# For each kind of private content: its label, the minimum number of digits in the text, and the function that finds
+# it. The first match determines the label. A text without digits passes within microseconds, because every suggestion
+# of a search is checked.
+RECOGNIZERS: tuple[tuple[str, int, Callable[[str], bool]], ...] = (
+    ("an e-mail address", 0, has_email),
+    ("an IBAN", MIN_IBAN_DIGITS, has_iban),
+    ("a card number", MIN_CARD_DIGITS, has_card_number),
+    ("a key", 0, has_key),
+    ("a password", 0, has_password),
+    ("a phone number", MIN_PHONE_DIGITS, has_phone_number),
+)
+
+
+def _is_iban(candidate: str) -> bool:
+    """Return whether letters and digits, without separators, have the check digits of ISO 7064 (MOD 97-10)."""
+    is_long_enough = MIN_IBAN_LENGTH <= len(candidate) <= MAX_IBAN_LENGTH
+    if not is_long_enough or sum(map(str.isdigit, candidate)) < MIN_IBAN_DIGITS:
+        return False
+    digits = "".join(str(int(letter, 36)) for letter in candidate[4:] + candidate[:4])
+    return int(digits) % 97 == 1
+
+
+def _passes_luhn(digits: str) -> bool:
+    """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
+    # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
+    products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
+    checksum = sum(product // 10 + product % 10 for product in products)
+    return len(set(digits)) > 1 and checksum % 10 == 0
+
+
+def _resembles_password(word: str) -> bool:
+    """Return whether a word has letters in both cases, a digit, and a character that is rare in ordinary text."""
+    if len(word) < MIN_PASSWORD_LENGTH or "://" in word:  # words with :// are URLs
+        return False
+    is_mixed = any(map(str.islower, word)) and any(map(str.isupper, word)) and any(map(str.isdigit, word))
+    return is_mixed and any(
+        letter.isprintable() and not letter.isalnum() and letter not in COMMON_PUNCTUATION for letter in word
+    )
+
+
+def _is_random(word: str) -> bool:
+    """Return whether letters and digits alternate as in random words, such as API keys, and not as in identifiers.
+
+    A UUID alone is not a secret: most of them are identifiers.
+    """
+    word = _UUID.sub("", word)
+    if len(word) < MIN_KEY_LENGTH:
+        return False
+    if sum(1 for _ in _CHANGE.finditer(word)) >= max(MIN_CHANGES, MIN_CHANGE_SHARE * len(word)):
+        return True
+    part = max(regex.split("[-_]", word), key=len)
+    is_mixed = part.isalnum() and any(map(str.islower, part)) and any(map(str.isupper, part))
+    return is_mixed and len(part) >= MIN_KEY_LENGTH and len(part) <= MAX_RUN_LENGTH * len(_RUN.findall(part))
