@@ -8,7 +8,7 @@ from factorcell.data.private_content import find_private_content
 from factorcell.data.tables import open_table
 
 # Maximum share of made texts that is missed; docs/privacy.md lists the measured shares.
-MAX_MISSED = {"password": 0.04, "token or key": 0.01}
+MAX_MISSED = {"password": 0.12, "PIN or code": 0.08, "token or key": 0.01}
 
 SECRETS = {
     "a password": [
@@ -30,6 +30,8 @@ SECRETS = {
         "le code secret est 4821",
         "la clave es 4821",
         "koden til døren er 4821",
+        "the code for the front door is 4821",
+        "I changed my password to tulip2021",
         "cvv: 1234",
         "my api key is a81kd93k",
         "token: 6f1d2c04-8a55-4f0e-9a53-0f4f5b1d2e11",
@@ -71,7 +73,8 @@ ORDINARY = [
     "secret santa 2019 ideas",
     "the key is under the mat",
     "Support for API keys in version 2.10",
-    "error code is 404",
+    "error code is 4040",
+    "Google Summer of Code 2012",
     "zip code 90210",
     "status code: 2000",
     "pin the version to 1.26.3",

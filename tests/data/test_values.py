@@ -261,7 +261,8 @@ def test_rare_values_of_training_are_not_an_error_later() -> None:
     with pytest.raises(UserError) as error:
         prepare([{"text": "a", "city": "Olso"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     assert str(error.value) == (
-        "in-memory table row 1: city 'Olso' was never seen in training (did you mean 'Oslo'?); training has 1 values (Oslo); "
+        "in-memory table row 1: city 'Olso' was never seen in training (did you mean 'Oslo'?); "
+        "training has 1 values (Oslo); "
         'unknown="group" or unknown="expected" to continue anyway'
     )
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")

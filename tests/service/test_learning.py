@@ -66,11 +66,11 @@ def test_boolean_and_number_are_different_contexts(
 ) -> None:
     cities: list[Any] = []
 
-    def begin(record: Record | None, context: Any) -> Any:
+    def begin(record: Record | None, context: Any, unknown: str) -> Any:
         cities.append(context["city"])
-        return ServedModel.begin(model, record, context)
+        return ServedModel.begin(model, record, context, unknown)
 
     monkeypatch.setattr(model, "begin", begin)
     for value in (1, True, 0, False, 1, True, 0, False):
-        service.complete(CompletionRequest("a", context={"city": value}))
+        service.complete(CompletionRequest("a", context={"city": value}, unknown="group"))
     assert [(value, type(value)) for value in cities] == [(1, int), (True, bool), (0, int), (False, bool)]

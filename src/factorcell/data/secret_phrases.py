@@ -15,14 +15,15 @@ import regex
 # English, German, French, Spanish and Norwegian.
 PASSWORD_NAMES = (
     r"pass[ -]?words?|passwd|pwd|pass[ -]?phrases?|pass[ -]?codes?|passwort(?:er|es)?|kennwort(?:es)?|passord(?:et)?"
-    r"|mots? de passe|(?<!\w)mdp|phrases? de passe|phrases? secrètes?|contrase[ñn]as?"
+    r"|mots? de passe|(?<!\w)(?:mdp|pw(?!\w))|phrases? de passe|phrases? secrètes?|contrase[ñn]as?"
 )
+# A code without an adjective, as in "the code is 4821", needs a link.
 PIN_NAMES = (
     r"pin(?:[ -]?(?:code|number|nummer|kode|koden))?|code pin|código pin|geheimzahl|puk|cv[vc]2?|otp"
-    r"|(?:access|security|door|gate|entry|login|verification|unlock|recovery|backup|alarm|sms|2fa)[ -]code"
-    r"|(?:zugangs|sicherheits|bestätigungs|tür)code|code (?:secret|d['’]accès|de sécurité|de vérification|de la porte)"
-    r"|código (?:secreto|de acceso|de seguridad|de verificación)|clave|(?:sikkerhets|tilgangs|engangs|dør)?koden?"
-    r"|(?:the|my|your|der|mein|dein|le|mon|ton) code|(?:el|mi|tu) código"
+    r"|(?:zugangs|sicherheits|bestätigungs|tür)code|code (?:secret|d['’]accès)|código (?:secreto|de acceso)|código"
+    r"|(?:access|security|door|gate|entry|login|verification|unlock|recovery|backup|alarm|sms|2fa|one-time)[ -]code"
+    r"|(?<!(?:error|status|exit|return|response|source|zip|area|country|postal|promo|coupon|voucher|discount) )code"
+    r"|clave|(?:sikkerhets|tilgangs|engangs|dør|alarm)?koden?"
 )
 TOKEN_NAMES = (
     r"token|bearer|secret|secreto|geheimnis|jeton|hemmelighet(?:en)?"
@@ -31,12 +32,13 @@ TOKEN_NAMES = (
     r"|clave (?:api|secreta|de api|del? wi-?fi)|(?:api|tilgangs|krypterings)[ -]?nøkkel(?:en)?"
 )
 LINK_VERBS = (
-    r"is|was|equals|will be|should be|ist|war|lautet|heißt|heisst|est|était|es|era|será|er|var|heter|['’]s|=>|->"
+    r"is|was|equals|will be|should be|ist|war|lautet|heißt|heisst|est|était|c['’]est|es|era|será|er|var|heter"
+    r"|['’]s|=>|->"
 )
 FILLERS = r"now|still|currently|just|simply|also|jetzt|noch|immer|einfach|maintenant|toujours|ahora|todavía|nå|fortsatt"
 # "password for the router", "mot de passe du wifi", "passordet mitt": words between a name and a link
 OWNERS = (
-    r"\s+(?:mitt|min)|\s+(?:for|to|of|on|at|für|zu|zum|zur|von|vom|im|am|pour|du|de|del|para|til|på|av|i)"
+    r"\s+(?:mitt|min)|\s+(?:for|to|of|on|at|für|fürs|der|des|zu|zum|zur|von|vom|im|am|pour|du|de|del|para|til|på|av|i)"
     r"(?:\s+[\w.'’-]{1,20}){1,3}?"
 )
 # Words after "the password is" that continue a sentence and are not passwords, and the endings of such words.
@@ -77,14 +79,28 @@ TECHNICAL_WORD = regex.compile(
 
 # Every name contains one of these parts; texts without them are not searched.
 NAME_PARTS = (
-    *("pass", "pwd", "kennwort", "mdp", "contrase", "phrases secr", "phrase secr", "pin", "zahl", "puk", "cv", "otp"),
-    *("cod", "kod", "clav", "token", "bearer", "secret", "key", "schlüssel", "geheim", "jeton", "clé", "nøkkel"),
+    *(
+        "pass",
+        "pwd",
+        "kennwort",
+        "mdp",
+        "pw",
+        "contrase",
+        "phrases secr",
+        "phrase secr",
+        "pin",
+        "zahl",
+        "puk",
+        "cv",
+        "otp",
+    ),
+    *("cod", "cód", "kod", "clav", "token", "bearer", "secret", "key", "schlüssel", "geheim", "jeton", "clé", "nøkkel"),
     "hemmelig",
 )
 PHRASE = regex.compile(
     rf"(?:(?P<password>{PASSWORD_NAMES})|(?<![^\W_])(?:(?P<token>{TOKEN_NAMES})|(?P<pin>{PIN_NAMES})))"
     rf"(?:(?:{OWNERS})?(?:\s*+(?P<colon>[:=](?!>)|:=)\s*+"
-    rf"|(?:\s++|(?=['’]))(?P<verb>{LINK_VERBS})\s++(?:(?:{FILLERS})\s++)?+)|\s++)"
+    rf"|(?:\s++|(?=['’]))(?P<verb>{LINK_VERBS})\s++(?:(?:{FILLERS})\s++)?+)|[,;?]?+\s++(?:to\s++)?+)"
     rf"(?=[\"'“‘„«(<*`]*(?P<value>[^\s\"'”’“»)>*`]{{1,100}}))"
     rf"|(?<![^\W_])(?P<pass>pass)[:=]\s*+(?=\S)",
     regex.IGNORECASE,
@@ -92,7 +108,8 @@ PHRASE = regex.compile(
 # "hunter2 is my password"
 REVERSED = regex.compile(
     r"(?<!\S)(?P<value>[^\s]{4,100}) (?:is|was|ist|war|est|es|era|er|var) "
-    r"(?:my|our|the|mein|unser|das|die|mon|notre|le|mi|nuestra|la|el|mitt|vårt|min) (?:\w{1,20} )?"
+    r"(?:my|your|our|the|mein|dein|unser|das|die|mon|ton|votre|notre|le|mi|tu|su|nuestra|la|el|mitt|ditt|vårt|min|din)"
+    r" (?:\w{1,20} )?"
     rf"(?:(?P<password>{PASSWORD_NAMES})|(?:{TOKEN_NAMES}|{PIN_NAMES})(?![^\W_]))",
     regex.IGNORECASE,
 )
@@ -120,6 +137,8 @@ def _is_secret(match: "regex.Match[str]") -> bool:
         may_be_word = has_verb or match["password"].lower().startswith("mot")
         return _resembles_code(value, 4) or (may_be_word and not _continues_sentence(value))
     if match["pin"]:
+        if not has_verb and match["pin"].lower() == "code":  # as in "Summer of Code 2012"
+            return False
         return value.isdigit() and (3 if match["pin"].lower().startswith("cv") else 4) <= len(value) <= 12
     return _resembles_code(value, 6 if has_verb else 8) and not value.isdigit()
 

@@ -5,7 +5,7 @@ can compute the state again at any time, bit for bit, and another model can lear
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,8 +14,7 @@ from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
-from factorcell.config import UserError, check_choice
-from factorcell.data.corpus import Corpus
+from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
@@ -61,24 +60,14 @@ class ServedModel:
             )
         return self._learner
 
-    def read(
-        self, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]], unknown: str = "error", truncate: bool = True
-    ) -> Corpus:
-        """Read texts of requests, as `Run.read` does.
-
-        Raises:
-            UserError: A text or context is invalid, or a context has a value for the column of users.
-        """
-        self.check_contexts(contexts)
-        return self.run.read(texts, contexts, unknown=unknown, truncate=truncate)
-
     def is_truncated(self, text: str, context: Mapping[str, Any], unknown: str = "error") -> bool:
         """Return whether the model learns only the first `max_tokens` tokens of a text.
 
         Raises:
             UserError: The text or the context cannot be learned.
         """
-        return bool(self.read([text], [context], unknown).truncated[0])
+        self._check_context(context)
+        return bool(self.run.read([text], [context], unknown=unknown).truncated[0])
 
     def probe(self) -> None:
         """Complete and learn one text, to load everything that the first request would otherwise wait for.
@@ -117,7 +106,7 @@ class ServedModel:
 
     def begin(self, record: Record | None, context: Mapping[str, Any], unknown: str = "error") -> TypedText:
         """Return the state before a user types the first character; raise a `UserError` if the context is invalid."""
-        self.check_contexts([context])
+        self._check_context(context)
         return self.completer.begin(self.user(record), context, unknown)
 
     def learn(self, state: LearnedState | None, texts: Iterable[StoredText], last_number: int) -> LearnedState:
@@ -150,11 +139,8 @@ class ServedModel:
                 return updated_user
         return user
 
-    def check_contexts(self, contexts: Iterable[Mapping[str, Any]]) -> None:
-        """Raise a `UserError` if a context has an unknown column, or a value for the column of users."""
-        columns = dict.fromkeys(name for context in contexts for name in context)
-        for name in columns:
-            check_choice("context column", name, self.run.schema.columns())
+    def _check_context(self, context: Mapping[str, Any]) -> None:
+        """Raise a `UserError` if a context has a value for the column of users."""
         user_column = self.run.config.data.user
-        if self._learner is not None and user_column in columns:
+        if user_column in context and self._learner is not None:
             raise UserError(f"context {user_column}: the model reads this column as the user; set `user` instead")

@@ -102,13 +102,41 @@ def test_context_values_keep_their_type(client: TestClient, site: Site, value: A
         "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
         "generate": {"context": context, "max_tokens": 2},
     }.items():
-        answer = client.post(f"/v1/{name}", json=request)
+        answer = client.post(f"/v1/{name}", json={**request, "unknown": "group"})
         assert answer.status_code == 200, answer.text
     exported = client.get("/v1/users/ann/export").json()
     client.delete("/v1/users/ann")
     assert client.post("/v1/users", json=exported).status_code == 200
     (text,) = client.get("/v1/users/ann").json()["texts"]
     assert (text["context"]["city"], type(text["context"]["city"])) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("context", "detail"),
+    [
+        ({"city": "Olso"}, "city 'Olso' was never seen in training (did you mean 'Oslo'?)"),
+        ({"citi": "Oslo"}, "unknown context column 'citi' (did you mean 'city'?)"),
+    ],
+)
+def test_mistyped_contexts_are_refused_as_on_the_command_line(
+    client: TestClient, context: dict[str, str], detail: str
+) -> None:
+    texts = [{"text": "abba", "context": context}]
+    requests: dict[str, dict[str, Any]] = {
+        "complete": {"query": "a", "context": context},
+        "accept": {"user": "zoe", "text": "abba", "context": context},
+        "score": {"texts": texts},
+        "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
+        "generate": {"context": context, "max_tokens": 2},
+    }
+    for name, request in requests.items():
+        answer = client.post(f"/v1/{name}", json=request)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/docs#invalid"), name
+        assert detail in answer.json()["detail"], name
+        for unknown in ("group", "expected"):
+            answer = client.post(f"/v1/{name}", json={**request, "unknown": unknown})
+            assert answer.status_code == (200 if "city" in context else 422), (name, unknown)
+    assert client.post("/v1/complete", json={"query": "a", "unknown": "ignore"}).status_code == 422
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"query": "\\ud800"}', b"\xff"])

@@ -126,7 +126,7 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
     """Return how well the model predicts each text, without truncating it."""
     model = site.service.model
     texts, contexts = _texts_and_contexts(call.message.texts)
-    corpus = model.read(texts, contexts, call.message.unknown, truncate=False)
+    corpus = model.run.read(texts, contexts, unknown=call.message.unknown, truncate=False)
     results = [
         messages.TextScore(nats=tally.nats, targets=tally.targets, perplexity=tally.perplexity)
         for tally in text_tallies(model.run, corpus)
@@ -142,7 +142,7 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     texts, contexts = _texts_and_contexts(request.texts)
     if any(request.target in context for context in contexts):
         raise UserError(f"context {request.target}: it is the target column; remove it from the contexts")
-    corpus = model.read(texts, contexts, request.unknown)
+    corpus = model.run.read(texts, contexts, unknown=request.unknown)
     candidate_contexts = [{request.target: candidate} for candidate in candidates]
     text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
     unknown_truth = [None] * len(corpus)
@@ -169,7 +169,8 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
         _utterance(str(number), nbest_list, score_names) for number, nbest_list in enumerate(request.lists, 1)
     )
     weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(score_names)
-    model.check_contexts(nbest_list.context for nbest_list in request.lists)
+    for column in dict.fromkeys(column for nbest_list in request.lists for column in nbest_list.context):
+        check_choice("context column", column, model.run.schema.columns())
     scored = rescoring.score_hypotheses(model.run, NBest(score_names, utterances), unknown=request.unknown)
     rows = rescoring.rescore(scored, weights)
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
@@ -187,7 +188,6 @@ def generate(site: Site, call: Call) -> Iterator[messages.TextChunk]:
         seed=request.seed,
         seconds=max(0.0, call.time_limit.deadline - monotonic()),
     )
-    model.check_contexts([request.context])
     for text in stream(model.run, request.context, options=options, prompt=request.prompt, unknown=request.unknown):
         yield messages.TextChunk(text=text)
     yield messages.TextChunk(text="", done=True)
