@@ -111,6 +111,16 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
     assert run_command(["users", "export", "--store", other], capsys)[0] == [ann, bob]
 
 
+def test_the_import_omits_private_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    texts = [{"text": text, "time": 1} for text in ("abba", "my password is hunter2", "pin 4821")]
+    file.write_text(json.dumps({"format": 1, "user": "ann", "paused": False, "texts": texts}))
+    _, message = run_command(["users", "import", str(file), "--store", store], capsys)
+    assert message.splitlines()[1:] == ["texts that were omitted, as they seem private or exceed the limits: 2"]
+    (exported,), _ = run_command(["users", "export", "--store", store], capsys)
+    assert [text["text"] for text in json.loads(exported)["texts"]] == ["abba"]
+
+
 def test_a_user_deleted_during_the_export_is_skipped(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
