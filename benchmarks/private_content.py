@@ -228,7 +228,7 @@ def main() -> None:
     terminal.show_table(rows, ("made texts", "texts", "missed"))
     rows = []
     for path in arguments.tables:
-        texts = [str(text) for chunk in open_table(path).read(["text"]) for text in chunk["text"]]
+        texts = [str(text) for chunk in open_table(path).read(("text",)) for text in chunk["text"]]
         labels = {text: label for text in texts if (label := find_private_content(text))}
         counts = ", ".join(f"{label} {count}" for label, count in Counter(labels.values()).most_common())
         withheld = sum(text in labels for text in texts)

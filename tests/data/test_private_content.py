@@ -125,7 +125,7 @@ def test_few_made_texts_with_private_content_are_missed(kind: str) -> None:
 
 
 def test_no_place_name_contains_private_content() -> None:
-    names = [name for chunk in open_table(table_path("dev")).read(["text"]) for name in chunk["text"]]
+    names = [name for chunk in open_table(table_path("dev")).read(("text",)) for name in chunk["text"]]
     assert len(names) > 1000
     assert [name for name in names if find_private_content(name)] == []
 

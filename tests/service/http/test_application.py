@@ -94,14 +94,15 @@ def test_invalid_requests_are_problems(
 def test_context_values_keep_their_type(client: TestClient, site: Site, value: Any) -> None:
     context = {"city": value}
     texts = [{"text": "abba", "context": context}]
-    for name, request in {
+    requests: dict[str, dict[str, Any]] = {
         "complete": {"query": "a", "context": context},
         "accept": {"user": "ann", "text": "abba", "context": context},
         "score": {"texts": texts},
         "classify": {"target": "city", "texts": [{"text": "abba", "context": {"who": value}}]},
         "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
         "generate": {"context": context, "max_tokens": 2},
-    }.items():
+    }
+    for name, request in requests.items():
         answer = client.post(f"/v1/{name}", json={**request, "unknown": "group"})
         assert answer.status_code == 200, answer.text
     exported = client.get("/v1/users/ann/export").json()

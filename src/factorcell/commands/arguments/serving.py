@@ -28,8 +28,7 @@ def add_serve_arguments(parser: Parser) -> None:
     privacy = parser.section("privacy")
     help_text = "time after which texts are deleted, such as 90d (default: never)"
     privacy.add_argument("--retention", metavar="TIME", help=help_text)
-    help_text = "texts that match REGEX are neither learned nor stored, as texts with passwords or numbers of accounts "
-    help_text += "(repeatable)"
+    help_text = "further texts that are neither learned nor stored: those that match REGEX (repeatable)"
     privacy.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=help_text)
     help_text = "file of phrases that are never suggested, one per line"
     privacy.add_argument("--block", type=Path, help=help_text)
