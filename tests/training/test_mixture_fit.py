@@ -88,8 +88,15 @@ def test_an_altered_mixture_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("budget", "is_mixed"), [({"preset": "best"}, True), ({"preset": "good"}, False), ({}, False)])
 @pytest.mark.parametrize("user", ["", "city"])
 def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is_mixed: bool, user: str) -> None:
-    data = {"min_context_count": 1, **({"user": user, "min_user_count": 1} if user else {"context": ["city"]})}
-    specified = {"data": data, "tokenizer": {"min_count": 1}, "training": {"precision": "float32"}}
+    data: dict[str, Any] = {
+        "min_context_count": 1,
+        **({"user": user, "min_user_count": 1} if user else {"context": ["city"]}),
+    }
+    specified: dict[str, dict[str, Any]] = {
+        "data": data,
+        "tokenizer": {"min_count": 1},
+        "training": {"precision": "float32"},
+    }
     corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified), progress=False)
     complete = plan(specified, corpus, dev, Budget(**budget))
     assert complete.config.training.ngram_mixture == (is_mixed and not user)
@@ -100,7 +107,8 @@ def test_an_unadapted_mixture_does_not_depend_on_the_context(tmp_path: Path) -> 
     assert run.mixture is not None
     assert run.mixture.counts.variable is None
     corpora = [run.prepare([{"text": "the sea", "city": city}]) for city in ("Oslo", "Nice")]
-    assert np.array_equal(*(run.nats(corpus) for corpus in corpora))
+    first, second = (run.nats(corpus) for corpus in corpora)
+    assert np.array_equal(first, second)
 
 
 def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
