@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import files
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_gain
+from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_effect
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_run
 
@@ -91,14 +91,14 @@ def test_context_gain_equals_the_gain_on_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held_out = run.prepare(ROWS * 3)
-    gain = measure_context_gain(run, held_out)
+    gain = measure_context_effect(run, held_out)
     with_context, without_context = (
         perplexity.evaluate(run, c)["perplexity"] for c in (held_out, held_out.without_context(run.schema))
     )
     assert gain is not None
     assert gain["gain"] == pytest.approx(1 - with_context / without_context)
     text_figures.save(run.folder, text_figures.figures_from_nats(run.nats(held_out), held_out))
-    assert measure_context_gain(run, held_out) == pytest.approx(gain)
+    assert measure_context_effect(run, held_out) == pytest.approx(gain)
     monkeypatch.setattr("factorcell.evaluation.run_warnings.MAX_TEXTS", 12)
-    assert (measure_context_gain(run, held_out) or {})["texts"] == 12 < MAX_TEXTS
-    assert measure_context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held_out) is None
+    assert (measure_context_effect(run, held_out) or {})["texts"] == 12 < MAX_TEXTS
+    assert measure_context_effect(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held_out) is None

@@ -82,7 +82,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
 def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation) -> Row:
     """Return the row of an evaluation that `save_result` saves."""
     key = evaluation.texts["perplexity"].key
-    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **precision_fields(run)}
+    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **prediction_fields(run)}
     return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
 
 
@@ -109,18 +109,22 @@ def classification_row(
         "table": table_name(table),
         "target": target,
         "texts_key": result.key,
-        **precision_fields(run),
+        **prediction_fields(run),
     }
     options = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
     return {**identity, **options, **metrics, "confusion": confusion}
 
 
-def precision_fields(model: Scorer) -> Row:
-    """Return a row with the numeric `precision` of a model's matrix products, which changes the last digits of figures.
+def prediction_fields(model: Scorer) -> Row:
+    """Return a row about how a model predicts, for its results.
 
-    The row is empty for models without matrix products, such as n-gram models.
+    `precision` is the numeric precision of matrix products, which changes the last digits of figures; models without
+    matrix products, such as n-gram models, have none. `predictor` is "mixture" if a run predicts with its n-gram
+    mixture; the results of its neural model alone have no such field.
     """
-    return {"precision": model.precision} if hasattr(model, "precision") else {}
+    precision = {"precision": model.precision} if hasattr(model, "precision") else {}
+    is_mixture = isinstance(model, Run) and model.mixture is not None
+    return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
 
 
 def saved_text_figures(folder: Path, key: str | None) -> Figures:
