@@ -235,7 +235,7 @@ def test_every_metric_has_its_table_and_its_baseline() -> None:
     assert "+4.0% [+3.0, +5.0] over ngram" in page.text
     assert "gain over hotels FactorCell" not in page.text
     for words in (
-        "Perplexity on ht.csv by rating, gain over the same run without context",
+        "Perplexity on ht.csv by rating, effect of removing the context",
         "Perplexity on ht.parquet by rating, gain over ngram",
         "Classification of rating, other.csv by value",
     ):
@@ -245,7 +245,7 @@ def test_every_metric_has_its_table_and_its_baseline() -> None:
     assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td>([^<]*)</td>", content))
     labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
     assert {
-        "Gain over the same run without context by rating, ht.csv",
+        "Effect of removing the context by rating, ht.csv",
         "Gain over ngram by rating, ht.parquet",
     } <= labels
     both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))

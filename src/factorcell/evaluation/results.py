@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import input_files
+from factorcell import input_files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
+from factorcell.model.training_state import describe_running
 
 Row = dict[str, Any]
 
@@ -65,8 +66,11 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     """Save a result in the folder of a model, for the model card and for reports; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
-    groups of `row` by user are not saved.
+    groups of `row` by user are not saved. While the training of the run is running, nothing is saved, because its
+    weights will change.
     """
+    if lock.is_locked(run.folder):
+        return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:

@@ -63,6 +63,11 @@ def append(folder: Path, row: Mapping[str, Any]) -> None:
     files.append_row(folder / FILE, row)
 
 
+def clear(folder: Path) -> None:
+    """Delete the results saved in a folder, because a resumed training changes the weights that they are about."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
     """Return the last value of every measure of every table, in the order in which the measures first occur."""
     # By table, measure and key of the texts: the number of texts, and the fields of the measurement.

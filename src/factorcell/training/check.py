@@ -82,7 +82,7 @@ def _check_files(folder: Path) -> Iterator[Finding]:
         yield Finding(folder / digests.FILE, is_valid=False, text=str(error))
         return
     if not manifest:
-        text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
+        text = f"no {digests.FILE}; only tensors have a checksum"
         yield Finding(folder / digests.FILE, is_valid=True, text=text)
     existing = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
     names_with_digest = {name for name, accepted_digests in manifest.items() if accepted_digests}

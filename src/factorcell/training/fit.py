@@ -17,8 +17,8 @@ from factorcell.data.tables import table_name
 from factorcell.evaluation.run_warnings import format_context_effect, measure_context_effect
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
-from factorcell.model import model_card
-from factorcell.model.run import Run, initial_files
+from factorcell.model import model_card, saved_results
+from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture
@@ -80,6 +80,8 @@ def fit(
         if should_resume:
             run = Run.open(folder, trained=False)
             check_resumable(run, resumed_plan(config, run.config).config, corpus)
+            if not training_facts(folder):
+                saved_results.clear(folder)
         else:
             new_plan = plan(config, corpus, dev_corpus, budget)
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
