@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from factorcell.model.saved_results import GainTable
 from factorcell.reports import demo, elements, runs
 from tests.pages import Page, requests
 from tests.service.page.conftest import browser  # noqa: F401
+from tests.small_runs import make_run
 
 HOSTILE = '<script>alert("x")</script> & co'
 MODELS = ["unadapted", "softmaxbias", "concatcell", "factorcell"]
@@ -326,3 +328,14 @@ def test_the_content_security_policy_blocks_injected_content(browser: Any, plant
     _, messages = browse(browser, elements.document("A", [("B", planted)]), 390)
     assert any("Content Security Policy" in message for message in messages)
     assert "it ran" not in messages
+
+
+def test_the_options_of_an_adaptation_that_a_run_does_not_have_are_not_shown(tmp_path: Path) -> None:
+    for name, context in (("with", ("city",)), ("without", ())):
+        make_run(tmp_path / name, context).save_weights({})
+    content = runs.report_page([tmp_path / "with", tmp_path / "without"])
+    rows = re.findall(
+        r"<tr><td>(?:model\.)?(adapt|rank|hidden_size)</td><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)", content
+    )
+    assert ("adapt", "not used", "concat, factor") in rows
+    assert ("rank", "not used", "2") in rows

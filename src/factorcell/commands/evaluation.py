@@ -17,6 +17,7 @@ from factorcell.evaluation.run_warnings import (
     EFFECT,
     EFFECT_MEANING,
     GAIN_IS_SMALLER,
+    mixture_notices,
     training_warnings,
     unknown_users_notice,
 )
@@ -43,7 +44,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     else:
         _show(run, row, result.by, arguments, baseline)
     _save_result(run, saved_row, result.texts)
-    terminal.notify(*training_warnings(model for model in (run, baseline) if isinstance(model, Run)))
+    runs = [model for model in (run, baseline) if isinstance(model, Run)]
+    terminal.notify(*mixture_notices(runs), *training_warnings(runs))
 
 
 def _show(

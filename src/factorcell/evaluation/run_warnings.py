@@ -6,7 +6,7 @@ development texts, and by `evaluate`, on other tables. The measurement with the 
 ignored if unknown users wrote all of its texts. The keys `gain`, `gain_low` and `gain_high` store the effect.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,14 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
     """
     command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
+
+
+def mixture_notices(runs: Sequence[Run]) -> list[str]:
+    """Return a notice if only some of the compared `runs` predict with a mixture of their model and n-gram counts."""
+    mixed = [str(run.folder) for run in runs if run.mixture is not None]
+    if len(mixed) in (0, len(runs)):
+        return []
+    return [f"only {', '.join(mixed)} predicts with n-gram counts; the difference is not the effect of a context alone"]
 
 
 def find_warnings(runs: Iterable[Run]) -> list[str]:

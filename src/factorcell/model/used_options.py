@@ -18,12 +18,15 @@ def used_options(names: Iterable[str], config: Config, schema: ContextSchema) ->
 
 
 def unused_options(config: Config, schema: ContextSchema) -> set[str]:
-    """Return the automatic options that a model with this config and these context variables does not use."""
+    """Return the options of adaptations and losses that a model with this config and these variables does not use."""
     model, adapters = config.model, weight_adapters(config.model)
     # Biases of the kinds one_hot, sparse and hash read values, those of low_rank_each the embeddings of variables.
-    has_vector = bool(schema.variables) and bool(adapters or "low_rank" in model.output_bias)
+    has_context = bool(schema.variables)
+    has_vector = has_context and bool(adapters or "low_rank" in model.output_bias)
     has_embedded_variables = len(schema.numbers) < len(schema.variables)  # numbers have no embeddings of their own
     is_used = {
+        "adapt": has_context,
+        "output_bias": has_context,
         "rank": has_vector and any(find_adapter(name).needs_rank for name in adapters),
         "context_size": has_vector,
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),

@@ -12,6 +12,7 @@ from factorcell.evaluation.run_warnings import EFFECT, find_warnings
 from factorcell.finite import is_number
 from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.run import Run, training_facts
+from factorcell.model.used_options import unused_options
 from factorcell.reports import charts
 from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
 
@@ -63,6 +64,8 @@ def _read(folder: Path) -> Row:
         "folder": str(folder),
         "title": folder.name,
         "config": run.config.to_dict(),
+        "is_adapted": run.model.is_adapted,
+        "unused": unused_options(run.config, run.schema),
         "schema": [variable.describe() for variable in run.schema.variables],
         "evaluation": evaluation,
         "log": run.log(),
@@ -142,7 +145,7 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
 def _sort_key(run: Row) -> tuple[bool, bool]:
     """Return whether a run is an n-gram model, and whether the run is adapted."""
     model = run["config"].get("model", {})
-    return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
+    return "schema" not in run, bool(run.get("is_adapted", model.get("adapt") or model.get("output_bias")))
 
 
 def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
@@ -175,8 +178,8 @@ def _mixture_notes(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> li
     if not names:
         return []
     return [
-        f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts; "
-        "learning curves show the neural model alone"
+        f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "
+        "other models includes; learning curves show the neural model alone"
     ]
 
 
@@ -253,7 +256,8 @@ def _options_tables(runs: Sequence[tuple[Row, str]]) -> str:
         for section, options in run["config"].items():
             for key, value in options.items():
                 name = f"{section}.{key}"
-                rows.setdefault(name, {"option": name})[title] = _format_option(value)
+                is_unused = key in run.get("unused", ())
+                rows.setdefault(name, {"option": name})[title] = "not used" if is_unused else _format_option(value)
     titles = [title for _, title in runs]
     columns = ["option", *titles]
     differing = [row for row in rows.values() if len({row.get(title) for title in titles}) > 1]

@@ -138,6 +138,8 @@ def common_plan(
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_training(ngram_mixture=False)
+    if not corpus.schema.variables:
+        emit_notice(notify, "no context: each of these models is an unadapted model")
     unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
     for line in new_plan.notices(unused=set.intersection(*unused_by_model)):
         emit_notice(notify, line)
