@@ -5,9 +5,11 @@ The system releases the lock when the process ends, even after `kill -9`.
 
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from factorcell.limits import UserError
 
@@ -17,6 +19,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FILE = "training.lock"  # stays in the folder: if it were removed, two processes could lock different files
+# `is_locked` holds the lock for an instant. A refused attempt to lock a folder is therefore repeated.
+ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 3, 0.05
 
 
 @contextmanager
@@ -40,9 +44,7 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     with file:
         try:
-            if fcntl is None:
-                raise OSError
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             file.seek(0)
             raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
@@ -59,3 +61,33 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
                 with suppress(OSError):
                     path.unlink()
                     folder.rmdir()
+
+
+def _lock(file: TextIO) -> None:
+    """Lock a file; raise `BlockingIOError` if another process has locked it, and `OSError` if there are no locks."""
+    if fcntl is None:
+        raise OSError
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process trains in `folder`; None if the system or the file system has no locks."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            if fcntl is None:
+                return None
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False

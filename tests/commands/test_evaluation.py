@@ -30,20 +30,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_evaluate_prints_the_interval_of_a_gain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_tells_a_gain_from_the_effect_of_removing_the_context(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     output = capsys.readouterr().out
     assert re.search(
-        rf"gain over the same model without context \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}",
+        r"effect of removing the context \(how much lower the perplexity is with it; without it, "
+        rf"perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}",
         output,
     )
+    assert "gain" not in output.replace("gain over an unadapted run", "")
     assert "perplexity  without context" in output
     assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", output)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
     assert re.search(
         rf"gain over \S+plain \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}", capsys.readouterr().out
     )
+    assert main(["evaluate", plain, table, "--by", "city"]) == 0
+    output = capsys.readouterr().out
+    assert "by city; the model reads no context" in output
+    assert "effect" not in output
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 

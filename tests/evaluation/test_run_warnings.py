@@ -1,4 +1,4 @@
-"""Warnings about runs, from their logs and from the gain of their context."""
+"""Warnings about runs, from their logs and from the effect of removing their context."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import files
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_gain
+from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_effect
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_run
 
@@ -64,8 +64,17 @@ def evaluation_result(low: float, texts: int, **more: Any) -> dict[str, Any]:
 GAINS = [
     (None, [], ""),
     (0.01, [], ""),
-    (-0.005, [], "does not significantly lower the perplexity (+0.5% [-0.5, +1.5] not significant, 100 texts)"),
-    (-0.05, [], "does not significantly lower the perplexity (-4.0% [-5.0, -3.0], 100 texts)"),
+    (
+        -0.005,
+        [],
+        "does not significantly lower the perplexity (effect of removing the context: +0.5% [-0.5, +1.5] "
+        "not significant, 100 texts)",
+    ),
+    (
+        -0.05,
+        [],
+        "does not significantly lower the perplexity (effect of removing the context: -4.0% [-5.0, -3.0], 100 texts)",
+    ),
     (-0.005, [evaluation_result(0.02, 500)], ""),
     (-0.005, [evaluation_result(0.02, 50)], "100 texts"),
     (0.01, [evaluation_result(-0.01, 500)], "500 texts"),
@@ -76,7 +85,7 @@ GAINS = [
 
 
 @pytest.mark.parametrize(("gain_low", "rows", "text"), GAINS)
-def test_a_run_without_a_significant_gain_causes_a_warning(
+def test_a_run_whose_context_has_no_significant_effect_causes_a_warning(
     run: Run, gain_low: float | None, rows: list[Any], text: str
 ) -> None:
     if gain_low is not None:
@@ -87,18 +96,18 @@ def test_a_run_without_a_significant_gain_causes_a_warning(
     assert text in "".join(warnings)
 
 
-def test_context_gain_equals_the_gain_on_development_texts(
+def test_the_effect_of_removing_the_context_is_that_on_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held_out = run.prepare(ROWS * 3)
-    gain = measure_context_gain(run, held_out)
+    gain = measure_context_effect(run, held_out)
     with_context, without_context = (
         perplexity.evaluate(run, c)["perplexity"] for c in (held_out, held_out.without_context(run.schema))
     )
     assert gain is not None
     assert gain["gain"] == pytest.approx(1 - with_context / without_context)
     text_figures.save(run.folder, text_figures.figures_from_nats(run.nats(held_out), held_out))
-    assert measure_context_gain(run, held_out) == pytest.approx(gain)
+    assert measure_context_effect(run, held_out) == pytest.approx(gain)
     monkeypatch.setattr("factorcell.evaluation.run_warnings.MAX_TEXTS", 12)
-    assert (measure_context_gain(run, held_out) or {})["texts"] == 12 < MAX_TEXTS
-    assert measure_context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held_out) is None
+    assert (measure_context_effect(run, held_out) or {})["texts"] == 12 < MAX_TEXTS
+    assert measure_context_effect(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held_out) is None

@@ -13,14 +13,19 @@ from factorcell import files
 from factorcell.completion.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.evaluation import results
 from factorcell.evaluation.classification import log_likelihoods
+from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.run_warnings import mixture_notices
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.model import ngram_mixture
+from factorcell.model import model_card, ngram_mixture, saved_results
 from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
 from factorcell.model.ngram import NGram, count_ngrams
 from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
 from factorcell.model.value_counts import ValueCounts
+from factorcell.reports.runs import report_page
+from factorcell.training.fit import summary
 from factorcell.training.mixture_fit import fit_mixture
 from tests.small_runs import ROWS, make_run
 
@@ -213,3 +218,37 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
     assert any("--ngram-mixture" in line for line in fitted.notices(2.0, is_saved=False))
+
+
+def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:
+    ngram = {"components": ["neural", "ngram"], "perplexity": {"neural": 54.6, "ngram": 29.6, "mixture": 27.9}}
+    files.write_json(run.folder / "training.json", {"texts": 5, "targets": 9, "source": "rows", "ngram": ngram})
+    row = {"step": 4, "steps": 4, "tokens": 9, "seconds": 1.0, "split": "dev", "best": 54.6}
+    files.write_rows(run.log_path, [{**row, "perplexity": 54.6, "perplexity_known": 53.1}])
+    card = model_card.render(run)
+    assert (
+        "predicts with a mixture of this neural model and n-gram counts of its training texts (neural, ngram)" in card
+    )
+    assert "| development | perplexity, mixture | 27.90 |" in card
+    assert "| development | perplexity, neural model alone | 54.60 |" in card
+    assert "development perplexity 27.90 of the mixture with which the run predicts; its neural model alone: 54.60" in (
+        summary(run)
+    )
+    page = report_page([run.folder])
+    assert "27.90" in page
+    assert "54.60" not in page
+    assert "learning curves show the neural model alone" in page
+    rows = ROWS * 3
+    for predictor in (Run.open(run.folder, mixture=False), Run.open(run.folder)):
+        evaluation = evaluate_by_columns(predictor, rows, by=["city"])
+        results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.texts)
+    neural, mixed = (row["evaluation"]["perplexity"] for row in saved_results.read(run.folder))
+    card = (run.folder / "README.md").read_text(encoding="utf-8")
+    assert f"| rows | perplexity | {neural:.4g} |" in card
+    assert f"| rows | perplexity, mixture | {mixed:.4g} |" in card
+    (notice,) = mixture_notices([Run.open(run.folder), Run.open(run.folder, mixture=False)])
+    assert "the difference is not the effect of a context alone" in notice
+    assert mixture_notices([run]) == mixture_notices([Run.open(run.folder, mixture=False)] * 2) == []
+    page = report_page([run.folder])
+    assert f"{mixed:.2f}" in page
+    assert f"{neural:.2f}" not in page

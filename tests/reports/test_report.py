@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from factorcell.model.saved_results import GainTable
 from factorcell.reports import demo, elements, runs
 from tests.pages import Page, requests
 from tests.service.page.conftest import browser  # noqa: F401
+from tests.small_runs import make_run
 
 HOSTILE = '<script>alert("x")</script> & co'
 MODELS = ["unadapted", "softmaxbias", "concatcell", "factorcell"]
@@ -235,7 +237,7 @@ def test_every_metric_has_its_table_and_its_baseline() -> None:
     assert "+4.0% [+3.0, +5.0] over ngram" in page.text
     assert "gain over hotels FactorCell" not in page.text
     for words in (
-        "Perplexity on ht.csv by rating, gain over the same run without context",
+        "Perplexity on ht.csv by rating, effect of removing the context",
         "Perplexity on ht.parquet by rating, gain over ngram",
         "Classification of rating, other.csv by value",
     ):
@@ -245,7 +247,7 @@ def test_every_metric_has_its_table_and_its_baseline() -> None:
     assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td>([^<]*)</td>", content))
     labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
     assert {
-        "Gain over the same run without context by rating, ht.csv",
+        "Effect of removing the context by rating, ht.csv",
         "Gain over ngram by rating, ht.parquet",
     } <= labels
     both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))
@@ -326,3 +328,14 @@ def test_the_content_security_policy_blocks_injected_content(browser: Any, plant
     _, messages = browse(browser, elements.document("A", [("B", planted)]), 390)
     assert any("Content Security Policy" in message for message in messages)
     assert "it ran" not in messages
+
+
+def test_the_options_of_an_adaptation_that_a_run_does_not_have_are_not_shown(tmp_path: Path) -> None:
+    for name, context in (("with", ("city",)), ("without", ())):
+        make_run(tmp_path / name, context).save_weights({})
+    content = runs.report_page([tmp_path / "with", tmp_path / "without"])
+    rows = re.findall(
+        r"<tr><td>(?:model\.)?(adapt|rank|hidden_size)</td><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)", content
+    )
+    assert ("adapt", "not used", "concat, factor") in rows
+    assert ("rank", "not used", "2") in rows

@@ -56,4 +56,4 @@ def test_outliers_of_numbers_cause_a_warning(largest: float, count: int) -> None
 
 def test_a_column_with_one_value_causes_a_warning() -> None:
     (line,) = data_warnings(*corpora(TEXTS[:1], TEXTS[2:3], "char", min_count=1))
-    assert line == "city: uninformative, because all texts have 'Oslo' or no value"
+    assert line == "city: uninformative, because all texts have the same value or no value"

@@ -14,6 +14,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run, read_config, training_facts
+from factorcell.model.used_options import used_options
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training import rules
@@ -166,7 +167,9 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert "epochs" not in lines[2]
     assert lines[2].endswith("; to override, set --context-size or any other option")
     assert lines[3].startswith("1 passes, about ")
-    assert training_facts(run.folder)["chosen"] == list(unspecified_options(options))
+    assert training_facts(run.folder)["chosen"] == used_options(unspecified_options(options), run.config, run.schema)
+    assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
+    assert not any("samples" in line for line in lines)
     assert "- chosen automatically: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in training_facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
@@ -190,11 +193,27 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
     assert first.config.with_model("factorcell").model == second.config.model
-    assert (
-        training_facts(first.folder)["chosen"]
-        == training_facts(second.folder)["chosen"]
-        == list(unspecified_options(OPTIONS))
-    )
+    chosen = unspecified_options(OPTIONS)
+    for run in (first, second):
+        assert training_facts(run.folder)["chosen"] == used_options(chosen, run.config, run.schema)
+    assert {"rank", "context_size"} & set(training_facts(first.folder)["chosen"]) == set()
+    assert "rank" in training_facts(second.folder)["chosen"]
+
+
+def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_context(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = {**OPTIONS, "data": {}, "training": {"epochs": 1.0}}
+    run = fit(ROWS, ROWS, options, tmp_path / "run", notify=lines.append)
+    assert lines.count("no context: this is an unadapted model") == 1
+    card = (run.folder / "README.md").read_text("utf-8")
+    assert "No context: this is an unadapted model." in card
+    for name in ("rank", "context_size", "variable_size", "dropout_context", "Adapters", "softmax biases"):
+        assert name not in card, name
+        assert not any(name in line for line in lines), name
+    unadapted = {**options, "data": OPTIONS["data"], "model": {"adapt": [], "output_bias": [], "embedding_size": 5}}
+    lines.clear()
+    fit(ROWS, ROWS, unadapted, tmp_path / "unadapted", notify=lines.append)
+    assert "an unadapted model: it does not read the context columns city" in lines
 
 
 def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The summary line of a training: the gain from its context, or why it is unknown."""
+"""The summary line of a training: the effect of removing its context, or why it is unknown."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-GAIN = "over the same model without its context"
+EFFECT = "effect of removing the context (how much lower the perplexity is with it): "
 UNKNOWN_USERS = (
     "no development text is by a known user; `factorcell tune-online {} TABLE` measures the gain from learning users"
 )
@@ -45,13 +45,14 @@ def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> 
     new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
     assert training_facts(new.folder)["context"]["only_unknown_users"]
     assert summary(new).endswith(f"minutes; {UNKNOWN_USERS.format(new.folder)}")
-    assert GAIN not in summary(new)
+    assert EFFECT not in summary(new)
     assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
     both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))
-    assert f" {GAIN}; {UNKNOWN_USERS.format(both.folder)}" in summary(both)
+    assert EFFECT in summary(both)
+    assert summary(both).endswith(f"; {UNKNOWN_USERS.format(both.folder)}")
     known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
     assert "only_unknown_users" not in training_facts(known.folder)["context"]
-    assert GAIN in summary(known)
+    assert EFFECT in summary(known)
     assert "tune-online" not in summary(known)
 
 
@@ -61,12 +62,13 @@ def known_user_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train_run(tmp_path_factory.mktemp("known") / "run", texts_by("ann"))
 
 
-def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known_user_run: Run) -> None:
+def test_only_a_positive_effect_is_compared_with_an_unadapted_run(known_user_run: Run) -> None:
     before = training_facts(known_user_run.folder)
     for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
         files.write_json(known_user_run.folder / "training.json", {**before, "context": context})
-        assert summary(known_user_run).endswith(" (the gain over an unadapted run is smaller)" if is_lower else GAIN)
+        assert EFFECT in summary(known_user_run)
+        assert summary(known_user_run).endswith("; the gain over an unadapted run is usually smaller") == is_lower
     files.write_json(known_user_run.folder / "training.json", before)
 
 

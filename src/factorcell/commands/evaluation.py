@@ -13,7 +13,14 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.evaluation.run_warnings import training_warnings, unknown_users_notice
+from factorcell.evaluation.run_warnings import (
+    EFFECT,
+    EFFECT_MEANING,
+    GAIN_IS_SMALLER,
+    mixture_notices,
+    training_warnings,
+    unknown_users_notice,
+)
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
@@ -37,7 +44,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     else:
         _show(run, row, result.by, arguments, baseline)
     _save_result(run, saved_row, result.texts)
-    terminal.notify(*training_warnings(model for model in (run, baseline) if isinstance(model, Run)))
+    runs = [model for model in (run, baseline) if isinstance(model, Run)]
+    terminal.notify(*mixture_notices(runs), *training_warnings(runs))
 
 
 def _show(
@@ -47,34 +55,42 @@ def _show(
     arguments: argparse.Namespace,
     baseline: Scorer | None,
 ) -> None:
-    """Print the figures `total` of all texts, and for each column of --by a table of the gains on its values."""
-    other_model = baseline.folder if baseline else "the same model without context"
-    gain_title = f"gain over {other_model}"
+    """Print the figures `total` of all texts, and for each column of --by a table of the figures of its values.
+
+    The tables have the gains over the baseline, or without a baseline, the effect of removing the context.
+    """
+    name = f"gain over {baseline.folder}" if baseline else EFFECT
     terminal.show(
         f"{total['texts']:,} texts, {total['targets']:,} targets ({total['unknown_share']:.1%} out of vocabulary)",
         f"perplexity {total['perplexity']:.2f} over all targets, "
         f"{total['perplexity_known']:.2f} over in-vocabulary targets",
         *_bits_per_byte_lines(total),
     )
-    if gain := format_difference("gain", total):
-        hint = ""
-        if not baseline and total["gain"] > 0:
-            hint = " (the gain over an unadapted run is smaller; --baseline RUN computes it)"
-        terminal.show(f"{gain_title} (perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets): {gain}{hint}")
+    if difference := format_difference("gain", total):
+        meaning, hint = "", ""
+        if not baseline:
+            meaning = f"{EFFECT_MEANING}; without it, "
+            hint = f"; {GAIN_IS_SMALLER} (--baseline RUN computes it)" if total["gain"] > 0 else ""
+        figures = f"{meaning}perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets"
+        terminal.show(f"{name} ({figures}): {difference}{hint}")
         if total.get("only_unknown_users"):
             terminal.show(unknown_users_notice(run, "text"))
-    if difference := format_difference("bits_per_byte_difference", total):
+    if baseline and (difference := format_difference("bits_per_byte_difference", total)):
         at_least = "at least " if total["bits_per_byte_baseline_bound"] else ""
         baseline_figure = f"{at_least}{total['bits_per_byte_baseline']:.3f}"
-        terminal.show(f"difference in bits per byte to {other_model} ({baseline_figure}): {difference}")
+        terminal.show(f"difference in bits per byte to {baseline.folder} ({baseline_figure}): {difference}")
+    other_perplexity, difference_title = ("baseline", "gain") if baseline else ("without_context", "effect")
     for column in arguments.by:
-        terminal.show("", f"by {column}; {gain_title} (95 % CI in brackets)")
-        other_perplexity = "baseline" if baseline else "without_context"
+        rows = rows_by_column[column]
+        has_differences = any("gain" in row for row in rows)
+        title = f"{name} (95 % CI in brackets)" if has_differences else "the model reads no context"
+        terminal.show("", f"by {column}; {title}")
         shown_rows = [
-            {**row, other_perplexity: row["perplexity_without"], "gain": format_difference("gain", row)}
-            for row in rows_by_column[column]
+            {**row, other_perplexity: row.get("perplexity_without"), difference_title: format_difference("gain", row)}
+            for row in rows
         ]
-        terminal.show_table(shown_rows, ("value", "count", "targets", "perplexity", other_perplexity, "gain"))
+        columns = ("value", "count", "targets", "perplexity", other_perplexity, difference_title)
+        terminal.show_table(shown_rows, columns)
 
 
 def _bits_per_byte_lines(total: Row) -> list[str]:

@@ -126,7 +126,7 @@ class CategoryReader(ColumnReader):
     """Reads a column of categories.
 
     Attributes:
-        is_private: Whether error messages must not list values that training saw.
+        is_private: Whether error messages must not name values, because they are users.
     """
 
     is_private = False
@@ -208,11 +208,9 @@ class CategoryReader(ColumnReader):
         extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
         or_rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
+        name = "of this row" if self.is_private else repr(unseen_names[0])
         hint = "" if self.is_private else nearest_hint(unseen_names[0], values)
-        problem = (
-            f"{unseen_names[0]!r} was never seen in training{or_rare}{extent}{hint}; "
-            f"training has {len(values):,} values"
-        )
+        problem = f"{name} was never seen in training{or_rare}{extent}{hint}; training has {len(values):,} values"
         if values and not self.is_private:
             examples = difflib.get_close_matches(unseen_names[0], values, n=3) or values[:5]
             problem += f" ({', '.join(examples)}{', ...' if len(values) > len(examples) else ''})"

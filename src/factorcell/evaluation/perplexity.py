@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte of texts, for a whole table and for groups of texts, with gains over a baseline.
+"""Perplexity and bits per byte of texts, for a whole table and for groups of texts, with differences to a baseline.
 
     perplexity = exp(sum of nats / number of targets)        bits per byte = sum of nats / (ln 2 * number of bytes)
 
@@ -84,9 +84,10 @@ def evaluate_by_columns(
 ) -> Evaluation:
     """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
-    With a baseline, the row also has the gain over the baseline. With columns but no baseline, it has the gain over the
-    same model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies of the
-    model and the baseline differ, the row has the difference in bits per byte instead of the gain.
+    With a baseline, the row also has the gain over the baseline. With columns but no baseline, `gain` is the effect of
+    removing the context: the same difference to the same model with the expected context; then `over`, the name of the
+    baseline, is None. A model that reads no context has no such effect. If the vocabularies of the model and the
+    baseline differ, the row has the difference in bits per byte instead of the gain.
     """
     if baseline is not None and by:
         check_vocabularies(run, baseline)  # before the table is read
@@ -99,7 +100,7 @@ def evaluate_by_columns(
         baseline_corpus = baseline.prepare(source, unknown=unknown)
         baseline_figures = text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
         row |= _bits_difference_row(model_figures, baseline_figures, baseline_corpus, baseline)
-    elif by or baseline is not None:
+    elif baseline is not None or (by and reads_context(run)):
         baseline_figures = _baseline_figures(run, baseline, corpus, source, unknown)
         model_sums, baseline_sums = model_figures["perplexity"], baseline_figures["perplexity"]
         row |= gain(model_sums, baseline_sums).to_row("gain")
@@ -109,6 +110,9 @@ def evaluate_by_columns(
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
         for column, groups in groups_by_column.items():
             group_rows_by_column[column] = gains(model_sums, baseline_sums, groups)
+    else:
+        for column, groups in groups_by_column.items():
+            group_rows_by_column[column] = gains(model_figures["perplexity"], None, groups)
     return Evaluation(row, group_rows_by_column, model_figures)
 
 
@@ -143,7 +147,7 @@ def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
-    """Compute the perplexity of groups of texts, and the gain over a baseline in each group.
+    """Compute the perplexity of groups of texts, and the gain over a baseline or the effect of removing the context.
 
     Args:
         run: The model.
@@ -154,7 +158,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Returns:
         A row per group, the largest first: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
         perplexity of the baseline) and `gain`, the relative reduction of the perplexity, with the interval from
-        `gain_low` to `gain_high`.
+        `gain_low` to `gain_high`. Without a baseline, `gain` is the effect of removing the context.
 
     Raises:
         UserError: The number of values is not the number of texts, or the vocabularies differ.
@@ -164,6 +168,11 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
         check_vocabularies(run, baseline)
     model_figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
     return gains(model_figures["perplexity"], without_context(baseline or run, corpus)["perplexity"], groups)
+
+
+def reads_context(model: Scorer) -> bool:
+    """Return whether the predictions of a model depend on a context."""
+    return bool(model.schema.variables) and (not isinstance(model, Run) or model.model.is_adapted)
 
 
 def without_context(model: Scorer, corpus: Corpus) -> Figures:
@@ -194,17 +203,23 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
     return text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
 
 
-def gains(model: TextSums, baseline: TextSums, groups: Sequence[str]) -> list[Row]:
-    """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text."""
+def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str]) -> list[Row]:
+    """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text.
+
+    Without figures of a baseline, the rows have no gain.
+    """
     members_by_group: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members_by_group.setdefault(group, []).append(index)
     rows = []
     for group, members in members_by_group.items():
-        model_sums, baseline_sums = (sums.select(np.array(members)) for sums in (model, baseline))
+        model_sums = model.select(np.array(members))
         row: Row = {"value": group, "count": len(members), "targets": int(model_sums.denominator.sum())}
-        row |= {"perplexity": _perplexity(model_sums), "perplexity_without": _perplexity(baseline_sums)}
-        rows.append({**row, **gain(model_sums, baseline_sums).to_row("gain")})
+        row["perplexity"] = _perplexity(model_sums)
+        if baseline is not None:
+            baseline_sums = baseline.select(np.array(members))
+            row |= {"perplexity_without": _perplexity(baseline_sums), **gain(model_sums, baseline_sums).to_row("gain")}
+        rows.append(row)
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
 
 

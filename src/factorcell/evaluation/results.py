@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import input_files
+from factorcell import input_files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
+from factorcell.model.training_state import describe_running
 
 Row = dict[str, Any]
 
@@ -65,8 +66,11 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     """Save a result in the folder of a model, for the model card and for reports; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
-    groups of `row` by user are not saved.
+    groups of `row` by user are not saved. While the training of the run is running, nothing is saved, because its
+    weights will change.
     """
+    if lock.is_locked(run.folder):
+        return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
@@ -82,7 +86,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
 def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation) -> Row:
     """Return the row of an evaluation that `save_result` saves."""
     key = evaluation.texts["perplexity"].key
-    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **precision_fields(run)}
+    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **prediction_fields(run)}
     return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
 
 
@@ -109,18 +113,22 @@ def classification_row(
         "table": table_name(table),
         "target": target,
         "texts_key": result.key,
-        **precision_fields(run),
+        **prediction_fields(run),
     }
     options = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
     return {**identity, **options, **metrics, "confusion": confusion}
 
 
-def precision_fields(model: Scorer) -> Row:
-    """Return a row with the numeric `precision` of a model's matrix products, which changes the last digits of figures.
+def prediction_fields(model: Scorer) -> Row:
+    """Return a row about how a model predicts, for its results.
 
-    The row is empty for models without matrix products, such as n-gram models.
+    `precision` is the numeric precision of matrix products, which changes the last digits of figures; models without
+    matrix products, such as n-gram models, have none. `predictor` is "mixture" if a run predicts with its n-gram
+    mixture; the results of its neural model alone have no such field.
     """
-    return {"precision": model.precision} if hasattr(model, "precision") else {}
+    precision = {"precision": model.precision} if hasattr(model, "precision") else {}
+    is_mixture = isinstance(model, Run) and model.mixture is not None
+    return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
 
 
 def saved_text_figures(folder: Path, key: str | None) -> Figures:

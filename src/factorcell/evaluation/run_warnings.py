@@ -1,11 +1,12 @@
-"""Warnings about runs whose outputs may mislead, because training stopped early or the context has no significant gain.
+"""Warnings about runs whose outputs may mislead: training has not ended, or removing the context has no effect.
 
-The gain is the relative reduction of the perplexity against the same run with the expected context. The gain is
-measured at the end of training, on up to `MAX_TEXTS` development texts, and by `evaluate`, on other tables. The
-measurement with the most texts counts. A measurement is ignored if unknown users wrote all of its texts.
+The effect of removing the context is how much lower the perplexity of the run is with the context of each text than
+with the expected context, relative to the latter. It is measured at the end of training, on up to `MAX_TEXTS`
+development texts, and by `evaluate`, on other tables. The measurement with the most texts counts. A measurement is
+ignored if unknown users wrote all of its texts. The keys `gain`, `gain_low` and `gain_high` store the effect.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,20 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import format_difference
-from factorcell.model import saved_results
+from factorcell.model import saved_results, training_state
 from factorcell.model.run import Run, training_facts
 from factorcell.model.scoring import Scorer
 
-MAX_TEXTS = 1000  # development texts on which the gain is measured
+MAX_TEXTS = 1000  # development texts on which the effect is measured
+EFFECT = "effect of removing the context"
+EFFECT_MEANING = "how much lower the perplexity is with it"
+GAIN_IS_SMALLER = "the gain over an unadapted run is usually smaller"
 
 Row = dict[str, Any]
 
 
-def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
-    """Measure the gain of the context on held-out texts, with its interval; None for an unadapted run.
+def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
+    """Measure the effect of removing the context on held-out texts, with its interval; None for an unadapted run.
 
     The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
     texts.
@@ -40,22 +44,25 @@ def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
         adapted_sums = saved_sums.select(indices)
     baseline_sums = perplexity.without_context(run, sample)["perplexity"]
     # Both figures have the same texts, but the key of selected texts differs from that of the sample.
-    gain = perplexity.gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
-    row = {"texts": len(sample), **gain.to_row("gain")}
+    effect = perplexity.gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
+    row = {"texts": len(sample), **effect.to_row("gain")}
     return {**row, "only_unknown_users": True} if perplexity.has_only_unknown_users(run, held_out) else row
 
 
-def format_context_gain(run: Run) -> str:
-    """Return text with the gain at the end of training, to be appended to a line; empty without a measurement."""
+def format_context_effect(run: Run) -> str:
+    """Return text with the effect of removing the context, to be appended to the summary of a training.
+
+    The text is empty for an unadapted run.
+    """
     row = training_facts(run.folder).get("context") or {}
-    gain = format_difference("gain", row)
-    if gain is None:
+    effect = format_difference("gain", row)
+    if effect is None:
         return ""
-    text = f"; gain of {gain} over the same model without its context"
+    text = f"; {EFFECT} ({EFFECT_MEANING}): {effect}"
     if not row.get("only_unknown_users"):
-        return f"{text} (the gain over an unadapted run is smaller)" if row["gain"] > 0 else text
-    gain_of_other_columns = text if run.schema.columns(without=run.config.data.user) else ""
-    return f"{gain_of_other_columns}; {unknown_users_notice(run, 'development text')}"
+        return f"{text}; {GAIN_IS_SMALLER}" if row["gain"] > 0 else text
+    effect_of_other_columns = text if run.schema.columns(without=run.config.data.user) else ""
+    return f"{effect_of_other_columns}; {unknown_users_notice(run, 'development text')}"
 
 
 def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
@@ -67,22 +74,31 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 
 
+def mixture_notices(runs: Sequence[Run]) -> list[str]:
+    """Return a notice if only some of the compared `runs` predict with a mixture of their model and n-gram counts."""
+    mixed = [str(run.folder) for run in runs if run.mixture is not None]
+    if len(mixed) in (0, len(runs)):
+        return []
+    return [f"only {', '.join(mixed)} predicts with n-gram counts; the difference is not the effect of a context alone"]
+
+
 def find_warnings(runs: Iterable[Run]) -> list[str]:
-    """Return a warning for each run whose training stopped early or whose context has no significant gain."""
-    return _warnings(runs, checks_gain=True, advice="interpret its use of contexts with caution")
+    """Return a warning for each run whose training has not ended, or whose context has no significant effect."""
+    return _warnings(runs, checks_effect=True, advice="interpret its use of contexts with caution")
 
 
 def training_warnings(runs: Iterable[Run]) -> list[str]:
-    """Return a warning for each run whose training stopped early."""
-    return _warnings(runs, checks_gain=False, advice="interpret its figures with caution")
+    """Return a warning for each run whose training has not ended."""
+    return _warnings(runs, checks_effect=False, advice="interpret its figures with caution")
 
 
-def _warnings(runs: Iterable[Run], checks_gain: bool, advice: str) -> list[str]:
+def _warnings(runs: Iterable[Run], checks_effect: bool, advice: str) -> list[str]:
     """Return a line for each run with a reason for a warning; the line ends with `advice`."""
     lines = []
     for run in runs:
         try:
-            reasons = [*_early_stop_reasons(run), *(_insignificant_gain_reasons(run) if checks_gain else ())]
+            unfinished = training_state.describe_unfinished(run.folder, run.config.training.patience)
+            reasons = [*filter(None, [unfinished]), *(_insignificant_effect_reasons(run) if checks_effect else ())]
         except UserError as error:
             reasons = [f"its records cannot be read ({error.message})"]
         if reasons:
@@ -90,20 +106,8 @@ def _warnings(runs: Iterable[Run], checks_gain: bool, advice: str) -> list[str]:
     return lines
 
 
-def _early_stop_reasons(run: Run) -> Iterator[str]:
-    """Yield a reason if training stopped before its last step for another cause than the option `patience`."""
-    log = run.log()
-    last_row = log[-1] if log else None
-    if last_row is None or last_row["step"] >= last_row["steps"]:
-        return
-    is_best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]
-    evaluations_since_best = is_best[::-1].index(True) if any(is_best) else len(is_best)
-    if not 0 < run.config.training.patience <= evaluations_since_best:
-        yield f"its training stopped after {last_row['step']:,} of {last_row['steps']:,} steps"
-
-
-def _insignificant_gain_reasons(run: Run) -> Iterator[str]:
-    """Yield a reason if the lower end of the interval of the measured gain is not above zero."""
+def _insignificant_effect_reasons(run: Run) -> Iterator[str]:
+    """Yield a reason if the lower end of the interval of the measured effect is not above zero."""
     measurements = [training_facts(run.folder).get("context") or {}]
     results = saved_results.read(run.folder)
     measurements += [result["evaluation"] for result in results if result.get("kind") == "evaluate"]
@@ -115,5 +119,6 @@ def _insignificant_gain_reasons(run: Run) -> Iterator[str]:
     latest_first = reversed(valid_measurements)  # in case of ties, `max` returns the first one
     measurement = max(latest_first, key=lambda row: float(row["texts"]), default=None)
     if measurement and measurement["gain_low"] <= 0:
-        description = f"{format_difference('gain', measurement)}, {measurement['texts']:,} texts"
+        effect = format_difference("gain", measurement)
+        description = f"{EFFECT}: {effect}, {measurement['texts']:,} texts"
         yield f"its context does not significantly lower the perplexity ({description})"

@@ -9,8 +9,12 @@ from factorcell.data.schema import TIME_KINDS, Variable
 from factorcell.escapes import escape_hidden
 from factorcell.finite import format_number, is_number
 from factorcell.model import saved_results
+from factorcell.model.adapters import weight_adapters
+from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
+from factorcell.model.used_options import used_options
+from factorcell.option_fields import PREFIX
 
 # Characters with a meaning in Markdown.
 MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
@@ -39,16 +43,55 @@ def render(run: Run) -> str:
 
 
 def _describe_model(run: Run) -> str:
-    options, adapted_share = run.config.model, run.model.backbone.adapted_share()
-    adapters, biases = (" + ".join(names) or "none" for names in (options.adapt, options.output_bias))
-    share_text = "" if adapted_share is None else f", {adapted_share:.2%} of its parameters"
     backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
-    return (
+    sentences = [
         f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
-        f"{run.config.tokenizer.kind}, embeddings of {options.embedding_size} and a backbone ({backbone}). "
-        f"Adapters of the backbone: {adapters} (rank {options.rank}{share_text}); "
-        f"adapted softmax biases: {biases}."
-    )
+        f"{run.config.tokenizer.kind}, embeddings of {run.config.model.embedding_size} and a backbone ({backbone})."
+    ]
+    if run.model.is_adapted:
+        sentences.append(_describe_adaptation(run))
+    else:
+        sentences.append(f"{_capitalize(describe_missing_context(run))}.")
+    if has_mixture(run):
+        components = training_facts(run.folder).get("ngram", {}).get("components", ())
+        names = f" ({', '.join(components)})" if components else ""
+        sentences.append(
+            f"The run predicts with a mixture of this neural model and n-gram counts of its training texts{names}."
+        )
+    return " ".join(sentences)
+
+
+def _describe_adaptation(run: Run) -> str:
+    options, adapted_share = run.config.model, run.model.backbone.adapted_share()
+    weight_adapter_names = weight_adapters(options)
+    adapters = [name for name in options.adapt if name == PREFIX or name in weight_adapter_names]
+    details = [f"{name} {options.rank}" for name in used_options(["rank"], run.config, run.schema)]
+    details += [] if adapted_share is None else [f"{adapted_share:.2%} of its parameters"]
+    adapter_names, bias_names = (" + ".join(names) or "none" for names in (adapters, options.output_bias))
+    parentheses = f" ({', '.join(details)})" if details else ""
+    return f"Adapters of the backbone: {adapter_names}{parentheses}; adapted softmax biases: {bias_names}."
+
+
+def describe_missing_context(run: Run) -> str:
+    """Return a clause that says why the predictions of an unadapted run do not depend on a context."""
+    if not run.schema.variables:
+        return "no context: this is an unadapted model"
+    return f"an unadapted model: it does not read the context columns {', '.join(run.schema.columns())}"
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def has_mixture(run: Run) -> bool:
+    """Return whether the folder of a run has a mixture, with which the run predicts unless it is opened without it."""
+    return (run.folder / MIXTURE_FILE).is_file()
+
+
+def mixture_perplexity(run: Run) -> float | None:
+    """Return the development perplexity of the mixture of a run, by cross-validation; None if it has no mixture."""
+    perplexities = training_facts(run.folder).get("ngram", {}).get("perplexity", {})
+    return perplexities.get("mixture") if has_mixture(run) else None
 
 
 def _describe_training(run: Run) -> str:
@@ -91,13 +134,17 @@ def _describe_training(run: Run) -> str:
 def _results_table(run: Run) -> str:
     best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
+    mixed, neural = mixture_perplexity(run), ", neural model alone" if has_mixture(run) else ""
+    if mixed is not None:
+        lines.append(f"| development | perplexity, mixture | {format_number(mixed, '.2f')} |")
     if best:
-        lines.append(f"| development | perplexity | {format_number(best['perplexity'], '.2f')} |")
-        lines.append(f"| development | perplexity, known targets | {format_number(best['perplexity_known'], '.2f')} |")
+        perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
+        lines.append(f"| development | perplexity{neural} | {perplexity} |")
+        lines.append(f"| development | perplexity, known targets{neural} | {known} |")
         if is_number(bits := best.get("bits_per_byte")):
             is_lower_bound = bool(best.get("bits_per_byte_bound"))
             bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
-            lines.append(f"| development | {bits_per_byte.measure} | {_format_value(bits_per_byte)} |")
+            lines.append(f"| development | {bits_per_byte.measure}{neural} | {_format_value(bits_per_byte)} |")
     for result in saved_results.latest_measurements(saved_results.read(run.folder)):
         table, measure = escape_markdown(result.table), escape_markdown(result.measure)
         lines.append(f"| {table} | {measure} | {_format_value(result)} |")
@@ -112,6 +159,8 @@ def _format_value(result: Measurement) -> str:
 def _usage_example(run: Run) -> str:
     data = run.config.data
     row = {data.text: "..."} | {variable.source_column: _example_value(variable) for variable in run.schema.variables}
+    if data.user:
+        row[data.user] = None  # the card does not name a user
     source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
     fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"

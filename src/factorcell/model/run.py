@@ -24,7 +24,7 @@ from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.rows import has_rows, to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
-from factorcell.model import sizes
+from factorcell.model import sizes, training_state
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
@@ -142,6 +142,8 @@ class Run:
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
+        if trained:
+            training_state.check_weights(folder, folder / CHECKPOINT)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
@@ -193,10 +195,6 @@ class Run:
             UserError: The weights are missing, damaged or belong to another model.
         """
         path = self.folder / "weights.safetensors"
-        was_started = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
-        if was_started and not (path.exists() or (self.folder / "training.json").exists()):
-            problem = "training stopped before its first evaluation"
-            raise UserError(f"{self.folder}: {problem}; run the training command again with --resume")
         tensors, _, checksum = files.load_with_checksum(path)
         parameters = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}

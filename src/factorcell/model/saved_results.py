@@ -43,7 +43,7 @@ class GainTable(NamedTuple):
     Attributes:
         table: Name of the table.
         column: The column.
-        baseline: Name of the model that the gains are relative to; None for the same model without context.
+        baseline: Name of the model that the gains are relative to; None for the effect of removing the context.
         rows: A row for each value.
     """
 
@@ -63,6 +63,11 @@ def append(folder: Path, row: Mapping[str, Any]) -> None:
     files.append_row(folder / FILE, row)
 
 
+def clear(folder: Path) -> None:
+    """Delete the results saved in a folder, because a resumed training changes the weights that they are about."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
     """Return the last value of every measure of every table, in the order in which the measures first occur."""
     # By table, measure and key of the texts: the number of texts, and the fields of the measurement.
@@ -76,6 +81,7 @@ def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
                     texts_key = row.get("accuracy_key", texts_key)
                     measure += _classification_settings(row)
                 measured = scores.get("texts", 0), _measurement_fields(scores, name)
+                measure += ", mixture" if scores.get("predictor") == "mixture" else ""
                 latest[scores.get("table", ""), measure, str(texts_key)] = measured
     same_name_counts = Counter((table, measure) for table, measure, _ in latest)
     return [
@@ -104,7 +110,7 @@ def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
     latest: files.Row = {}
     for evaluation in evaluations:
         # Later fields replace earlier ones; a gain remains, even if later evaluations of the table have none.
-        if all(evaluation.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key")):
+        if all(evaluation.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key", "predictor")):
             latest |= evaluation
     return latest
 

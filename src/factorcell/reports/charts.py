@@ -217,7 +217,7 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
 
     Args:
         rows: Rows with value, count (the number of texts), gain (0.05 for 5 %), gain_low and gain_high.
-        over: The name of the baseline; None for the run without context.
+        over: The name of the baseline; None for the effect of removing the context.
     """
     gap = {"value": GAP, "count": 0, "gain": 0.0}
     shown = sorted(rows, key=lambda row: -float(row["gain"]))
@@ -229,8 +229,8 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
     colour_of_sign = {0: MUTED, 1: ACCENT, -1: CONTRAST}
     bar_colours = [colour_of_sign[interval.sign] for interval in intervals]
-    baseline = "the run without context" if over is None else truncate(over)
-    title = f"gain over {baseline}, % (texts)"
+    name = "effect of removing the context" if over is None else f"gain over {truncate(over)}"
+    title = f"{name}, % (texts)"
     return signed_bars(names, [100 * interval.point for interval in intervals], bar_colours, "+.1f", title)
 
 

@@ -7,17 +7,18 @@ from typing import Any
 
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.comparison import ComparedModel, compare_models, format_difference
-from factorcell.evaluation.results import find_models, saved_text_figures
-from factorcell.evaluation.run_warnings import find_warnings
+from factorcell.evaluation.results import find_models, prediction_fields, saved_text_figures
+from factorcell.evaluation.run_warnings import EFFECT, find_warnings
 from factorcell.finite import is_number
-from factorcell.model import ngram, saved_results
+from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.run import Run, training_facts
+from factorcell.model.used_options import unused_options
 from factorcell.reports import charts
 from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
 
 Row = Mapping[str, Any]
 
-VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
+VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f"}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
 # Keys of the differences between a run and the baseline with which `evaluate` compared it.
 BASELINE_DIFFERENCES = {*Interval(0.0).to_row("gain"), *Interval(0.0).to_row("bits_per_byte_difference")}
@@ -41,26 +42,34 @@ def report_page(folders: Sequence[str | Path]) -> str:
 def _read(folder: Path) -> Row:
     """Read the results, logs and options of a run or of an n-gram model."""
     results = saved_results.read(folder)
+    run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
+    # A run with a mixture may also have results of its neural model alone, which the page does not mix with the others.
+    predictor = None if run is None else prediction_fields(run).get("predictor")
+    results = [row for row in results if row.get("evaluation", row).get("predictor") == predictor]
     latest = {row["kind"]: row for row in results}
     evaluation = saved_results.latest_evaluation(results) or latest.get("compare") or {}
-    if (folder / ngram.FILE).is_file():
+    if run is None:
         texts = saved_text_figures(folder, evaluation.get("texts_key"))
         return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": evaluation, "texts": texts}
-    run = Run.open(folder)
     facts = training_facts(folder)
-    if not evaluation and (best := run.best_evaluation()):
+    texts_key = evaluation.get("texts_key", None if predictor else facts.get("development_key"))
+    if not evaluation and predictor:
+        evaluation = {"table": "development texts", "perplexity": model_card.mixture_perplexity(run)}
+    elif not evaluation and (best := run.best_evaluation()):
         evaluation = {"table": "development texts", **best}
     classification = latest.get("classify")
     if classification:
         classification = {**classification, **classification["confusion"]}
-    texts_key = evaluation.get("texts_key", facts.get("development_key"))
     return {
         "folder": str(folder),
         "title": folder.name,
         "config": run.config.to_dict(),
+        "is_adapted": run.model.is_adapted,
+        "unused": unused_options(run.config, run.schema),
         "schema": [variable.describe() for variable in run.schema.variables],
         "evaluation": evaluation,
         "log": run.log(),
+        "predictor": predictor,
         "by": saved_results.latest_gains(results),
         "classification": classification,
         "texts": saved_text_figures(folder, texts_key),
@@ -85,7 +94,10 @@ def run_report(runs: Sequence[Row]) -> str:
     sections = [("Results" if is_single else "Comparison", _run_table(models, titles))]
     titled_runs = list(zip(first_trainings, titles, strict=True))
     curves = [
-        {**row, "model": title} for run, title in titled_runs for row in run.get("log") or [] if row["split"] == "dev"
+        {**row, "model": f"{title} (neural model alone)" if run.get("predictor") else title}
+        for run, title in titled_runs
+        for row in run.get("log") or []
+        if row["split"] == "dev"
     ]
     if curves:
         figures = [
@@ -133,7 +145,7 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
 def _sort_key(run: Row) -> tuple[bool, bool]:
     """Return whether a run is an n-gram model, and whether the run is adapted."""
     model = run["config"].get("model", {})
-    return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
+    return "schema" not in run, bool(run.get("is_adapted", model.get("adapt") or model.get("output_bias")))
 
 
 def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
@@ -155,9 +167,20 @@ def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
         for column in _source_cells({}):
             texts = [text for cells in cells_per_training if (text := cells[column])]
             line[column] = ", ".join(dict.fromkeys(texts))
-    notes = "".join(map(note, comparison.notes()))
+    notes = "".join(map(note, [*comparison.notes(), *_mixture_notes(models, titles)]))
     _model, *other_columns = columns
     return table(lines, ("model", "folder", *_source_cells({}), *other_columns, *extra_formats)) + notes
+
+
+def _mixture_notes(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> list[str]:
+    """Return a note that names the runs that predict with a mixture, if any."""
+    names = [title for (run, *_), title in zip(models, titles, strict=True) if run.get("predictor")]
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "
+        "other models includes; learning curves show the neural model alone"
+    ]
 
 
 def _metrics(run: Row) -> Row:
@@ -175,10 +198,12 @@ def _source_cells(run: Row) -> dict[str, str | None]:
     """Return cells with the tables on which a run was evaluated, and with its differences to the baseline there."""
     evaluation: Row = run.get("evaluation") or {}
     gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
+    baseline = evaluation.get("over")
     return {
         "perplexity on": evaluation.get("table"),
         "accuracy on": _classification_title(run),
-        "gain": f"{gain} over {_baseline_name(evaluation.get('over'))}" if gain else None,
+        "gain": f"{gain} over {baseline}" if gain and baseline else None,
+        EFFECT: None if baseline else gain,
         "difference in bits per byte": f"{bits} to {evaluation.get('bits_per_byte_over')}" if bits else None,
     }
 
@@ -190,8 +215,9 @@ def _classification_title(run: Row) -> str | None:
     return ", ".join(filter(None, [classification.get("target") or "the context", classification.get("table")]))
 
 
-def _baseline_name(name: str | None) -> str:
-    return name or "the same run without context"
+def _difference_name(baseline: str | None) -> str:
+    """Return the name of the difference to a baseline, or to the same run without context if `baseline` is None."""
+    return f"gain over {baseline}" if baseline else EFFECT
 
 
 def _context(run: Row) -> str:
@@ -207,12 +233,14 @@ def _gains_and_confusion(run: Row, index: int) -> str:
         title = f"Perplexity on {table_name} by {variable}"
         if rows_with_gain := [row for row in rows if is_number(row.get("gain"))]:
             figure = charts.gains_by_value(rows_with_gain, baseline)
-            alt = f"Gain over {_baseline_name(baseline)} by {variable}, {table_name}"
-            caption = f"{table_name} by {variable}. Grey bars: the gain is not significant, or there are too few texts."
+            name = _difference_name(baseline)
+            alt = f"{name[:1].upper()}{name[1:]} by {variable}, {table_name}"
+            caption = f"{table_name} by {variable}. Grey bars: not significant, or too few texts."
             figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, caption))
-            title += f", gain over {_baseline_name(baseline)}"
-        rows_with_texts = [{**row, "gain": format_difference("gain", row)} for row in rows]
-        tables += collapsible(title, table(rows_with_texts, VALUE_FORMATS))
+            title += f", {name}"
+        column = "gain" if baseline else "effect"
+        rows_with_texts = [{**row, column: format_difference("gain", row)} for row in rows]
+        tables += collapsible(title, table(rows_with_texts, {**VALUE_FORMATS, column: ""}))
     if classification := run.get("classification"):
         title = _classification_title(run) or ""
         figure = charts.confusion_matrix(classification["labels"], classification["counts"])
@@ -228,7 +256,8 @@ def _options_tables(runs: Sequence[tuple[Row, str]]) -> str:
         for section, options in run["config"].items():
             for key, value in options.items():
                 name = f"{section}.{key}"
-                rows.setdefault(name, {"option": name})[title] = _format_option(value)
+                is_unused = key in run.get("unused", ())
+                rows.setdefault(name, {"option": name})[title] = "not used" if is_unused else _format_option(value)
     titles = [title for _, title in runs]
     columns = ["option", *titles]
     differing = [row for row in rows.values() if len({row.get(title) for title in titles}) > 1]

@@ -10,6 +10,8 @@ from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.model.run import Run
+from factorcell.model.training_state import NoWeightsYetError, describe_unfinished
 from factorcell.training.mixture import Mixture, open_scorer
 from factorcell.training.per_value import SeparateRuns
 from factorcell.training.proximal import StartingPoint
@@ -57,10 +59,13 @@ def check(folder: str | Path) -> list[Finding]:
     findings = list(_check_files(folder))
     try:
         model: Any = open_scorer(folder)
+    except NoWeightsYetError as error:
+        return [*findings, Finding(folder, is_valid=True, text=error.reason)]
     except UserError as error:
         is_reported = any(finding.text == str(error) for finding in findings)
         return findings if is_reported else [*findings, Finding(folder, is_valid=False, text=str(error))]
-    findings.append(Finding(folder, is_valid=True, text="opens"))
+    unfinished = describe_unfinished(folder, model.config.training.patience) if isinstance(model, Run) else None
+    findings.append(Finding(folder, is_valid=True, text=f"opens; {unfinished}" if unfinished else "opens"))
     submodels: Iterable[Any] = ()
     if isinstance(model, SeparateRuns):
         submodels = model.runs.values()
@@ -77,7 +82,7 @@ def _check_files(folder: Path) -> Iterator[Finding]:
         yield Finding(folder / digests.FILE, is_valid=False, text=str(error))
         return
     if not manifest:
-        text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
+        text = f"no {digests.FILE}; only tensors have a checksum"
         yield Finding(folder / digests.FILE, is_valid=True, text=text)
     existing = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
     names_with_digest = {name for name, accepted_digests in manifest.items() if accepted_digests}

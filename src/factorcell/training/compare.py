@@ -12,12 +12,13 @@ from factorcell.data.tables import table_name
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
-from factorcell.evaluation.results import classify_and_save, precision_fields, save_result
+from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
 from factorcell.evaluation.text_figures import Figures
 from factorcell.finite import is_number
 from factorcell.model.ngram import FILE as NGRAM_FILE
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, initial_files
+from factorcell.model.used_options import unused_options
 from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
@@ -137,7 +138,10 @@ def common_plan(
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_training(ngram_mixture=False)
-    for line in new_plan.notices():
+    if not corpus.schema.variables:
+        emit_notice(notify, "no context: each of these models is an unadapted model")
+    unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
+    for line in new_plan.notices(unused=set.intersection(*unused_by_model)):
         emit_notice(notify, line)
     return new_plan
 
@@ -193,6 +197,6 @@ def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
         "kind": "compare",
         "table": table_name(table),
         "model": model.folder.name,
-        **precision_fields(model),
+        **prediction_fields(model),
     }
     return {**row, **perplexity.summary_row(nats, corpus), "texts_key": figures["perplexity"].key}, figures

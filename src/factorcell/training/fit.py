@@ -14,11 +14,12 @@ from factorcell.data.columns import check_columns
 from factorcell.data.corpus import Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
-from factorcell.evaluation.run_warnings import format_context_gain, measure_context_gain
+from factorcell.evaluation.run_warnings import format_context_effect, measure_context_effect
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
-from factorcell.model import model_card
-from factorcell.model.run import Run, initial_files
+from factorcell.model import model_card, saved_results
+from factorcell.model.run import Run, initial_files, training_facts
+from factorcell.model.used_options import unused_options, used_options
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import (
@@ -79,12 +80,16 @@ def fit(
         if should_resume:
             run = Run.open(folder, trained=False)
             check_resumable(run, resumed_plan(config, run.config).config, corpus)
+            if not training_facts(folder):
+                saved_results.clear(folder)
         else:
             new_plan = plan(config, corpus, dev_corpus, budget)
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
-                for line in new_plan.notices():
+                for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
                     emit_notice(notify, line)
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
+            if not (run.model.is_adapted or isinstance(config, Plan)):
+                emit_notice(notify, model_card.describe_missing_context(run))
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
         ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
@@ -183,8 +188,7 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             )
     for variable in corpus.schema.categories:
         if not variable.rare_count and len(variable.values) == 2:
-            _, only_value = variable.values  # the first is the unknown value
-            yield f"{variable.name}: uninformative, because all texts have {only_value!r} or no value"
+            yield f"{variable.name}: uninformative, because all texts have the same value or no value"
         if variable.rare_count and len(variable.values) == 1:
             minimum = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
             yield f"{variable.name}: uninformative, because no value has {minimum}"
@@ -221,12 +225,12 @@ def write_training_facts(
         source: The training table, whose name is recorded.
         finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
         ngram: The row `ngram` of training.json, which compares the run with an n-gram model.
-        chosen: The names of the options that were chosen automatically.
+        chosen: The names of the options that were chosen automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
-    row |= {"development_key": texts_digest(dev), "context": measure_context_gain(run, dev)}
-    if chosen:
-        row["chosen"] = list(chosen)
+    row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
+    if used := used_options(chosen, run.config, run.schema):
+        row["chosen"] = used
     if finetuned:
         row["finetuned"] = finetuned
     if ngram:
@@ -265,15 +269,18 @@ def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> U
 
 
 def summary(run: Run) -> str:
-    """Return one line with the lowest development perplexity of a run and its step, the duration and the context gain.
+    """Return one line: the development perplexity of a run, its step, the duration, the effect of removing the context.
 
-    The context gain is the gain over the same model without context.
+    If the run predicts with a mixture, the line has the perplexities of the mixture and of the neural model.
     """
     best = run.best_evaluation()
     assert best is not None  # every training ends with an evaluation
     perplexity = format_number(best["perplexity"], ".2f")
     perplexity_known = format_number(best["perplexity_known"], ".2f")
-    return (
-        f"development perplexity {perplexity} ({perplexity_known} without out-of-vocabulary targets) at step "
-        f"{best['step']} of {best['steps']}, {run.training_minutes():.1f} minutes{format_context_gain(run)}"
-    )
+    neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
+    steps_and_minutes = f" of {best['steps']:,}, {run.training_minutes():.1f} minutes{format_context_effect(run)}"
+    mixed = model_card.mixture_perplexity(run)
+    if mixed is None:
+        return f"development perplexity {neural}{steps_and_minutes}"
+    mixture = f"development perplexity {format_number(mixed, '.2f')} of the mixture with which the run predicts"
+    return f"{mixture}; its neural model alone: {neural}{steps_and_minutes}"

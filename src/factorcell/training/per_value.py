@@ -159,7 +159,8 @@ def separate(
                 complete_config = plan(options, train_texts, dev_texts, budget).config
                 run = Run.create(path, complete_config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
-                emit_notice(notify, f"{'all texts' if index == SHARED else value} -> {path}")
+                value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
+                emit_notice(notify, f"{'all texts' if index == SHARED else value_name} -> {path}")
                 train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))

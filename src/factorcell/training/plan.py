@@ -4,7 +4,7 @@ The module `rules` chooses the options from properties of the table.
 Before the training starts, a temporary model measures the speed of this machine on the first batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -97,14 +97,15 @@ class Plan:
         """Return this plan with other options of the section `training`."""
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
-    def notices(self) -> list[str]:
-        """Return one-line notices about the chosen options and the expected duration."""
+    def notices(self, unused: Collection[str] = ()) -> list[str]:
+        """Return one-line notices about the chosen options, except the `unused` ones, and the expected duration."""
         lines = []
+        chosen = [name for name in self.chosen if name not in unused]
         for section, names in AUTOMATIC_OPTIONS.items():
-            if chosen := [name for name in self.chosen if name in names]:
-                lines.append(f"chosen {section} options: {self.config.format_options(chosen)}")
-        if self.chosen:
-            lines[-1] += f"; to override, set --{self.chosen[0].replace('_', '-')} or any other option"
+            if names_of_section := [name for name in chosen if name in names]:
+                lines.append(f"chosen {section} options: {self.config.format_options(names_of_section)}")
+        if chosen:
+            lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
         lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
             passes = f"{self.config.training.epochs:g} passes"

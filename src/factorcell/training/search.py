@@ -1,10 +1,9 @@
 """Hyperparameter search: the trials of an Optuna study, shared by all processes that search in the same folder.
 
-The run of each trial has its own folder, and the process that trains it holds the lock of the trial.
-The operating system releases the lock when the process ends, so another process can resume an interrupted trial.
-The options of a trial follow from the seed of the search and the number of the trial, and with the sampler TPE
-(tree-structured Parzen estimator) also from the earlier trials.
-docs/tuning.md describes the files in the folder of a study.
+The run of each trial has its own folder, and the process that trains it holds the lock of the trial. The operating
+system releases the lock when the process ends, so another process can resume an interrupted trial. The options of a
+trial follow from the seed of the search and the number of the trial, and with the sampler TPE (tree-structured Parzen
+estimator) also from the earlier trials. docs/tuning.md describes the files in the folder of a study.
 """
 
 import functools
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorcell import files, input_files, limits
+from factorcell import files, input_files, limits, lock
 from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data import tables
@@ -294,7 +293,8 @@ class Search:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed before its first checkpoint
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         is_pruned = False
-        with closing(train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress)) as log_rows:
+        log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress)
+        with lock.training_lock(folder), closing(log_rows):
             for row in log_rows:
                 if row["split"] == "dev" and self._report_evaluation(trial, row, config):
                     is_pruned = True

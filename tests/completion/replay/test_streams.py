@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from factorcell import progress
 from factorcell.completion.replay.streams import (
     SUGGESTION_COUNT,
     PrefixDraw,
@@ -266,7 +267,7 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
         read_streams(many_rows(), DATA, draw=PrefixDraw(2)),
         read_streams(many_rows(3), DATA),
     ):
-        with pytest.raises(UserError, match=r"the file was written with other texts or options \(user 'user"):
+        with pytest.raises(UserError, match="the file was written with other texts or options; choose"):
             list(replay({"spy": RecordingSystem([])}, other, path))
         assert path.read_bytes() == content
 
@@ -297,3 +298,16 @@ def test_invalid_tables_are_reported(rows: list[dict[str, Any]], options: dict[s
 def test_every_must_be_at_least_1() -> None:
     with pytest.raises(UserError, match="every is 0; it must be at least 1"):
         PrefixDraw(0)
+
+
+def test_the_progress_of_a_replay_names_no_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("FIRST_DELAY", "INTERVAL"):
+        monkeypatch.setattr(progress, name, 0.0)
+    streams = read_streams(many_rows(), DATA)
+    list(replay({"spy": RecordingSystem([])}, streams, tmp_path / "rows.jsonl", progress=True))
+    lines = capsys.readouterr().err
+    assert "replay: " in lines
+    assert "spy" in lines
+    assert not [stream.user for stream in streams if stream.user in lines]

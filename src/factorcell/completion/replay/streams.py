@@ -228,7 +228,7 @@ def replay(
     total = sum(len(stream.rows) for stream, _ in remaining)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in remaining:
-            bar.set_postfix_str(f"{name}, user {stream.user[:20]}", refresh=False)
+            bar.set_postfix_str(name, refresh=False)
             rows = []
             for row in _replay_stream(systems[name], stream, text_column):
                 bar.update()
@@ -285,8 +285,7 @@ def _retain_finished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, st
     judged_prefixes = {stream.user: stream.judged_prefixes for stream in streams}
     for (_, user), prefixes in written_prefixes.items():
         if prefixes != judged_prefixes.get(user, [])[: len(prefixes)]:
-            reason = f"the file was written with other texts or options (user {short_repr(user)})"
-            raise UserError(f"{path}: {reason}; choose another folder")
+            raise UserError(f"{path}: the file was written with other texts or options; choose another folder")
     finished = {
         (name, user)
         for (name, user), prefixes in written_prefixes.items()
