@@ -42,6 +42,14 @@ def test_user_column_is_refused_as_context(service: Service) -> None:
     assert service.show("ann") is None
 
 
+def test_the_message_about_an_unknown_context_column_does_not_offer_the_user_column(service: Service) -> None:
+    message = "^unknown context column 'whom'; choose from city$"
+    with pytest.raises(UserError, match=message):
+        service.complete(CompletionRequest("a", context={"whom": "ann"}))
+    with pytest.raises(UserError, match=message):
+        service.accept("ann", "abba", context={"whom": "bob"})
+
+
 def test_model_without_users_does_not_block_a_later_model(
     open_service: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
 ) -> None:

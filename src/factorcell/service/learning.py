@@ -14,7 +14,7 @@ from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
-from factorcell.config import UserError
+from factorcell.config import UserError, check_choice
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
@@ -140,7 +140,9 @@ class ServedModel:
         return user
 
     def _check_context(self, context: Mapping[str, Any]) -> None:
-        """Raise a `UserError` if a context has a value for the column of users."""
-        user_column = self.run.config.data.user
-        if user_column in context and self._learner is not None:
+        """Raise a `UserError` if a context has a value for the column of users or for an unknown column."""
+        user_column = self.run.config.data.user if self._learner is not None else ""
+        if user_column and user_column in context:
             raise UserError(f"context {user_column}: the model reads this column as the user; set `user` instead")
+        for name in context:
+            check_choice("context column", name, self.run.schema.columns(without=user_column))
