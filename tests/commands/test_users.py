@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main, users
+from factorcell.commands import main, serving, users
 from factorcell.model.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -53,12 +53,30 @@ def test_users_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str]
 def test_the_store_can_be_set_in_the_environment(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main.main(["users", "list"])
-    assert "--store" in capsys.readouterr().err
     monkeypatch.setenv("FACTORCELL_STORE", url)
     assert run_command(["users", "list"], capsys)[0] == ["ann", "bob"]
     assert run_command(["users", "export", "ann", "--store", url], capsys)[0]
+
+
+def test_the_only_store_that_serve_made_by_default_is_used(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, message = run_command(["users", "list"], capsys, 2)
+    assert message.startswith(
+        "factorcell: store: expected a file *.users.db of `serve` in this folder or in a subfolder;"
+    )
+    path = serving.default_store_path(Path("runs/names"))
+    path.parent.mkdir()
+    Path(url.removeprefix("sqlite:///")).rename(path)
+    users_listed, message = run_command(["users", "list"], capsys)
+    assert (users_listed, message) == (["ann", "bob"], "store: runs/names.users.db\n")
+    assert run_command(["users", "show", "bob"], capsys)[0][1].split("\t")[2] == "acc"
+    assert run_command(["users", "delete", "bob"], capsys)[1].endswith("users deleted: 1 of 1\n")
+    open_store("sqlite:///other.users.db").close()
+    message = run_command(["users", "list"], capsys, 2)[1]
+    assert "got 2; choose from --store sqlite:///other.users.db, --store sqlite:///runs/names.users.db" in message
+    assert run_command(["users", "list", "--store", "sqlite:///runs/names.users.db"], capsys)[0] == ["ann"]
 
 
 def test_a_missing_store_is_an_error_except_for_import(

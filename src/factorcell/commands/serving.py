@@ -11,6 +11,8 @@ from factorcell.config import UserError
 
 DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 
+DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
+
 # Each country is a user; the user's texts are the names of its places.
 DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "data": {"user": "country", "max_tokens": 41, "min_user_count": 20},
@@ -31,9 +33,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
     hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
-    # The default store is next to the run folder and has its name; the paths "." and ".." do not contain this name.
-    folder = arguments.run if arguments.run.name not in ("", "..") else Path(os.path.abspath(arguments.run))
-    default_store = f"sqlite:///{folder.parent / folder.name}.users.db"
+    default_store = f"sqlite:///{default_store_path(arguments.run)}"
     server_options = server.ServerOptions(
         arguments.run,
         os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
@@ -51,6 +51,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
         train_demo_run(DEMO_FOLDER)
     server.serve(server_options, terminal.notify)
+
+
+def default_store_path(run_folder: Path) -> Path:
+    """Return the path of the default store of `serve`, which is next to the run folder and has its name."""
+    # The paths "." and ".." do not contain the name of the folder.
+    folder = run_folder if run_folder.name not in ("", "..") else Path(os.path.abspath(run_folder))
+    return folder.parent / f"{folder.name}{DEFAULT_STORE_SUFFIX}"
 
 
 def train_demo_run(folder: Path, epochs: float | None = None) -> None:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 from factorcell import input_files
 from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
+from factorcell.commands.serving import DEFAULT_STORE_SUFFIX
 from factorcell.completion.texts import check_text
 from factorcell.config import UserError
 from factorcell.progress import progress_bar
@@ -138,7 +140,7 @@ def run_users_key(arguments: argparse.Namespace) -> None:
 @contextmanager
 def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterator[Store]:
     """Open the store of a command, close it at the end, and raise errors of the store as `UserError`."""
-    url = os.environ[STORE_VARIABLE] if arguments.store is None else arguments.store
+    url = arguments.store or os.environ.get(STORE_VARIABLE) or _default_store_url()
     store = open_store(url, create=create)
     try:
         yield store
@@ -146,6 +148,24 @@ def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterat
         raise UserError(f"store: {error}") from None
     finally:
         store.close()
+
+
+def _default_store_url() -> str:
+    """Return the URL of the only default store of `serve` in the current folder or in one of its subfolders.
+
+    Raises:
+        UserError: There is no such store, or there are several.
+    """
+    pattern = f"*{DEFAULT_STORE_SUFFIX}"
+    paths = sorted(Path().glob(pattern)) + sorted(Path().glob(f"*/{pattern}"))
+    remedy = f"specify --store URL or set {STORE_VARIABLE}"
+    if not paths:
+        raise UserError(f"store: expected a file {pattern} of `serve` in this folder or in a subfolder; {remedy}")
+    if len(paths) > 1:
+        stores = ", ".join(f"--store sqlite:///{path}" for path in paths)
+        raise UserError(f"store: expected one file {pattern} of `serve`, got {len(paths):,}; choose from {stores}")
+    terminal.notify(f"store: {paths[0]}")
+    return f"sqlite:///{paths[0]}"
 
 
 def _split_exports(content: str) -> list[tuple[int, str]]:

@@ -1,6 +1,5 @@
 """Arguments of the commands that serve completions and manage stored users."""
 
-import os
 from pathlib import Path
 
 from factorcell.choices import KEY_SCOPES, STORE_URLS, STORE_VARIABLE
@@ -97,8 +96,9 @@ def add_users_key_arguments(parser: Parser) -> None:
 
 
 def _add_store(parser: Parser) -> None:
-    help_text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE})"
-    parser.add_argument("--store", metavar="URL", required=STORE_VARIABLE not in os.environ, help=help_text)
+    help_text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE}, else the SQLite file "
+    help_text += "that `serve` made in this folder or in a subfolder)"
+    parser.add_argument("--store", metavar="URL", help=help_text)
 
 
 def _add_store_and_user(parser: Parser) -> None:
