@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from factorcell.data.cache import prepare as prepare
     from factorcell.data.corpus import Corpus as Corpus
     from factorcell.data.tokenizer import register_tokenizer as register_tokenizer
+    from factorcell.evaluation.advice.advise import advise as advise
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.classification import log_likelihoods as log_likelihoods
     from factorcell.evaluation.exposure import audit as audit
+    from factorcell.evaluation.likelihood_ratios import explain as explain
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.evaluation.perplexity import evaluate_by as evaluate_by
     from factorcell.evaluation.point_classification import classify_points as classify_points
@@ -68,9 +70,11 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "data.cache": ("prepare",),
         "data.corpus": ("Corpus",),
         "data.tokenizer": ("register_tokenizer",),
+        "evaluation.advice.advise": ("advise",),
         "evaluation.classification": ("classify", "log_likelihoods"),
         "evaluation.point_classification": ("classify_points",),
         "evaluation.exposure": ("audit",),
+        "evaluation.likelihood_ratios": ("explain",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "generate", "stream"),
         "model.adapted_linear": ("AdaptedLinear",),

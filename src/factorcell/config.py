@@ -5,8 +5,7 @@ A `Config` has six sections. `data`, `model` and `training` are fixed dataclasse
 the keys of TOML files and the keys of config.json in a run folder are derived from the fields of these dataclasses.
 
 Apart from `kind`, no two sections have an option of the same name. Therefore options can be named without their
-sections (`Config.of`). Other packages add kinds with `register_tokenizer`, `register_backbone` and `register_head`, or
-with entry points.
+sections (`Config.of`). Other packages add kinds with functions such as `register_tokenizer` or with entry points.
 """
 
 import dataclasses
@@ -26,6 +25,7 @@ from factorcell.option_fields import (
     CHOICE_HELP,
     MAX_LAYERS,
     MAX_SIZE,
+    MISSING_POLICIES,
     OPTION_KINDS,
     PREFIX,
     RecurrentOptions,
@@ -89,6 +89,7 @@ class DataConfig:
     min_user_count: int = int_option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
+    missing: str = option("expected", CHOICE_HELP["missing"], choices=MISSING_POLICIES)
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
     min_text_count: int = int_option(
         3, "store a text as a popular completion if it occurs at least this often (only with user)", 1, rare=True

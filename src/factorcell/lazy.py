@@ -8,6 +8,7 @@ For type checkers, the package also lists the imports under `TYPE_CHECKING`.
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 
@@ -31,3 +32,18 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *module_by_name})
 
     return load, list_names, sorted(module_by_name)
+
+
+class PublicFunction:
+    """A public function of factorcell as a method: the object is the first argument of the function.
+
+    The function may be defined in a package that imports the class of the object, because it is imported when the
+    method is used.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(importlib.import_module("factorcell"), self.name)
+        return function if instance is None else MethodType(function, instance)

@@ -21,6 +21,9 @@ MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
+# Policies for rows with an empty context column.
+MISSING_POLICIES = ("expected", "drop", "error")
+
 # Help texts that explain the choices of an option.
 CHOICE_HELP = {
     "adapt": (
@@ -34,6 +37,10 @@ CHOICE_HELP = {
     ),
     "context_layer": (
         "activation of the layer that combines the context variables; none: no layer, for a single variable"
+    ),
+    "missing": (
+        "what to do with a row whose context column is empty; expected: read the expected value of the column, "
+        "drop: leave the row out, error: stop with an error"
     ),
     "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
     "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",

@@ -168,6 +168,7 @@ def defaults(text: str) -> dict[str, str]:
         ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
+        ("generate", {"--unknown": "error", "--precision": "float32"}),
         ("demo", {"--page": "demo.html"}),
     ],
 )

@@ -254,8 +254,11 @@ def test_invalid_use_of_a_run_is_an_error(trained: Path, capsys: pytest.CaptureF
     other = _write(trained / "other.csv", "review,dialect,stars,lat\nash oak,Cornish,1,50\n")
     config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
     for command, message in [
-        (["score", str(run), str(other)], "row 1: dialect 'Cornish' was never seen in training"),
-        (["evaluate", str(run), str(other)], "; --unknown group or --unknown expected to continue anyway\n"),
+        (["score", str(run), str(other), "--unknown", "error"], "row 1: dialect 'Cornish' was never seen in training"),
+        (
+            ["evaluate", str(run), str(other), "--unknown", "error"],
+            "; --unknown group or --unknown expected to continue anyway\n",
+        ),
         (["score", str(trained / "no"), test], "expected a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "specify either --target COLUMN or --points TABLE"),

@@ -59,7 +59,7 @@ def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.warns(Notice) as notices:
                 corpus = prepare(
-                    path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache", report_truncation=False
+                    path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache", report_counts=False
                 )
             assert [str(notice.message) for notice in notices] == [
                 f"{path}: {count} empty; the end of an empty text is its only target"
@@ -68,8 +68,8 @@ def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
     files.write_rows(path, [row for row in ROWS if row["text"]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(path, CONFIG, cache=tmp_path / "cache", report_truncation=False)
-        prepare(rows, CONFIG, report_truncation=False)
+        prepare(path, CONFIG, cache=tmp_path / "cache", report_counts=False)
+        prepare(rows, CONFIG, report_counts=False)
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
@@ -105,7 +105,7 @@ def test_other_tables_are_read_with_the_vocabulary_and_schema_of_training() -> N
     assert lines_of(second) == [[START, *first.tokenizer.encode(["the"]), UNKNOWN, END]]
     assert second.categories.tolist() == [[2]]
     with pytest.raises(UserError, match="'Z' was never seen"):
-        prepare([{**rows[0], "city": "Z"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)
+        prepare([{**rows[0], "city": "Z"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema, unknown="error")
     with pytest.raises(UserError, match="row 1: text is 5, not a text"):
         prepare([{**rows[0], "text": 5}], CONFIG)
 
@@ -135,14 +135,14 @@ USER_ROWS = [{"text": "x" * (index % 9), "who": who} for index, who in enumerate
 
 
 @pytest.mark.parametrize("max_user_texts", [1, 2, 5])
-def test_an_epoch_has_at_most_max_user_texts_of_each_user(max_user_texts: int) -> None:
+def test_an_epoch_has_at_most_max_user_texts_of_each_user_and_all_texts_without_a_user(max_user_texts: int) -> None:
     corpus = prepare(USER_ROWS, Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30))
     texts = Counter(row["who"] for row in USER_ROWS)
     epochs = []
     for epoch in range(3):
         rows = np.concatenate(corpus.batches(40, 1, epoch, max_user_texts)).tolist()
         assert len(set(rows)) == len(rows)
-        expected = {who: min(max_user_texts, count) for who, count in texts.items()}
+        expected = {who: min(max_user_texts, count) if who else count for who, count in texts.items()}
         assert Counter(USER_ROWS[row]["who"] for row in rows) == expected
         epochs.append(sorted(rows))
     assert epochs[0] != epochs[1] != epochs[2]

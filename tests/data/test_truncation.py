@@ -52,7 +52,7 @@ def test_truncating_a_corpus_of_whole_texts_equals_reading_cut_texts(
     kind: str, texts: list[str], max_tokens: int
 ) -> None:
     config, rows = config_of(kind, max_tokens), [{"text": text} for text in texts]
-    cut = prepare(rows, config, report_truncation=False)
+    cut = prepare(rows, config, report_counts=False)
     whole = prepare(rows, config, tokenizer=cut.tokenizer, schema=cut.schema, truncate=False)
     assert not whole.truncated.any()
     assert texts_of(whole) == [[START, *cut.tokenizer.encode(split(text, config)), END] for text in texts]
@@ -83,7 +83,7 @@ def test_a_notice_reports_the_cut_texts_of_a_table(name: str, tmp_path: Path) ->
             whole = prepare(source, config, cache=tmp_path / "cache", truncate=False)
             assert whole.lengths.tolist() == [6, 2, 4]
         prepare(source, config_of("word", 6), cache=tmp_path / "cache")
-        prepare(source, config, cache=tmp_path / "cache", report_truncation=False)
+        prepare(source, config, cache=tmp_path / "cache", report_counts=False)
 
 
 def test_an_equal_notice_is_shown_only_once(tmp_path: Path) -> None:

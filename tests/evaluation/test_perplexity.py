@@ -56,8 +56,8 @@ def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path:
     assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == expected
     other = {**ROWS[0], "city": "Rome"}
     with pytest.raises(UserError, match="city 'Rome' was never seen"):
-        evaluate(run, [other])
-    assert evaluate(run, [other], unknown="group") == evaluate(run, run.prepare([other], unknown="group"))
+        evaluate(run, [other], unknown="error")
+    assert evaluate(run, [other]) == evaluate(run, run.prepare([other], unknown="group"))
 
 
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

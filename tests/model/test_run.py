@@ -43,7 +43,7 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
     assert scored == longer.score(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
     assert len({row["nats"] for row in scored}) == len(rows)
-    truncated = short.prepare(rows, report_truncation=False)
+    truncated = short.prepare(rows, report_counts=False)
     assert truncated.lengths.tolist() == [5] * len(rows)
     assert len(set(short.nats(truncated).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
 
@@ -112,9 +112,7 @@ def test_folders_that_cannot_be_created_or_opened(tmp_path: Path) -> None:
 
 def test_text_as_source_is_rejected_with_advice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    with pytest.raises(
-        UserError, match=r"^our stay: unknown kind of file; .*; to read a text, pass \[\{'text': \.\.\.\}\]$"
-    ):
+    with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; to read a text, pass a list of texts$"):
         run.score("our stay")
     with pytest.raises(UserError, match=r"unknown kind of file; (?!.*to read a text)"):
         run.score(Path("our stay"))

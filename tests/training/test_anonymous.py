@@ -63,7 +63,7 @@ def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -
     assert nats(NAMES[0]) == nats(NAMES[1]) == nats("nobody")
     assert nats("<1>") != nats("<2>")
     with pytest.raises(UserError, match="place 'Linz' was never seen"):
-        anonymous.score({"text": "the sea", "who": NAMES[0], "place": "Linz"})
+        anonymous.score({"text": "the sea", "who": NAMES[0], "place": "Linz"}, unknown="error")
 
 
 def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:

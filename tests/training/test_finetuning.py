@@ -66,10 +66,10 @@ def test_fine_tuning_learns_a_new_domain(base: Run, tmp_path: Path) -> None:
     assert perplexity(again, dev) <= perplexity(run, dev)
 
 
-def test_unknown_context_values_are_an_error_unless_grouped(base: Run, tmp_path: Path) -> None:
+def test_unknown_context_values_are_grouped_unless_they_shall_be_an_error(base: Run, tmp_path: Path) -> None:
     texts = [{**row, "dialect": "island"} for row in of_dialect("coast", 40, 3)]
     with pytest.raises(UserError, match="dialect 'island' was never seen"):
-        finetune(base, texts, texts, tmp_path / "no")
+        finetune(base, texts, texts, tmp_path / "no", unknown="error")
     assert not (tmp_path / "no").exists()
     tables = []
     for policy in ("group", "expected"):

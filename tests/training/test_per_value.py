@@ -55,8 +55,8 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -
         begin += len(nats)
     assert begin == len(whole)
     with pytest.raises(UserError, match="dialect 'island' was never seen in training; "):
-        trained.prepare(rows)
-    assert len(trained.prepare(rows[:-1])) == len(rows) - 1  # a rare value is accepted
+        trained.prepare(rows, unknown="error")
+    assert len(trained.prepare(rows[:-1], unknown="error")) == len(rows) - 1  # a rare value is accepted
 
 
 def test_separate_runs_predict_their_dialects_better(trained: SeparateRuns) -> None:

@@ -19,6 +19,7 @@ from factorcell.completion.replay import streams as replay_streams
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw, Stream
 from factorcell.config import UserError
+from factorcell.data.cache import report_unseen_rows
 from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import open_table
@@ -82,6 +83,9 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
+    if arguments.unknown != "error":
+        rows = [row for stream in user_streams for row in stream.rows]
+        report_unseen_rows(rows, run.schema, str(arguments.dev), arguments.unknown, without=user_column)
     rule_rows = []
     for row in tuning.try_rates(
         run,

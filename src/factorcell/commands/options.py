@@ -175,8 +175,12 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
     parser.add_argument("--seed", type=int, default=0, help=f"seed of {purpose}")
 
 
-def add_unknown(parser: Parser, default: str = "error") -> None:
-    """Add --unknown, the policy for context values that were not in the training table."""
+def add_unknown(parser: Parser, default: str = "group") -> None:
+    """Add --unknown, the policy for context values that were not in the training table.
+
+    By default, tables are read as training reads the development table. Commands for whose context the user types the
+    values have the default "error", because an unknown value is then probably a mistake.
+    """
     help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
     help_text += "missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
@@ -213,7 +217,7 @@ def add_max_memory(parser: Parser) -> None:
     parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=help_text)
 
 
-def add_computing(parser: Parser, precision: str = "auto", unknown: str = "error") -> None:
+def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group") -> None:
     """Add the options of commands that compute with a model; `precision` and `unknown` are the defaults of two options.
 
     With --precision auto, the command measures which number format is faster. The choice depends on the load of the

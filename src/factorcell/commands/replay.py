@@ -36,6 +36,14 @@ def run_replay(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every, arguments.seed),
     )
+    systems.report_unseen_values(
+        streams,
+        arguments.run,
+        system_names,
+        user_column=user_column,
+        table=arguments.heldout,
+        unknown=arguments.unknown,
+    )
     seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
     opened_systems = systems.open_systems(
         arguments.run,

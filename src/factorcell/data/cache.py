@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import ContextSchema
+from factorcell.data.readers import CategoryReader
+from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 1  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 2  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(
@@ -37,12 +39,12 @@ def prepare(
     *,
     tokenizer: Tokenizer | None = None,
     schema: ContextSchema | None = None,
-    unknown: str = "error",
+    unknown: str = "group",
     optional: tuple[str, ...] = (),
     cache: str | Path | None = None,
     progress: bool = False,
     truncate: bool = True,
-    report_truncation: bool = True,
+    report_counts: bool = True,
 ) -> Corpus:
     """Read a table and return its texts and contexts as a corpus.
 
@@ -53,19 +55,20 @@ def prepare(
     Args:
         source: A path or any other source that `open_table` accepts.
         config: The options for reading texts and columns.
-        tokenizer: The tokenizer of a trained model. By default, the tokenizer that `config` selects gets a vocabulary
-            from the texts of `source`.
+        tokenizer: The tokenizer of a trained model. By default, the texts of `source` determine its vocabulary.
         schema: The context variables of a trained model. By default, `config` and `source` determine the variables.
         unknown: How to read a category value that is not in `schema`: "error", "group" (as a rare value) or "expected"
             (as a missing value).
-        optional: The names of the variables for which the policy is "expected" instead of `unknown`.
+        optional: The names of the variables for which the policy is "expected" instead of `unknown`; their columns may
+            be missing.
         cache: The folder of the cache; by default `cache_folder()`.
         progress: Whether to show a progress bar.
         truncate: Whether to cut texts after `max_tokens` tokens.
-        report_truncation: Whether to report the number of cut texts in a `Notice`.
+        report_counts: Whether to report in notices how many texts were cut, how many have values that training did not
+            see, and how many have an empty context column.
 
     Returns:
-        The corpus, with one row per row of the table.
+        The corpus, with one text per row of the table, except the rows that the option `missing` drops.
 
     Raises:
         UserError: The table cannot be read, lacks a column, or has an invalid value; the message names the row.
@@ -75,6 +78,7 @@ def prepare(
     config = replace(config, tokenizer=text_tokenizer.options)
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")
+    is_unseen: dict[str, NDArray[np.bool_]] = {}  # for each category, whether training never saw the value of each text
 
     def read_corpus(folder: Path | None) -> Corpus:
         """Return the corpus, with its tokens in a file in `folder` or, without a folder, in memory."""
@@ -83,26 +87,37 @@ def prepare(
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns, progress)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
-        return Corpus(**text_fields, **columns.corpus_fields(len(texts.sizes)))
+        corpus = Corpus(**text_fields, **columns.corpus_fields(len(texts.sizes)))
+        is_unseen.update(columns.is_unseen)
+        return corpus
 
     if table.digest is None or schema is not None or not truncate:
         corpus = read_corpus(folder=None)
     else:
         entry_name = _entry_name(table.digest(), table.name, config, tokenizer)
-        try:
-            entry_folder = Path(cache or cache_folder()) / entry_name
-            corpus = cache_entry.load_or_create(entry_folder, read_corpus, config)
-        except OSError as error:
-            reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
-            _warn(f"the cache cannot be written ({reason}); {table.name} is kept in memory")
-            corpus = read_corpus(folder=None)
+        corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
     if table.digest is not None:
         _report_empty_texts(corpus, table.name)
-    if report_truncation:
+    if report_counts:
         report_truncated(corpus.truncated, table.name, data_config.max_tokens)
+        _report_unseen(is_unseen, len(corpus), table.name, unknown)
+        if unknown != "expected":
+            report_missing(corpus, table.name, optional)
     if schema is not None:
         _report_outliers(corpus, table.name)
     return corpus
+
+
+def _load_or_read(
+    cache: str | Path | None, entry_name: str, read: Callable[[Path | None], Corpus], config: Config, table_name: str
+) -> Corpus:
+    """Return the corpus of a cache entry, which `read` creates; if that fails, read the corpus into memory."""
+    try:
+        return cache_entry.load_or_create(Path(cache or cache_folder()) / entry_name, read, config)
+    except OSError as error:
+        reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
+        _warn(f"the cache cannot be written ({reason}); {table_name} is kept in memory")
+        return read(None)
 
 
 def _entry_name(table_digest: bytes, table_name: str, config: Config, tokenizer: Tokenizer | None) -> str:
@@ -139,6 +154,77 @@ def report_truncated(is_truncated: NDArray[np.bool_], table_name: str, max_token
         cut_texts = f"{cut_count:,} of {len(is_truncated):,} texts {'is' if cut_count == 1 else 'are'} cut"
         remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
         _warn(f"{table_name}: {cut_texts} after {max_tokens:,} tokens; {remedy}")
+
+
+def _report_unseen(is_unseen: Mapping[str, NDArray[np.bool_]], text_count: int, table_name: str, unknown: str) -> None:
+    """Emit a `Notice` with the number of texts that have values that training did not see, if any.
+
+    Args:
+        is_unseen: For each category, whether training never saw the value of each text (rows,).
+        text_count: The number of texts.
+        table_name: The name of the table.
+        unknown: The policy by which the values were read, "group" or "expected".
+    """
+    if counts := _format_counts(is_unseen, text_count):
+        reading = "the unknown value" if unknown == "group" else "missing values"
+        problem = f"texts with values that training did not see: {counts}"
+        _warn(f"{table_name}: {problem}; these values are read as {reading} (--unknown {unknown})")
+
+
+def report_unseen_rows(
+    rows: Sequence[Mapping[str, Any]], schema: ContextSchema, table_name: str, unknown: str, without: str = ""
+) -> None:
+    """Emit a `Notice` with the number of rows that have values that training did not see, if any.
+
+    Args:
+        rows: Rows that map columns to values.
+        schema: The context variables of the model.
+        table_name: The name of the table of the rows.
+        unknown: The policy by which the values are read, "group" or "expected".
+        without: A column that does not count, such as that of users.
+    """
+    is_unseen: dict[str, NDArray[np.bool_]] = {}
+    for variable in schema.categories:
+        if (column := variable.source_column) != without:
+            reader = CategoryReader(variable, table_name, is_known=True)
+            reader.add([row.get(column) for row in rows], range(1, len(rows) + 1))
+            is_unseen[variable.name] = reader.is_unseen(variable)
+    _report_unseen(is_unseen, len(rows), table_name, unknown)
+
+
+def report_missing(corpus: Corpus, table_name: str, optional: Collection[str] = ()) -> None:
+    """Emit a `Notice` with the number of rows that have an empty context column, if any, and how they were read.
+
+    A column of texts does not count, because an empty text is a text without words.
+
+    Args:
+        corpus: The texts of the table.
+        table_name: The name of the table.
+        optional: The names of variables that do not count.
+    """
+    if dropped_count := int(corpus.dropped.sum()):
+        dropped_rows = f"{dropped_count:,} of {len(corpus.dropped):,}"
+        _warn(f"{table_name}: rows with an empty context column: {dropped_rows}; they are dropped (--missing drop)")
+    schema = corpus.schema
+    masks = [(variable, corpus.categories[:, index] == MISSING) for index, variable in enumerate(schema.categories)]
+    masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
+    masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
+    is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
+    if counts := _format_counts(is_missing, len(corpus)):
+        reading = "read as the expected value of the column (--missing expected)"
+        _warn(f"{table_name}: texts with an empty context column: {counts}; {reading}")
+
+
+def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int) -> str:
+    """Return "12 of 1,000 (city 10, user 3)": the number of affected rows, of all rows, and of affected rows by name.
+
+    The result is empty if no row is affected. `is_affected` maps each name to an array (rows,).
+    """
+    counts = {name: int(mask.sum()) for name, mask in is_affected.items() if mask.any()}
+    if not counts:
+        return ""
+    total = int(np.logical_or.reduce(list(is_affected.values())).sum())
+    return f"{total:,} of {row_count:,} ({', '.join(f'{name} {count:,}' for name, count in counts.items())})"
 
 
 def _report_outliers(corpus: Corpus, table_name: str) -> None:
@@ -178,10 +264,12 @@ def _read_chunks(
     with progress_bar(total=row_count, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
         for chunk in table.chunks([text_column, *columns.names]):
             chunk_texts = chunk[text_column]
-            columns.add(chunk, len(chunk_texts), rows_read)
-            for row, text in enumerate(chunk_texts, rows_read + 1):
-                if not isinstance(text, str):
-                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
-            texts.add(chunk_texts)
+            indices = columns.add(chunk, len(chunk_texts), rows_read)
+            for index in indices:
+                if not isinstance(text := chunk_texts[index], str):
+                    raise UserError(f"{table.name} row {rows_read + index + 1}: {text_column} is {text!r}, not a text")
+            texts.add([chunk_texts[index] for index in indices])
             rows_read += len(chunk_texts)
             bar.update(len(chunk_texts))
+    if not texts.sizes:
+        raise UserError(f"{table.name}: all rows have an empty context column and are dropped (--missing drop)")

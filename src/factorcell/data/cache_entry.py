@@ -59,7 +59,8 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
 
 def save(corpus: Corpus, folder: Path) -> None:
     """Write a corpus into `folder`, which already contains the tokens of the corpus in `tokens.npy`."""
-    arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
+    arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, "dropped": corpus.dropped}
+    arrays |= corpus.context_arrays()
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
     for name, array in arrays.items():
@@ -94,6 +95,7 @@ def load(folder: Path, config: Config) -> Corpus | None:
             offsets=arrays["offsets"],
             tokenizer=load_tokenizer(config, folder),
             users=arrays["users"],
+            dropped=arrays["dropped"],
             originals=OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields)),
             **context_fields(arrays, schema),
         )

@@ -28,6 +28,11 @@ class ContextColumns:
 
     Without a `schema`, the method `arrays` creates a new one. The config or the first rows of a column determine the
     kind of its variable; all values of the column determine the other fields of the variable.
+
+    Attributes:
+        readers: A reader for each variable.
+        names: The columns that the table contains, once for each variable.
+        is_unseen: For each category of a known schema, whether training never saw the value of each row (rows,).
     """
 
     def __init__(
@@ -46,7 +51,8 @@ class ContextColumns:
             schema: The schema of a trained model, or None in training.
             unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
                 "expected" (read as a missing value).
-            optional: The names of variables for which the policy is "expected"; their columns may be missing.
+            optional: The names of variables for which the policy is "expected"; their columns may be missing, and
+                `config.missing` does not apply to them.
 
         Raises:
             UserError: A column is missing, or the policy is unknown.
@@ -54,6 +60,8 @@ class ContextColumns:
         check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
+        self.is_dropped = list[NDArray[np.bool_]]()  # whether each row of each chunk is dropped
+        self.is_unseen = dict[str, NDArray[np.bool_]]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column = variable.source_column
             policy = "expected" if variable.name in optional else unknown
@@ -68,13 +76,49 @@ class ContextColumns:
             if isinstance(reader, CategoryReader):
                 reader.is_private = column == config.user
             self.readers.append(reader)
-        # The columns that the table contains, once for each variable.
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
+        self.table_name = table.name
+        # The columns that must not be empty. An empty text as context is a text without words.
+        self.required_columns = dict.fromkeys(
+            reader.column
+            for reader in self.readers
+            if reader.column in table.columns and reader.unknown != "expected" and not isinstance(reader, TextReader)
+        )
 
-    def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> None:
-        """Add a chunk of `row_count` rows; `row_offset` is the number of rows of the table before this chunk."""
+    def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> Sequence[int]:
+        """Add a chunk of `row_count` rows, and return the indices in the chunk of the rows that were not dropped.
+
+        `row_offset` is the number of rows of the table before this chunk.
+        """
+        is_dropped = self._has_empty_column(chunk, row_count, row_offset)
+        self.is_dropped.append(is_dropped)
+        indices: Sequence[int] = range(row_count)
+        rows: Sequence[int] = range(row_offset + 1, row_offset + 1 + row_count)
+        if is_dropped.any():
+            indices = np.flatnonzero(~is_dropped).tolist()
+            rows = [row_offset + 1 + index for index in indices]
         for reader in self.readers:
-            reader.add(chunk.get(reader.column) or [None] * row_count, row_offset)
+            values = chunk.get(reader.column) or [None] * row_count
+            reader.add([values[index] for index in indices] if is_dropped.any() else values, rows)
+        return indices
+
+    def _has_empty_column(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> NDArray[np.bool_]:
+        """Return whether a required column of each row is empty (row_count,); all false if empty columns are read.
+
+        Raises:
+            UserError: A column is empty, and the option `missing` is "error".
+        """
+        has_empty_column = np.zeros(row_count, dtype=bool)
+        for column in self.required_columns if self.config.missing != "expected" else ():
+            is_empty = np.fromiter(map(is_missing, chunk[column]), dtype=bool, count=row_count)
+            if self.config.missing == "error" and is_empty.any():
+                row = row_offset + int(np.argmax(is_empty)) + 1
+                problem = f"{self.table_name} row {row}: {column} is empty; fill it in or leave the row out"
+                if self.schema is not None:
+                    raise UserError(problem, (("unknown", "expected"),))
+                raise UserError(problem, (("missing", "expected"), ("missing", "drop")))
+            has_empty_column |= is_empty
+        return has_empty_column
 
     def corpus_fields(self, row_count: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
@@ -89,6 +133,10 @@ class ContextColumns:
                 users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])
+            is_anonymous = self.config.anonymous and reader.column == self.config.user
+            if isinstance(reader, CategoryReader) and self.schema is not None and not is_anonymous:
+                self.is_unseen[variable.name] = reader.is_unseen(variable)
+        is_dropped = np.concatenate(self.is_dropped)
         return {
             "schema": schema,
             "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),
@@ -96,6 +144,7 @@ class ContextColumns:
             "vectors": tuple(vectors),
             "bags": tuple(bags),
             "users": users,
+            "dropped": is_dropped if is_dropped.any() else np.zeros(0, np.bool_),
         }
 
 

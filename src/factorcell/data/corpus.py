@@ -70,6 +70,8 @@ class Corpus:
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
         originals: Sizes and digests of the original texts; None if the texts are not from a table.
+        dropped: Whether each row of the table was dropped (table rows,), so that the corpus has no text of it; empty if
+            no row was dropped, and in selections of a corpus.
     """
 
     tokens: NDArray[Any]
@@ -82,6 +84,7 @@ class Corpus:
     bags: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
+    dropped: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -90,6 +93,12 @@ class Corpus:
     def target_count(self) -> int:
         """The number of targets: all tokens except the start tokens."""
         return len(self.tokens) - len(self)
+
+    @property
+    def source_rows(self) -> NDArray[np.int64]:
+        """The index of the table row of each text (rows,)."""
+        rows: NDArray[np.int64] = np.flatnonzero(~self.dropped) if len(self.dropped) else np.arange(len(self))
+        return rows
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -152,8 +161,8 @@ class Corpus:
             seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
                 `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
             epoch: The number of the epoch; each epoch has its own random order.
-            max_user_texts: The maximum number of texts of each user: the first of them in the random order are used. 0
-                uses all texts, and so does any number if `seed` is None.
+            max_user_texts: The maximum number of texts of each user: the first of them in the random order are used.
+                Texts without a user are all used. 0 uses all texts, and so does any number if `seed` is None.
 
         Returns:
             The indices of the texts of each batch.
@@ -164,7 +173,8 @@ class Corpus:
         generator = np.random.default_rng((seed, epoch))
         rows = generator.permutation(len(self))
         if max_user_texts:
-            rows = rows[_rank_in_group(self.users[rows]) < max_user_texts]
+            users = self.users[rows]
+            rows = rows[(_rank_in_group(users) < max_user_texts) | (users == 0)]
         pool_size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), pool_size):
@@ -185,6 +195,7 @@ class Corpus:
             bags=tuple(bags.select(rows) for bags in self.bags),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals.select(rows),
+            dropped=np.zeros(0, np.bool_),
         )
 
     def concatenate(self, other: "Corpus") -> "Corpus":
@@ -205,6 +216,7 @@ class Corpus:
             bags=tuple(first.concatenate(second) for first, second in pairs_of_bags),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
+            dropped=np.zeros(0, np.bool_),
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":

@@ -2,8 +2,8 @@
 
 A text is encoded as a bag of words: the ids of its lower-cased words, without words that are too rare in training. The
 bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
-JSON array in text. A missing category or text is encoded as missing, and the model replaces it by the expected value of
-the variable (docs/glossary.md). A missing number or vector raises a `UserError`, except with the policy "expected".
+JSON array in text. Missing values are encoded as missing (numbers and vectors as NaN), and the model replaces them by
+the expected value of the variable (docs/glossary.md).
 """
 
 import difflib
@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,15 +75,15 @@ class ColumnReader:
             variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
             table_name: The name of the table, for messages.
             unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
-                "expected" (read as a missing value). With "expected", numbers and vectors may be missing too.
+                "expected" (read as a missing value).
             is_known: Whether `variable` comes from the schema of a trained model.
         """
         self.declared_variable, self.column, self.table_name = variable, variable.source_column, table_name
         self.unknown, self.is_known = unknown, is_known
         self.chunk_arrays = list[NDArray[Any]]()  # the numbers, vectors or provisional ids of each chunk
 
-    def add(self, values: list[Any], row_offset: int) -> None:
-        """Add the values of one chunk; `row_offset` is the number of rows of the table before this chunk."""
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        """Add the values of one chunk; `rows` are the numbers of their rows in the table, counted from 1."""
         raise NotImplementedError
 
     def build_variable(self, config: DataConfig) -> Variable:
@@ -92,6 +93,10 @@ class ColumnReader:
     def encode(self, variable: Variable) -> Any:
         """Return the values of all rows; categories and words become indices of `variable.values`."""
         return np.concatenate(self.chunk_arrays)
+
+    def no_values_error(self) -> UserError:
+        """Return the error about a training table in which all values of the column are missing."""
+        return UserError(f"{self.table_name}: {self.column} is empty in all rows; leave the column out")
 
     def error(self, row: int, problem: str) -> UserError:
         """Return the error about the value in row number `row`, counted from 1."""
@@ -133,20 +138,22 @@ class CategoryReader(ColumnReader):
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
+        self.chunk_rows = list[Sequence[int]]()  # the numbers of the table rows of each chunk
         self.ids_by_name = dict[str, int]()  # provisional ids from 1 on, in order of appearance
         # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
         self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
 
-    def add(self, values: list[Any], row_offset: int) -> None:
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        self.chunk_rows.append(rows)
         try:
             ids = (self.ids_by_type[type(value)][value] for value in values)
             self.chunk_arrays.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
         except (TypeError, UserError):
-            raise self._invalid_value_error(values, row_offset) from None
+            raise self._invalid_value_error(values, rows) from None
 
-    def _invalid_value_error(self, values: list[Any], row_offset: int) -> UserError:
+    def _invalid_value_error(self, values: list[Any], rows: Sequence[int]) -> UserError:
         """Return the error about the first value that cannot be a category."""
-        for row, value in enumerate(values, row_offset + 1):
+        for row, value in zip(rows, values, strict=True):
             try:
                 hash(value)
                 category_name_or_none(value)
@@ -189,20 +196,27 @@ class CategoryReader(ColumnReader):
         """
         ids = self.provisional_ids()
         index_by_name = {name: index for index, name in enumerate(variable.values)}
-        if self.is_known and self.unknown == "error":
-            rare_filter, frequent_names = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
-            other_names = [name for name in self.ids_by_name if name not in frequent_names]
-            if unseen_names := [name for name in other_names if not may_contain(rare_filter, name)]:
-                raise self._unseen_value_error(unseen_names, ids, variable)
+        if self.is_known and self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
+            raise self._unseen_value_error(unseen_names, ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(index_by_name.get(name, other_index) for name in self.ids_by_name)]
         return np.array(final_indices, dtype=np.int32)[ids]
 
+    def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
+        """Return whether training never saw the value of each row (rows,)."""
+        return np.isin(self.provisional_ids(), [self.ids_by_name[name] for name in self._unseen_names(variable)])
+
+    def _unseen_names(self, variable: Variable) -> list[str]:
+        """Return the values of the column that training never saw, in order of appearance."""
+        rare_filter, frequent_names = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
+        other_names = [name for name in self.ids_by_name if name not in frequent_names]
+        return [name for name in other_names if not may_contain(rare_filter, name)]
+
     def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
         """Return the error about values that training never saw; it names the first of these values and its row."""
         unseen_ids = [self.ids_by_name[name] for name in unseen_names]
-        first_row = int(np.argmax(ids == unseen_ids[0])) + 1
+        first_row = [*chain.from_iterable(self.chunk_rows)][int(np.argmax(ids == unseen_ids[0]))]
         row_count = int(np.isin(ids, unseen_ids).sum())
         affected = f"{len(unseen_names):,} such values" if len(unseen_names) > 1 else "this value"
         extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
@@ -218,8 +232,6 @@ class CategoryReader(ColumnReader):
         return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
 
 
-# Ends of error messages. In `EMPTY_VALUE`, {} is replaced by text such as "not a number".
-EMPTY_VALUE = "empty, {}; fill it in or leave the row out"
 NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
 NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
@@ -235,13 +247,10 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 class NumberReader(ColumnReader):
     """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
-    def add(self, values: list[Any], row_offset: int) -> None:
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
         parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
         numbers = [parse(value) for value in values]
-        for row, (value, number) in enumerate(zip(values, numbers, strict=True), row_offset + 1):
-            if number is None and is_missing(value) and self.unknown != "expected":
-                problem_without_example, _, _ = problem.partition(" (")
-                raise self.error(row, f"is {EMPTY_VALUE.format(problem_without_example)}")
+        for row, value, number in zip(rows, values, numbers, strict=True):
             if number is None and not is_missing(value):
                 # The user can change the kind of a column only in training.
                 can_be_category = not self.is_known and self.declared_variable.kind == "number"
@@ -258,6 +267,9 @@ class NumberReader(ColumnReader):
         values are points on the unit circle, and its mean is the angle of the mean of these points.
         """
         numbers, period = np.concatenate(self.chunk_arrays), self.declared_variable.period
+        numbers = numbers[~np.isnan(numbers)]
+        if not len(numbers):
+            raise self.no_values_error()
         if not period:
             return replace(
                 self.declared_variable,
@@ -292,9 +304,9 @@ class TextReader(ColumnReader):
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
 
-    def add(self, values: list[Any], row_offset: int) -> None:
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
         word_ids: list[int] = []
-        for row, value in enumerate(values, row_offset + 1):
+        for row, value in zip(rows, values, strict=True):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
@@ -339,28 +351,34 @@ class TextReader(ColumnReader):
 class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
-    def add(self, values: list[Any], row_offset: int) -> None:
-        size = self.chunk_arrays[0].shape[1] if self.chunk_arrays else len(self.declared_variable.means)
-        vectors = []
-        for row, value in enumerate(values, row_offset + 1):
-            has_value = not is_missing(value)
-            vector = to_vector(value) if has_value else None
-            if vector is None and (has_value or self.unknown != "expected"):
-                problem = "not a list of numbers"
-                description = f"{short_repr(value)}, {problem}" if has_value else EMPTY_VALUE.format(problem)
-                raise self.error(row, f"is {description}")
+    def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
+        super().__init__(variable, table_name, unknown, is_known=is_known)
+        self.size = len(variable.means)
+        self.leading_count = 0  # the number of missing vectors before the first vector of a training table
+
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        vectors: list[NDArray[np.float32] | None] = [None] * self.leading_count
+        for row, value in zip(rows, values, strict=True):
+            if (vector := None if is_missing(value) else to_vector(value)) is None and not is_missing(value):
+                raise self.error(row, f"is {short_repr(value)}, not a list of numbers")
             if vector is not None:
-                size = size or len(vector)
-                if len(vector) != size:
+                self.size = self.size or len(vector)
+                if len(vector) != self.size:
                     reference = "as in training" if self.is_known else "as in the first row"
-                    raise self.error(row, f"has {len(vector)} numbers; expected {size}, {reference}")
+                    raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
             vectors.append(vector)
-        missing_vector = np.full(size, math.nan, dtype=np.float32)
-        self.chunk_arrays.append(np.stack([missing_vector if vector is None else vector for vector in vectors]))
+        self.leading_count = 0 if self.size else len(vectors)
+        if self.size:
+            missing_vector = np.full(self.size, math.nan, dtype=np.float32)
+            chunk = [missing_vector if vector is None else vector for vector in vectors]
+            self.chunk_arrays.append(np.array(chunk, np.float32).reshape(-1, self.size))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
+        if not self.size:
+            raise self.no_values_error()
         vectors = np.concatenate(self.chunk_arrays)
+        vectors = vectors[~np.isnan(vectors[:, 0])]
         means = vectors.mean(0, dtype=np.float64)
         return replace(
             self.declared_variable, means=tuple(means.tolist()), deviations=tuple(deviations(vectors).tolist())

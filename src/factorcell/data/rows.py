@@ -3,9 +3,11 @@
 An argument may be of any type that `open_table` supports.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
@@ -41,6 +43,40 @@ def to_rows(source: Any) -> list[Row]:
     for chunk in table.read(table.columns):
         rows += [dict(zip(chunk, row_values, strict=True)) for row_values in zip(*chunk.values(), strict=True)]
     return rows
+
+
+def to_texts(source: Any) -> list[Any] | None:
+    """Return the texts of a list of texts, an array or a column of a data frame; None for a table of any type.
+
+    Raises:
+        UserError: A value is not a text.
+    """
+    is_array = hasattr(source, "dtype") or isinstance(source, (pa.Array, pa.ChunkedArray))
+    is_list = isinstance(source, Sequence) and not isinstance(source, (str, bytes))
+    if not is_array and not (is_list and any(isinstance(item, str) for item in source)):
+        return None
+    texts = to_values(source, "texts")
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise UserError(f"texts: value {number}: expected a text, got {short_repr(text)}")
+    return texts
+
+
+def to_contexts(context: Any, count: int) -> list[Row]:
+    """Return the contexts of `count` texts; `context` is None, one context for all texts, or a context for each.
+
+    Raises:
+        UserError: The number of contexts is not `count`.
+    """
+    if context is None:
+        return [{}] * count
+    # A mapping from columns to lists is a table, except that an empty mapping is a context without values.
+    if isinstance(context, Mapping) and not (context and all(map(is_column, context.values()))):
+        return [context] * count
+    contexts = to_rows(context)
+    if len(contexts) != count:
+        raise UserError(f"context: expected one, or one for each of {count:,} texts, got {len(contexts):,}")
+    return contexts
 
 
 def to_row(source: Any) -> Row:

@@ -27,7 +27,7 @@ from factorcell.config import DataConfig, UserError, check_choice
 from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.rows import distinct_category_names
+from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, category_name_or_none, to_number
@@ -195,7 +195,7 @@ def classify(
     values: Sequence[Any] = (),
     distractors: Sequence[Any] = (),
     priors: str = "uniform",
-    unknown: str = "error",
+    unknown: str = "group",
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
@@ -270,11 +270,14 @@ def _classify_uniformly(
     """Classify the texts of a table with a uniform prior at temperature 1."""
     corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=options["progress"])
     column = run.schema.variable(target).source_column
-    true_values = _read_category_names(source, column) if column in open_table(source).columns else [None] * len(corpus)
+    has_labels = to_texts(source) is None and column in open_table(source).columns
+    labels = _read_category_names(source, column) if has_labels else [None] * len(corpus)
+    true_values = [labels[row] for row in corpus.source_rows]
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **options)
     is_missing = np.array([name is None for name in true_values], dtype=bool)
     result = apply_bayes_rule(names, likelihoods, corpus.lengths, true_values, distractors, corpus.truncated)
-    return replace(result, is_missing=is_missing, key=texts_digest(corpus, target, *names))
+    source_rows, key = corpus.source_rows, texts_digest(corpus, target, *names)
+    return replace(result, is_missing=is_missing, source_rows=source_rows, key=key)
 
 
 def _check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
-from factorcell.data.rows import to_row
+from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
@@ -32,13 +32,13 @@ Floats = NDArray[np.float64]
 
 
 def explain(
-    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, ContextValues], *, unknown: str = "error"
+    runs: Run | Sequence[Run], texts: Sequence[str], contexts: Mapping[str, ContextValues], *, unknown: str = "error"
 ) -> list[Row]:
     """Compute the nats of texts given each of several named contexts, averaged over runs.
 
     Args:
-        runs: Runs with the same tokenizer and vocabulary.
-        texts: The texts; they are not truncated.
+        runs: A run, or several runs with the same tokenizer and vocabulary.
+        texts: A list or a column of texts; they are not truncated.
         contexts: The values of columns for each named context.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
@@ -54,6 +54,8 @@ def explain(
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
             adapted; or the runs read the texts differently.
     """
+    runs = [runs] if isinstance(runs, Run) else runs
+    texts = to_values(texts, "texts")
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
     context_names = list(contexts)

@@ -48,7 +48,7 @@ class Evaluation(NamedTuple):
     texts: Figures
 
 
-def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "error") -> Row:
+def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "group") -> Row:
     """Compute the perplexity and the bits per byte of texts.
 
     Texts are cut after `max_tokens` tokens, as in training.
@@ -80,7 +80,7 @@ def evaluate_by_columns(
     *,
     by: Sequence[str] = (),
     baseline: Scorer | None = None,
-    unknown: str = "error",
+    unknown: str = "group",
 ) -> Evaluation:
     """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
@@ -93,6 +93,8 @@ def evaluate_by_columns(
         check_vocabularies(run, baseline)  # before the table is read
     groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
+    source_rows = corpus.source_rows.tolist()
+    groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
     model_figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
     group_rows_by_column: dict[str, list[Row]] = {}

@@ -30,7 +30,7 @@ def classify_points(
     *,
     within: float = math.inf,
     truth: Sequence[Any] | None = None,
-    unknown: str = "error",
+    unknown: str = "group",
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",

@@ -31,6 +31,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
+from factorcell.model.reading import TextModel
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
@@ -139,7 +140,7 @@ def _preceding_ids(ids: Ids, begins: Ids) -> Ids:
     return preceding_ids
 
 
-class NGram:
+class NGram(TextModel):
     """An n-gram model with a tokenizer and the options for reading texts.
 
     The model reads no context. It implements the protocol `Scorer`.
@@ -225,10 +226,6 @@ class NGram:
             NGramCounts(arrays[f"keys{order}"], arrays[f"counts{order}"]) for order in range(1, saved["order"] + 1)
         ]
         return cls(folder, config, tokenizer, grams)
-
-    def prepare(self, source: Any, **options: Any) -> Corpus:
-        """Read texts without their contexts; `options` are passed to `data.cache.prepare`."""
-        return prepare(source, self.config, tokenizer=self.tokenizer, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
         """Return the nats of all targets of `corpus`, -log p(w | h)."""

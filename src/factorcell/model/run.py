@@ -6,7 +6,7 @@ digests.json lists the SHA-256 digests of the files that determine results: open
 error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from factorcell import files, folders
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, check_choice
-from factorcell.data.cache import prepare
-from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
-from factorcell.data.rows import has_rows, to_rows
+from factorcell.data.rows import has_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+from factorcell.lazy import PublicFunction
 from factorcell.model import sizes, training_state
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
+from factorcell.model.reading import TextModel
 from factorcell.model.scoring import score_rows
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
@@ -52,10 +52,13 @@ def initial_files() -> tuple[str, ...]:
     return ("config.json", "schema.json", *tokenizer_files(), "start.safetensors", "log.jsonl")
 
 
-class Run:
+class Run(TextModel):
     """A model with its config, tokenizer and context schema, stored in one folder.
 
-        Run.open("runs/reviews").score([{"text": "lovely stay", "stars": 5}])
+        Run.open("runs/reviews").score(["lovely stay"], context={"stars": 5})
+
+    `run.classify(...)`, `run.evaluate(...)`, `run.explain(...)` and `run.generate(...)` call the functions
+    `factorcell.classify(run, ...)`, `factorcell.evaluate(run, ...)` and so on, with the same arguments.
 
     Attributes:
         folder: The folder.
@@ -253,80 +256,6 @@ class Run:
         """Return the duration of training in minutes, up to the last row of the training log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
-    def prepare(
-        self,
-        source: Any,
-        *,
-        unknown: str = "error",
-        optional: tuple[str, ...] = (),
-        progress: bool = False,
-        truncate: bool = True,
-        report_truncation: bool = True,
-    ) -> Corpus:
-        """Read texts with the tokenizer and the schema of this run.
-
-        Args:
-            source: Rows, a table, or the path of a file.
-            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
-                unknown value, "expected" as the expected value.
-            optional: Names of context variables whose columns may be missing.
-            progress: Whether to show progress.
-            truncate: Whether to cut texts after `max_tokens` tokens.
-            report_truncation: Whether to issue a `Notice` about cut texts.
-
-        Raises:
-            UserError: The source cannot be read.
-        """
-        try:
-            return prepare(
-                source,
-                self.config,
-                tokenizer=self.tokenizer,
-                schema=self.schema,
-                unknown=unknown,
-                optional=optional,
-                progress=progress,
-                truncate=truncate,
-                report_truncation=report_truncation,
-            )
-        except UnknownKindError as error:
-            if not isinstance(source, str):
-                raise
-            hint = f"to read a text, pass [{{{self.config.data.text!r}: ...}}]"
-            raise error.with_message(f"{error.message}; {hint}") from None
-
-    def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
-        """Read texts with a context for each.
-
-        Args:
-            texts: The texts.
-            contexts: For each text a row that maps columns to values, or a table of such rows. All rows have the same
-                columns. Columns that the rows do not have get their expected values.
-            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
-                unknown value, "expected" as the expected value.
-            truncate: Whether to cut texts after `max_tokens` tokens, without a `Notice`; `Corpus.truncated` marks cut
-                texts.
-
-        Raises:
-            UserError: A column or value is unknown, or the rows have different columns.
-        """
-        contexts = to_rows(contexts)
-        if len(texts) != len(contexts):
-            raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
-        columns = set(contexts[0]) if contexts else set()
-        for context in contexts:
-            for name in context:
-                check_choice("context column", name, self.schema.columns())
-            if set(context) != columns:
-                different = ", ".join(sorted(columns ^ set(context)))
-                raise UserError(f"contexts: expected the same columns in all of them; only some have {different}")
-        missing = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
-        rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
-        try:
-            return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report_truncation=False)
-        except UserError as error:
-            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
-
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Return a context manager that disables gradients and computes products in `self.precision`."""
@@ -352,29 +281,37 @@ class Run:
                     nats[starts[row] : starts[row] + length] = text_nats[:length]
         return nats
 
-    def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
+    def score(
+        self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group"
+    ) -> list[dict[str, Any]]:
         """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
 
         Args:
-            source: One row such as `{"text": "lovely stay", "stars": 5}`, rows, a table, or the path of a file.
+            source: A list of texts or a column of a data frame; or texts with their contexts: one row such as
+                `{"text": "lovely stay", "stars": 5}`, rows, a table, or the path of a file.
+            context: Only for texts without a context: one context such as `{"stars": 5}` for all texts, or a list or
+                table with a context for each. Columns without a value get their expected values.
             tokens: Whether to list each target with its nats.
-            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
-                unknown value, "expected" as the expected value.
+            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
+                reads the development table; "expected" reads it as the expected value; "error" raises an error.
 
         Returns:
-            A row for each text: the index of the text as `row`, `nats`, `targets`, `perplexity`, and `tokens` if
-            requested.
+            A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and
+            `tokens` if requested.
 
         Raises:
             UserError: The source cannot be read.
         """
         try:
-            corpus = self.prepare(source, unknown=unknown, truncate=False)
+            corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
         except UserError:
             if has_rows(source):
                 raise
             return []
         return score_rows(self.nats(corpus), corpus, with_tokens=tokens)
+
+    # The public functions of these names, with this run as their first argument.
+    classify, evaluate, explain, generate = map(PublicFunction, ("classify", "evaluate", "explain", "generate"))
 
 
 def read_config(folder: Path) -> Config:

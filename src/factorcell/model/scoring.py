@@ -26,7 +26,7 @@ class Scorer(Protocol):
     tokenizer: Tokenizer
     schema: ContextSchema
 
-    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+    def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts from rows, a table or a file into the form that `nats` takes."""
 
     def nats(self, corpus: Corpus) -> NDArray[Any]:
@@ -57,10 +57,10 @@ class Tally:
 def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
     """Return the rows of `Run.score` from the nats of all targets of `corpus`; `with_tokens` adds each target."""
     starts, rows = target_offsets(corpus), []
-    for index in range(len(corpus)):
+    for index, source_row in enumerate(corpus.source_rows.tolist()):
         text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
         total = float(text_nats.sum())
-        row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
+        row: dict[str, Any] = {"row": source_row, "nats": total, "targets": len(text_nats)}
         row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
         if with_tokens:
             # The first token of a text is its start token, which is not a target.

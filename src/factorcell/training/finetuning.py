@@ -33,7 +33,7 @@ def finetune(
     parts: Sequence[str] = (ALL,),
     l1: float = 0.0,
     training: TrainingConfig | Mapping[str, Any] | None = None,
-    unknown: str = "error",
+    unknown: str = "group",
     resume: bool = False,
     notify: Notify | None = None,
 ) -> Run:

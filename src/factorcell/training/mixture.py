@@ -106,7 +106,7 @@ class Mixture:
         }
         files.write_versioned(self.folder / INDEX_FILE, content, FORMAT)
 
-    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+    def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts with every model, and combine the context columns of all models in one corpus.
 
         Raises:
@@ -122,7 +122,7 @@ class Mixture:
         category_columns = [corpus.categories for corpus in corpora]
         if self.variable is not None:
             _, value_indices = _read_values(source, self.variable)
-            category_columns.insert(0, value_indices[:, None])
+            category_columns.insert(0, value_indices[corpora[0].source_rows, None])
         return replace(
             corpora[0],
             schema=self.schema,
@@ -182,14 +182,15 @@ def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.
     table, offset = open_table(source), 0
     reader = CategoryReader(Variable(variable.name, "category"), table.name)
     for chunk in table.chunks([variable.name]):
-        reader.add(chunk[variable.name], offset)
-        offset += len(chunk[variable.name])
+        values = chunk[variable.name]
+        reader.add(values, range(offset + 1, offset + 1 + len(values)))
+        offset += len(values)
     complete = variable if variable.values else reader.build_variable(DataConfig(min_context_count=1))
     return complete, reader.encode(complete)
 
 
 def mix(
-    models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "error"
+    models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "group"
 ) -> tuple[Mixture, list[files.Row]]:
     """Fit a mixture to a table and save it.
 

@@ -76,7 +76,7 @@ class SeparateRuns:
             precision = runs[index].precision  # all runs use the precision of the first
         return cls(folder, runs)
 
-    def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
+    def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts from rows, a table or a file; `unknown` is the policy for values that training never saw."""
         return self.runs[SHARED].prepare(source, unknown=unknown)
 

@@ -81,15 +81,18 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     assert mean_reciprocal_rank(blend, lists) == pytest.approx(np.mean(expected_ranks))
 
 
+@pytest.mark.filterwarnings("always::factorcell.config.Notice")
 def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
     command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimizer", "sgd", "--threads", "1"]
-    assert main(command) == 2
+    assert main([*command, "--unknown", "error"]) == 2
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
-    assert main([*command, "--unknown", "group"]) == 0
-    assert "of the blend on 11 texts: " in capsys.readouterr().out
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "of the blend on 11 texts: " in captured.out
+    assert "dev.jsonl: texts with values that training did not see: " in captured.err
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from factorcell import files, progress
 from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected_gain, recommend
@@ -180,11 +180,23 @@ def test_invalid_arguments_are_errors(context: tuple[str, ...], rows: list[dict[
 
 def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    file.write_text("text,height\n" + "a,1\n" * 24 + "a,\n" * 6)
-    with pytest.raises(UserError, match=r"^t\.csv row 25: height is empty, not a number; fill it in"):
+    file.write_text("text,height\n" + "a,1\n" * 24 + "a,x\n" * 6)
+    with pytest.raises(UserError, match=r"^t\.csv row 25: height is 'x', not a number"):
         advise(file, config_of("height:number"))
-    with pytest.raises(UserError, match=r"^t\.csv, sample of 29 rows, row \d+: height is empty"):
+    with pytest.raises(UserError, match=r"^t\.csv, sample of 29 rows, row \d+: height is 'x', not a number"):
         advise(file, config_of("height:number"), rows=29)
+
+
+def test_empty_numbers_are_missing_values_of_a_column(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("text,height\n" + "a,1\nb c,2\na,\n" * 20)
+    with pytest.warns(Notice, match=r"^t\.csv: texts with an empty context column: 20 of 60 \(height 20\); read as"):
+        result = advise(file, config_of("height:number"))
+    assert (result["columns"][0]["values"], result["columns"][0]["missing"]) == (2, pytest.approx(1 / 3))
+    with pytest.raises(UserError, match=r"^t\.csv row 3: height is empty; .*missing=\"expected\" or missing=\"drop\""):
+        advise(file, config_of("height:number").with_options(missing="error"))
+    with pytest.warns(Notice, match=r"^t\.csv: rows with an empty context column: 20 of 60; they are dropped"):
+        assert advise(file, config_of("height:number").with_options(missing="drop"))["rows"] == 40
 
 
 def test_recommendations_follow_from_the_estimates() -> None:

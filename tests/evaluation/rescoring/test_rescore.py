@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
@@ -74,11 +74,13 @@ def test_scores_do_not_depend_on_the_batches(run: Run, monkeypatch: pytest.Monke
 def test_unseen_values_follow_the_unknown_policy(run: Run) -> None:
     nbest = make_lists(2, city="Olso")
     with pytest.raises(UserError, match=r"^utterance u0: city 'Olso' was never seen .*\(Oslo, ?.*unknown=.group"):
-        score_hypotheses(run, nbest)
+        score_hypotheses(run, nbest, unknown="error")
     expected = score_hypotheses(run, nbest, unknown="expected")
     missing = score_hypotheses(run, make_lists(2, city=None))
     assert expected.log_probs[0] == pytest.approx(missing.log_probs[0])
-    assert score_hypotheses(run, nbest, unknown="group").log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
+    with pytest.warns(Notice, match=r"^n-best lists: texts with values that training did not see: 2 of 2 \(city 2\);"):
+        grouped = score_hypotheses(run, nbest)
+    assert grouped.log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
         score_hypotheses(run, make_lists(2), context={"citty": "Oslo"})
 

@@ -116,7 +116,7 @@ def add_audit_arguments(parser: Parser) -> None:
     help_text = "number of random texts among which each canary is ranked"
     parser.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=help_text)
     options.add_seed(parser, "the random texts")
-    options.add_computing(parser, unknown="group")  # users of held-out texts may be new
+    options.add_computing(parser)
 
 
 def add_rescore_arguments(parser: Parser) -> None:

@@ -21,7 +21,7 @@ def add_explain_arguments(parser: Parser) -> None:
     help_text = "other runs whose ratios are shown separately, for comparison"
     parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
-    options.add_computing(parser, precision="float32")
+    options.add_computing(parser, precision="float32", unknown="error")
 
 
 def add_contexts_arguments(parser: Parser) -> None:
@@ -49,7 +49,7 @@ def add_contexts_arguments(parser: Parser) -> None:
     help_text = "column of TABLE that colours the map or is predicted (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
     options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
-    options.add_computing(parser, precision="float32")
+    options.add_computing(parser, precision="float32", unknown="error")
     parser.rare.add_argument(
         "--groups", type=int, default=8, help="number of groups on a map; the largest groups are shown"
     )

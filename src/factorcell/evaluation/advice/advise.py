@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import Config, UserError
-from factorcell.data.cache import prepare, report_truncated
+from factorcell.data.cache import prepare, report_missing, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
@@ -95,12 +95,13 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     sampled_columns, row_count = sample(source, names, rows, seed)
     try:
-        corpus = prepare(sampled_columns, config, progress=progress, report_truncation=False)
+        corpus = prepare(sampled_columns, config, progress=progress, report_counts=False)
     except UserError as error:
         sample_description = "" if row_count <= rows else f", sample of {rows:,} rows,"
         table_description = f"{table_name(source)}{sample_description}"
         raise error.with_message(error.message.replace(IN_MEMORY, table_description, 1)) from None
     report_truncated(corpus.truncated, table_name(source), data.max_tokens)
+    report_missing(corpus, table_name(source))
     if len(corpus) < MIN_ROWS:
         raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
     columns = label_columns(corpus)

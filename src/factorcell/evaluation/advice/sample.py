@@ -94,10 +94,12 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
 
 def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
     """Label a numeric column with its quantile ranges, or with its distinct values if there are at most `BINS`."""
-    edges = np.unique(numbers)
+    is_missing = np.isnan(numbers)
+    present_numbers = numbers[~is_missing]
+    edges = np.unique(present_numbers)
     if len(edges) > BINS:
-        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1)[:-1]))
-    labels = np.searchsorted(edges, numbers, side="right") - 1
+        edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, BINS + 1)[:-1]))
+    labels = np.where(is_missing, len(edges), np.searchsorted(edges, numbers, side="right") - 1)
     return LabelColumn(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
 
 

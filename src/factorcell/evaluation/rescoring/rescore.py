@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
 from factorcell.config import UserError, check_choice
+from factorcell.data.cache import report_unseen_rows
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
 from factorcell.evaluation.perplexity import text_tallies, value_groups
@@ -126,7 +127,7 @@ def _read_hypotheses(
     text_column = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
     rows = [{**context, text_column: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
-    return model.prepare(rows, unknown=unknown, optional=optional, truncate=False)
+    return model.prepare(rows, unknown=unknown, optional=optional, truncate=False, report_counts=False)
 
 
 def _absent_variables(model: Run | NGram, contexts: Sequence[Row]) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ def score_hypotheses(
     nbest: NBest,
     *,
     context: Mapping[str, Any] | None = None,
-    unknown: str = "error",
+    unknown: str = "group",
     progress: bool = False,
 ) -> ScoredNBest:
     """Compute log p(hypothesis given context) of every hypothesis in the context of its utterance.
@@ -177,6 +178,10 @@ def score_hypotheses(
     contexts = _utterance_contexts(model, nbest, context or {})
     optional = _absent_variables(model, contexts)
     _check_contexts(model, nbest, contexts, optional, unknown)
+    if unknown != "error":
+        data = model.config.data
+        anonymous_column = data.user if data.anonymous else ""
+        report_unseen_rows(contexts, model.schema, "n-best lists", unknown, without=anonymous_column)
     log_probs: list[Floats] = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
         for batch in batches(nbest):

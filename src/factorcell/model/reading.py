@@ -1,0 +1,130 @@
+"""Models read texts and their contexts with the tokenizer and the context schema of their training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from factorcell.config import Config, UserError, check_choice
+from factorcell.data.cache import prepare
+from factorcell.data.chunks import UnknownKindError
+from factorcell.data.corpus import Corpus
+from factorcell.data.rows import to_contexts, to_rows, to_texts
+from factorcell.data.schema import ContextSchema
+from factorcell.data.tokenizer import Tokenizer
+
+
+class TextModel:
+    """Base of the models that read texts: runs and n-gram models.
+
+    Attributes:
+        config: The options for reading texts and columns.
+        tokenizer: The tokenizer.
+        schema: The context variables.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    schema: ContextSchema
+
+    def prepare(
+        self,
+        source: Any,
+        *,
+        context: Any = None,
+        unknown: str = "group",
+        optional: tuple[str, ...] = (),
+        progress: bool = False,
+        truncate: bool = True,
+        report_counts: bool = True,
+    ) -> Corpus:
+        """Read texts with the tokenizer and the schema of this model.
+
+        Args:
+            source: Rows, a table, or the path of a file; or texts without a context: a list of texts, or a column of a
+                data frame.
+            context: Only for texts without a context: one context for all texts, or a list or table with a context for
+                each. Columns without a value get their expected values.
+            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
+                reads the development table; "expected" reads it as the expected value; "error" raises an error.
+            optional: Names of context variables whose columns may be missing.
+            progress: Whether to show progress.
+            truncate: Whether to cut texts after `max_tokens` tokens.
+            report_counts: Whether to report in notices how many texts were cut, how many have values that training did
+                not see, and how many have an empty context column.
+
+        Returns:
+            The corpus, with one text per row, except the rows that the option `missing` of the training drops.
+
+        Raises:
+            UserError: The source cannot be read.
+        """
+        if (texts := to_texts(source)) is not None:
+            contexts = to_contexts(context, len(texts))
+            return self.read(texts, contexts, unknown=unknown, truncate=truncate, report_counts=report_counts)
+        if context is not None:
+            raise UserError("context: expected a list of texts as the source, got a table; add columns to the table")
+        try:
+            return prepare(
+                source,
+                self.config,
+                tokenizer=self.tokenizer,
+                schema=self.schema,
+                unknown=unknown,
+                optional=optional,
+                progress=progress,
+                truncate=truncate,
+                report_counts=report_counts,
+            )
+        except UnknownKindError as error:
+            if not isinstance(source, str):
+                raise
+            raise error.with_message(f"{error.message}; to read a text, pass a list of texts") from None
+
+    def read(
+        self,
+        texts: Sequence[str],
+        contexts: Any,
+        *,
+        unknown: str = "error",
+        truncate: bool = True,
+        report_counts: bool = False,
+    ) -> Corpus:
+        """Read texts with a context for each; no text is dropped.
+
+        Args:
+            texts: The texts.
+            contexts: For each text a row that maps columns to values, or a table of such rows. All rows have the same
+                columns. Columns that the rows do not have get their expected values.
+            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
+                unknown value, "expected" as the expected value.
+            truncate: Whether to cut texts after `max_tokens` tokens; `Corpus.truncated` marks cut texts.
+            report_counts: Whether to report counts in notices, as `prepare` does.
+
+        Raises:
+            UserError: A column or value is unknown, or the rows have different columns.
+        """
+        contexts = to_rows(contexts)
+        if len(texts) != len(contexts):
+            raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
+        columns = set(contexts[0]) if contexts else set()
+        for context in contexts:
+            for name in context:
+                check_choice("context column", name, self.schema.columns())
+            if set(context) != columns:
+                different = ", ".join(sorted(columns ^ set(context)))
+                raise UserError(f"contexts: expected the same columns in all of them; only some have {different}")
+        absent = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
+        rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
+        missing = "error" if self.config.data.missing == "error" else "expected"
+        try:
+            return prepare(
+                rows,
+                self.config.with_options(missing=missing),
+                tokenizer=self.tokenizer,
+                schema=self.schema,
+                unknown=unknown,
+                optional=absent,
+                truncate=truncate,
+                report_counts=report_counts,
+            )
+        except UserError as error:
+            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
