@@ -156,7 +156,7 @@ def test_periodic_numbers_are_continuous_over_the_period() -> None:
 
 def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> None:
     reader = NumberReader(Variable("lon", "longitude", period=360.0), "rows")
-    reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
+    reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), range(1, 501))
     variable = reader.build_variable(DataConfig())
     features = NumberInputs((variable,))(torch.from_numpy(reader.encode(variable))[:, None].float())
     torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
@@ -170,7 +170,7 @@ def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> Non
 
 def test_expected_text_is_the_mean_of_all_texts() -> None:
     reader = TextReader(Variable("t", "text"), "rows")
-    reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
+    reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], range(1, 6))
     variable = reader.build_variable(DataConfig(min_context_word=1))
     bags = reader.encode(variable)
     words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
