@@ -7,7 +7,7 @@ temperature that is fitted to development texts.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from corpora import Tables
 from factorcell.data.tables import open_table
@@ -45,7 +45,8 @@ def measure_classification(run: Run, tables: Tables, target: str, samples: int =
         return Measurement({})
 
     def classify_table(table: Path) -> Classification:
-        return classify(run, table, target, values=names, unknown="group", samples=samples, proposal="unigram")
+        options: dict[str, Any] = {"priors": "uniform", "samples": samples, "proposal": "unigram"}
+        return classify(run, table, target, values=names, unknown="group", **options)
 
     classification = classify_table(tables["judged"])
     metrics = classification.metrics()

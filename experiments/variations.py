@@ -38,7 +38,9 @@ def measure_with_samples(run: Run, tables: Tables, name: str) -> Measurement:
         return measured
     row = {}
     for proposal in ("rank", "unigram"):
-        classification = classify(run, tables["judged"], target, unknown="group", samples=SAMPLES, proposal=proposal)
+        classification = classify(
+            run, tables["judged"], target, priors="uniform", unknown="group", samples=SAMPLES, proposal=proposal
+        )
         row[f"accuracy_{proposal}"] = float(classification.metrics()["accuracy"])
     return measured | Measurement(row)
 

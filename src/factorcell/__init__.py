@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from factorcell.data.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.evaluation.advice.advise import advise as advise
     from factorcell.evaluation.classification import classify as classify
-    from factorcell.evaluation.classification import log_likelihoods as log_likelihoods
     from factorcell.evaluation.exposure import audit as audit
     from factorcell.evaluation.likelihood_ratios import explain as explain
+    from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.evaluation.perplexity import evaluate_by as evaluate_by
     from factorcell.evaluation.point_classification import classify_points as classify_points
@@ -71,7 +71,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "data.corpus": ("Corpus",),
         "data.tokenizer": ("register_tokenizer",),
         "evaluation.advice.advise": ("advise",),
-        "evaluation.classification": ("classify", "log_likelihoods"),
+        "evaluation.classification": ("classify",),
+        "evaluation.likelihoods": ("log_likelihoods",),
         "evaluation.point_classification": ("classify_points",),
         "evaluation.exposure": ("audit",),
         "evaluation.likelihood_ratios": ("explain",),

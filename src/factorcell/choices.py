@@ -9,6 +9,7 @@ from typing import Any
 # reads it as a missing value.
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("uniform", "training")  # prior probabilities of the classes in a classification
+MODEL_PRIORS = ("conditional", *PRIORS)  # those of a language model, which can also depend on other context columns
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
 SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
 PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early

@@ -10,7 +10,6 @@ import pytest
 from factorcell import files, progress
 from factorcell.commands.main import main
 from factorcell.config import FORMAT
-from factorcell.evaluation import classification
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
@@ -150,7 +149,7 @@ def test_classify_reports_its_progress(
 ) -> None:
     for name in ("FIRST_DELAY", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
-    monkeypatch.setattr(classification, "MAX_BATCH_TOKENS", 30)
+    monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
     classify(Run.open(cell), table, "city")
     assert capsys.readouterr().err == ""

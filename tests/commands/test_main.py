@@ -64,7 +64,8 @@ def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.Cap
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
-        "training.json", "training.lock", "unigrams.safetensors", "vocabulary.txt", "weights.safetensors",
+        "priors.safetensors", "training.json", "training.lock", "unigrams.safetensors", "vocabulary.txt",
+        "weights.safetensors",
     }  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
     output = capsys.readouterr().out
     assert re.search(r"majority class: '\w+'; always predicting it: accuracy 0\.", output)
-    assert "with --priors training" in output
+    assert "model, training priors" in output
     assert "texts left out:" not in output
     assert "confusion" in output
     assert main(["classify", *files, "--target", "stars", "--values", "1", "2"]) == 0

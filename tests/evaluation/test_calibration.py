@@ -20,7 +20,8 @@ from factorcell.evaluation.bayes_rule import (
     fit_temperature,
     value_nats,
 )
-from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihoods import log_likelihoods
 from tests.small_runs import ROWS, make_run
 
 
@@ -164,6 +165,5 @@ def test_training_priors_are_combined_with_tempered_evidence(tmp_path: Path) -> 
     np.testing.assert_allclose(result.probabilities, joint / joint.sum(1, keepdims=True), rtol=1e-6)
     assert result.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
     uniform = classify(run, ROWS, "city", calibrate=ROWS[1:4])
-    assert uniform.metrics()["accuracy_training_priors"] == result.metrics()["accuracy"]
-    assert uniform.training_prior_predictions is not None
-    assert (uniform.training_prior_predictions == result.predicted).all()
+    assert [row["accuracy"] for row in uniform.metrics()["others"]] == [result.metrics()["accuracy"]]
+    assert (uniform.other_predictions[result.name] == result.predicted).all()

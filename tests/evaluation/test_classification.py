@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import UserError
-from factorcell.evaluation import classification, point_classification
+from factorcell.evaluation import point_classification
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.point_classification import classify_points, point_distances
 from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Run:
 def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     tmp_path: Path, context: tuple[str, ...], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classification, "MAX_BATCH_TOKENS", tokens)
+    monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", tokens)
     run = make_run(tmp_path / "run", context, output_bias=["low_rank", "one_hot"])
     likelihoods = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
     for column, city in enumerate(("Oslo", "Nice")):
@@ -82,15 +83,15 @@ def test_metrics_include_baseline_accuracies_and_excluded_texts(run: Run) -> Non
     assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (3, 2, 1)
     assert (metrics["majority"], metrics["majority_value"]) == (0.6, "Oslo")
     weighted = classify(run, rows, "city", priors="training")
-    assert metrics["accuracy_training_priors"] == weighted.metrics()["accuracy"]
-    assert "accuracy_training_priors" not in weighted.metrics()
-    with_true_predictions = replace(
-        plain, training_prior_predictions=np.where(plain.truth < 0, 0, plain.truth)
-    ).metrics()
-    assert (with_true_predictions["accuracy_training_priors"], with_true_predictions["accuracy"]) == (
-        1.0,
-        metrics["accuracy"],
-    )
+    (with_training_priors,) = metrics["others"]
+    assert with_training_priors["classifier"] == weighted.name == "model, training priors"
+    assert with_training_priors["accuracy"] == weighted.metrics()["accuracy"]
+    assert [row["classifier"] for row in weighted.metrics()["others"]] == [plain.name]
+    true_predictions = np.where(plain.truth < 0, 0, plain.truth)
+    with_true_predictions = replace(plain, other_predictions={"oracle": true_predictions}).metrics()
+    (oracle,) = with_true_predictions["others"]
+    assert (oracle["accuracy"], with_true_predictions["accuracy"]) == (1.0, metrics["accuracy"])
+    assert oracle["difference"] == pytest.approx(metrics["accuracy"] - 1)
 
 
 def test_error_messages_do_not_name_users(run: Run) -> None:

@@ -15,7 +15,8 @@ from factorcell.commands.main import main
 from factorcell.config import UserError
 from factorcell.data.corpus import target_frequencies
 from factorcell.data.vocabulary import END, START
-from factorcell.evaluation.classification import classify, draw_samples, log_likelihoods
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihoods import draw_samples, log_likelihoods
 from factorcell.model.run import UNIGRAMS, Run
 from factorcell.training.fit import fit
 from tests.small_runs import ROWS, make_run

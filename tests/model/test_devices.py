@@ -12,7 +12,7 @@ from torch import Tensor
 
 from factorcell.config import LOSSES, OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.classification import log_likelihoods
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.generation.beam_search import Beam, search_beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_requests

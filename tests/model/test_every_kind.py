@@ -13,7 +13,8 @@ import torch
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
-from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.model.model_card import render as card_of

@@ -14,7 +14,7 @@ from factorcell.completion.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.evaluation import results
-from factorcell.evaluation.classification import log_likelihoods
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.run_warnings import mixture_notices
 from factorcell.generation.generate import GenerationOptions, generate

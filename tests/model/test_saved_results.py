@@ -46,8 +46,8 @@ def test_classifications_with_other_settings_are_listed_separately() -> None:
     ]
     assert [measurement[:3] for measurement in latest_measurements(rows)] == [
         ("a.csv", "accuracy of stars", 0.55),
-        ("a.csv", "accuracy of stars, priors of training", 0.6),
-        ("a.csv", "accuracy of stars, priors of training, calibrated", 0.7),
+        ("a.csv", "accuracy of stars, training priors", 0.6),
+        ("a.csv", "accuracy of stars, training priors, calibrated", 0.7),
         ("a.csv", "accuracy of stars, 1,000 samples", 0.4),
     ]
 

@@ -23,8 +23,8 @@ from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import log_likelihoods
 from factorcell.evaluation.comparison import ComparedModel, compare_models
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import find_warnings

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell import files
@@ -9,8 +10,10 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, has_labels
+from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
+from factorcell.evaluation.conditional_prior import classification_notices
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
@@ -120,8 +123,15 @@ def run_classify(arguments: argparse.Namespace) -> None:
     run = options.open_on_device(Run.open, arguments.run, arguments)
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
-    if arguments.points and arguments.calibrate:
-        raise UserError("--calibrate requires --target COLUMN; with --points, no temperature can be fitted")
+    options_of_target = {
+        "--calibrate": arguments.calibrate,
+        "--combine": arguments.combine,
+        "--train": arguments.train,
+        "--priors": arguments.priors,
+    }
+    for flag, value in options_of_target.items():
+        if arguments.points and value:
+            raise UserError(f"{flag} requires --target COLUMN; it does not apply to --points")
     shared_settings: dict[str, Any] = {
         "unknown": arguments.unknown,
         "samples": arguments.samples,
@@ -138,12 +148,28 @@ def run_classify(arguments: argparse.Namespace) -> None:
             distractors=arguments.distractors,
             priors=arguments.priors,
             calibrate=arguments.calibrate,
+            train=_table_of_linear_baseline(run, arguments),
+            combine=arguments.combine,
             **shared_settings,
         )
     else:
         points = results.read_points(arguments.points)
         result = classify_points(run, table, points, within=arguments.within, **shared_settings)
     _report(run, result, arguments)
+
+
+def _table_of_linear_baseline(run: Run, arguments: argparse.Namespace) -> Path | None:
+    """Return the table on which to train the linear baseline; None if there is no table or no text with a value."""
+    if arguments.train or arguments.combine:
+        specified: Path | None = arguments.train
+        return specified
+    variable = run.schema.variable(arguments.target)
+    if not has_labels(arguments.table, variable, variable.values[1:]):
+        return None
+    table = training_table(run)
+    if table is None:
+        terminal.notify(f"no linear baseline: {run.folder} records no existing training table; add --train TABLE")
+    return table
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
@@ -166,6 +192,8 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
         terminal.notify(f"{counted_texts} classified{output}; accuracy not computed: no text has {missing_value}")
+    if arguments.target:
+        terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*training_warnings([run]))
 
 

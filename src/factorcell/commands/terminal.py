@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from factorcell.bootstrap import Interval
 from factorcell.commands import streams
 from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
 
@@ -157,12 +158,13 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     if as_json:
         return show_json([metrics])
     text_counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
-    figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
+    accuracy = _format_interval(metrics, "accuracy")
+    figures = f"accuracy {accuracy}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({text_counts})")
     show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
-    if "accuracy_training_priors" in metrics:
-        show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
     show(_calibration_sentence(metrics))
+    if weights := metrics.get("combination_weights"):
+        show(f"combination weights: {', '.join(f'{name} {weight:.2f}' for name, weight in weights.items())}")
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):
@@ -170,6 +172,8 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
         show(f"{metrics['left_out_other']:,} texts left out: {reason}")
     if "perplexity" in metrics:
         show(f"perplexity {metrics['perplexity']:.2f} given the true value")
+    if metrics["others"]:
+        _show_classifiers(result.name, metrics)
     order = natural_order(result.names) or list(range(len(result.names)))
     ranks = {result.names[index]: rank for rank, index in enumerate(order)}
     rows = sorted(metrics["values"], key=lambda row: ranks[row["value"]])
@@ -179,6 +183,28 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
         counts = result.confusion()[order][:, order].tolist()
         show_matrix([result.names[index] for index in order], counts)
     return None
+
+
+def _show_classifiers(name: str, metrics: Row) -> None:
+    """Print the accuracies of a classification and of other classifiers, and its differences to them."""
+    rows = [
+        {"classifier": row["classifier"], "accuracy": _format_interval(row, "accuracy"), "difference": difference}
+        for row in metrics["others"]
+        if (difference := Interval.from_row(row, "difference")) is not None
+    ]
+    shown_rows = [
+        {"classifier": name, "accuracy": _format_interval(metrics, "accuracy")},
+        *({**row, "difference": row["difference"].to_text(".4f")} for row in rows),
+    ]
+    show("", f"accuracy of each classifier, and the difference of {name!r} to it (95 % CI in brackets)")
+    show_table(shown_rows, ("classifier", "accuracy", "difference"))
+    show("")
+
+
+def _format_interval(row: Row, name: str) -> str:
+    """Return a figure of a row with its interval, if it has one."""
+    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
+    return f"{row[name]:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")
 
 
 def _calibration_sentence(metrics: Row) -> str:

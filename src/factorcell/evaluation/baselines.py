@@ -30,6 +30,7 @@ from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
+from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
@@ -50,6 +51,13 @@ def with_target(config: Config, target: str) -> Config:
     """Return the data and tokenizer options of `config` with column `target`, a category, as the only context."""
     data = replace(config.data, context=(f"{target}:category",), user="", time="", anonymous=False)
     return Config(data=data, tokenizer=config.tokenizer)
+
+
+def with_only_target(corpus: Corpus, target: str) -> Corpus:
+    """Return a corpus with the same texts, and with the category `target` as the only context variable."""
+    column = [variable.name for variable in corpus.schema.categories].index(target)
+    schema = ContextSchema((corpus.schema.categories[column],))
+    return replace(corpus.without_context(schema), categories=corpus.categories[:, [column]])
 
 
 def read_train_and_test(

@@ -2,9 +2,10 @@
 
     p(candidate | text) ~ p(text | candidate) ** (1 / T) p(candidate)                       (TACL 2018, equation 7)
 
-The sign ~ means "proportional to". The posterior of a language model is usually overconfident, because Bayes' rule
-counts each token as independent evidence. A temperature T above 1 reduces the confidence (Guo et al. 2017). T does not
-change the prior; with a uniform prior, T does not change predictions.
+The sign ~ means "proportional to". p(candidate) may depend on the other context of a text. The posterior of a language
+model is usually overconfident, because Bayes' rule counts each token as independent evidence. A temperature T above 1
+reduces the confidence (Guo et al. 2017). T does not change the prior; with a uniform prior, T does not change
+predictions.
 
 The confidence of a prediction is the posterior probability of the predicted candidate. The calibration error is the
 mean of |accuracy - mean confidence| over bins of texts with similar confidence, weighted by the numbers of texts.
@@ -14,14 +15,14 @@ Shapes: B texts, K candidates.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
-from factorcell.evaluation.statistics import auc
+from factorcell.evaluation.statistics import Ratios, auc
 from factorcell.evaluation.text_figures import TextSums, accuracy_sums
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
@@ -45,10 +46,13 @@ class Classification:
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
         is_missing: Whether each text has no true value (B,); None if this is unknown.
-        training_prior_predictions: The index of the predicted candidate of each text (B,) if the priors are the
-            training frequencies; None if it was not computed.
+        name: What classified the texts, such as "model, uniform priors".
+        priors: The name of the priors, such as "uniform".
+        combination_weights: The weights of a combination of several classifiers, by their names; None for other
+            classifications.
+        other_predictions: The index of the predicted candidate of each text (B,) by other classifiers, by their names.
         key: A digest of the texts and candidates.
-        log_prior: The log priors (K,); None if they are uniform.
+        log_prior: The log priors (K,), or those of each text (B, K); None if they are uniform.
         temperature: The temperature T by which the log likelihoods were divided.
         untempered_log_posterior: `log_posterior` at temperature 1 (B, K); None if no temperature was applied.
         truncated: Whether each text was cut after `max_tokens` tokens (B,); None if this is unknown.
@@ -64,7 +68,10 @@ class Classification:
     truth: NDArray[np.int64]
     is_distractor: NDArray[np.bool_]
     is_missing: NDArray[np.bool_] | None = None
-    training_prior_predictions: NDArray[np.int64] | None = None
+    name: str = "model, uniform priors"
+    priors: str = "uniform"
+    combination_weights: Mapping[str, float] | None = None
+    other_predictions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     key: str = ""
     log_prior: Floats | None = None
     temperature: float = 1.0
@@ -115,13 +122,21 @@ class Classification:
 
         Raises a `UserError` unless this classification has a uniform prior and temperature 1.
         """
-        if self.log_prior is not None or self.untempered_log_posterior is not None:
-            raise UserError("priors: expected a classification with a uniform prior and temperature 1")
         weights = np.array([priors[name] for name in self.names])
         with np.errstate(divide="ignore"):
             log_prior = np.log(weights / weights.sum())
+        return self.with_log_prior(log_prior, "specified")
+
+    def with_log_prior(self, log_prior: Floats, priors: str) -> "Classification":
+        """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training".
+
+        Raises a `UserError` unless this classification has a uniform prior and temperature 1.
+        """
+        if self.log_prior is not None or self.untempered_log_posterior is not None:
+            raise UserError("priors: expected a classification with a uniform prior and temperature 1")
         log_posterior = apply_temperature(self.log_posterior + log_prior, 1.0)
-        return replace(self, log_posterior=log_posterior, log_prior=log_prior)
+        name = f"model, {priors} priors"
+        return replace(self, log_posterior=log_posterior, log_prior=log_prior, name=name, priors=priors)
 
     def at_temperature(self, temperature: float) -> "Classification":
         """Return a copy whose log likelihoods are divided by `temperature`."""
@@ -132,8 +147,10 @@ class Classification:
 
     def fitted_temperature(self) -> float:
         """Return the temperature that minimizes the nats of the true candidates, -log p(true candidate | text)."""
-        is_labelled = self.truth >= 0
-        return fit_temperature(self.log_posterior[is_labelled], self.truth[is_labelled], self.log_prior)
+        is_labelled, log_prior = self.truth >= 0, self.log_prior
+        if log_prior is not None and log_prior.ndim == 2:
+            log_prior = log_prior[is_labelled]
+        return fit_temperature(self.log_posterior[is_labelled], self.truth[is_labelled], log_prior)
 
     def confusion(self) -> NDArray[np.int64]:
         """Return the confusion matrix (K, K): counts by true value (rows) and predicted value (columns)."""
@@ -145,6 +162,8 @@ class Classification:
     def metrics(self) -> Row:
         """Return accuracy, macro F1, mean AUC and calibration error; `values` has a row of metrics for each candidate.
 
+        `accuracy_low` and `accuracy_high` are the ends of the interval of the accuracy over texts. `others` has a row
+        for each of `other_predictions`: its accuracy, and the accuracy of this classification minus it, `difference`.
         `majority` is the accuracy of always predicting the majority class. `left_out` is the number of texts that the
         metrics omit: `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither
         a candidate nor a distractor. A metric over zero texts is NaN.
@@ -170,11 +189,9 @@ class Classification:
         if self.is_missing is not None:
             missing_count = int((~is_included & self.is_missing).sum())
             row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
-        row["accuracy"] = _ratio(correct_counts.sum(), confusion.sum())
-        if self.training_prior_predictions is not None and is_labelled.any():
-            row["accuracy_training_priors"] = float((self.training_prior_predictions == self.truth)[is_labelled].mean())
         return {
             **row,
+            **self._accuracies(),
             "majority": _ratio(true_counts.max(), confusion.sum()),
             "majority_value": self.names[int(true_counts.argmax())] if confusion.sum() else None,
             "macro_f1": _nan_mean([value["f1"] for value in values_with_texts]),
@@ -183,10 +200,28 @@ class Classification:
             "values": values,
         }
 
+    def _accuracies(self) -> Row:
+        """Return the entries of `metrics` about accuracies, with intervals over texts."""
+        predictions = [self.predicted, *self.other_predictions.values()]
+        sums = [[accuracy_sums(self.key, predicted == self.truth, self.truth >= 0)] for predicted in predictions]
+        ratios = Ratios.from_sums(sums)
+        if ratios is None or not self.has_labels:
+            return {"accuracy": math.nan, "others": []}
+        others = [
+            {
+                "classifier": name,
+                **ratios.interval(index).to_row("accuracy"),
+                **ratios.difference(0, index).to_row("difference"),
+            }
+            for index, name in enumerate(self.other_predictions, 1)
+        ]
+        return {**ratios.interval(0).to_row("accuracy"), "others": others}
+
     def _calibration(self) -> Row:
         """Return the entries of `metrics` about calibration; the suffix `_at_1` means "at temperature 1"."""
         is_labelled = self.truth >= 0
         row: Row = {} if self.untempered_log_posterior is None else {"temperature": self.temperature}
+        row |= {} if self.combination_weights is None else {"combination_weights": dict(self.combination_weights)}
         for suffix, log_posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
             if log_posterior is not None:
                 row[f"calibration_error{suffix}"] = calibration_error(
@@ -269,8 +304,8 @@ def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
 def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
     """Return log posteriors (B, K) whose log likelihoods are divided by `temperature`; the prior does not change.
 
-    `log_posterior` (B, K) is at temperature 1 and need not be normalized. `log_prior` (K,) is the prior that it
-    contains, or None for a uniform prior.
+    `log_posterior` (B, K) is at temperature 1 and need not be normalized. `log_prior` (K,) or (B, K) is the prior that
+    it contains, or None for a uniform prior.
     """
     finite_log_prior = _finite_log_prior(log_prior)
     log_joint = (log_posterior - finite_log_prior) / temperature + finite_log_prior

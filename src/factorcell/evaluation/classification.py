@@ -1,190 +1,46 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
-Candidates are the values of a categorical variable; `point_classification` has named points. The softmax
-is exact or sampled. A sampled softmax uses one sample of the vocabulary for all texts and candidates, and subtracts
-from the logit of a token the log probability that the sample contains the token (Jean et al. 2015). Tokens are sampled
-from one of two distributions:
+Candidates are the values of a categorical variable; `point_classification` has named points. The prior p(context) is
+uniform, the frequencies of the values in training, or conditional on the other context of a text
+(`conditional_prior`). The model can be combined with a linear classifier (`combination`).
 
-    unigram    the frequency of tokens as targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
-    rank       a function of the rank in the vocabulary, which is sorted by frequency
-
-Shapes: B texts, K candidates, C categorical variables, N numeric variables.
+Shapes: B texts, K candidates.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from factorcell import limits, memory
-from factorcell.choices import PRIORS, PROPOSALS
+from factorcell.choices import MODEL_PRIORS
 from factorcell.config import DataConfig, UserError, check_choice
 from factorcell.data.chunks import format_names
-from factorcell.data.context import Context
-from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, category_name_or_none, to_number
+from factorcell.data.values import category_name_or_none
+from factorcell.evaluation.baselines import LinearClassifier
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.combination import (
+    CombinationWeights,
+    fit_linear_baseline,
+    linear_log_posterior,
+    training_table,
+)
+from factorcell.evaluation.conditional_prior import ConditionalPrior, usable_prior
+from factorcell.evaluation.likelihoods import check_value, log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
-from factorcell.model.language_model import Conditioning
-from factorcell.model.output import Proposal, Samples
-from factorcell.model.run import MAX_BATCH_TOKENS, Run
-from factorcell.progress import progress_bar
+from factorcell.model.run import Run
 
 Options = dict[str, Any]  # keyword arguments of `log_likelihoods`
 Floats = NDArray[np.float64]
-Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
-
-
-def log_likelihoods(
-    run: Run,
-    corpus: Corpus,
-    candidates: Sequence[Mapping[str, Any]],
-    *,
-    samples: int = 0,
-    seed: int = 0,
-    proposal: str = "rank",
-    progress: bool = False,
-) -> Floats:
-    """Compute log p(text given candidate).
-
-    Args:
-        run: An adapted run.
-        corpus: The texts, as `run` has prepared them.
-        candidates: A dict from variable to value for each candidate (K), such as `{"stars": "5"}`. For variables that
-            the dict lacks, each text keeps its own values.
-        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
-        seed: The seed of the sample.
-        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The log likelihoods in nats (B, K).
-
-    Raises:
-        UserError: The run is not adapted (all candidates would be equally likely), or a candidate has an unknown
-            variable or value.
-    """
-    limits.check(samples=samples, seed=seed)
-    check_choice("proposal", proposal, PROPOSALS)
-    if not candidates:
-        raise UserError("candidates: expected at least one, got none")
-    if not run.model.is_adapted:
-        hint = "all contexts give a text the same probability; use an adapted run"
-        raise UserError(f"{run.folder.name} is not adapted: {hint}")
-    if samples and run.mixture is not None:
-        raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
-    sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
-    encoded_candidates = [_encode_candidate(run, candidate) for candidate in candidates]
-    log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
-    other_values = _other_values(run, corpus, candidates[0])
-    # If the texts differ in no other context value, each candidate has one context, which is computed only once.
-    has_one_context = not (corpus.bags or corpus.vectors) and len(np.unique(other_values, axis=0)) == 1
-    bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
-    with bar, run.scoring():
-        if has_one_context:
-            context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded_candidates))
-        # Batches of texts are small enough to be repeated for up to 64 candidates within the limit `MAX_BATCH_TOKENS`.
-        for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
-            batch = run.batch(corpus, rows)
-            candidates_per_batch = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))
-            for begin in range(0, len(encoded_candidates), candidates_per_batch):
-                batch_candidates = encoded_candidates[begin : begin + candidates_per_batch]
-                end = begin + len(batch_candidates)
-                candidate_indices = torch.arange(begin, end, device=run.device)
-                conditioning = shared_conditioning.select(candidate_indices) if shared_conditioning else None
-                nats = _candidate_nats(run, batch, batch_candidates, conditioning, sampled_tokens)
-                log_probs[rows, begin:end] = -nats
-                bar.update(len(rows) * len(batch_candidates))
-    return log_probs
-
-
-def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
-
-    Raises a `UserError` for the proposal "unigram" if the run has no saved token counts.
-    """
-    memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
-    if proposal == "unigram":
-        token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
-        token_counts[run.tokenizer.specials.start] = 0
-        proposal_distribution = Proposal(token_counts, count, run.device)
-    else:
-        proposal_distribution = Proposal.by_rank(run.tokenizer, count, run.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return proposal_distribution.draw()
-
-
-def _candidate_nats(
-    run: Run, batch: Batch, candidates: list[Candidate], conditioning: Conditioning | None, samples: Samples | None
-) -> Floats:
-    """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
-    text_count, candidate_count = len(batch.rows), len(candidates)
-    context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
-    contexts = _candidate_contexts(batch.context, candidates)
-    if conditioning is None:
-        distinct_contexts, context_of_row = contexts.distinct()
-        conditioning = run.predictor.condition(distinct_contexts)
-    text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
-    repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
-    row_conditioning = conditioning.select(context_of_row)
-    if samples is None:
-        nats = run.predictor(repeated_batch, row_conditioning)
-    else:
-        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
-    nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
-    return nats_of_texts
-
-
-def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> Candidate:
-    """Return the values of a candidate as the model reads them."""
-    categories = torch.full((len(run.schema.categories),), -2)
-    numbers = torch.full((len(run.schema.numbers),), torch.inf)
-    for name, value in candidate.items():
-        variable = run.schema.variable(name)
-        if variable.kind == "category":
-            category = category_name(value)
-            _check_value(run, variable, category, variable.values)
-            categories[run.schema.categories.index(variable)] = variable.values.index(category)
-        elif variable in run.schema.numbers:
-            number = to_number(value)
-            if number is None:
-                raise UserError(f"{name}: expected a number, got {value!r}")
-            numbers[run.schema.numbers.index(variable)] = number % variable.period if variable.period else number
-        else:
-            raise UserError(f"{name}: expected a category or a number, got a variable of kind {variable.kind}")
-    return categories.to(run.device), numbers.to(run.device)
-
-
-def _candidate_contexts(context: Context, candidates: list[Candidate]) -> Context:
-    """Return B * K contexts: for each of B texts in turn, its context with the values of each of K candidates."""
-    categories = torch.stack([candidate_categories for candidate_categories, _ in candidates]).repeat(len(context), 1)
-    numbers = torch.stack([candidate_numbers for _, candidate_numbers in candidates]).repeat(len(context), 1)
-    text_indices = torch.arange(len(context), device=categories.device)
-    repeated_contexts = context.select(text_indices.repeat_interleave(len(candidates)))
-    return replace(
-        repeated_contexts,
-        categories=torch.where(categories == -2, repeated_contexts.categories, categories),
-        numbers=torch.where(numbers == torch.inf, repeated_contexts.numbers, numbers),
-    )
-
-
-def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the categories and numbers of all texts for the variables that a candidate lacks, one row per text."""
-    categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
-    numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
-    return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
+CONTEXT_CLASSIFIER = "other columns, without the text"  # names of classifiers in `Classification.other_predictions`
+LINEAR_CLASSIFIER = "linear baseline"
 
 
 def classify(
@@ -194,12 +50,14 @@ def classify(
     *,
     values: Sequence[Any] = (),
     distractors: Sequence[Any] = (),
-    priors: str = "uniform",
+    priors: str | None = None,
     unknown: str = "group",
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
     calibrate: Any = None,
+    train: Any = None,
+    combine: bool = False,
     progress: bool = False,
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
@@ -212,80 +70,186 @@ def classify(
         target: The name of the variable.
         values: The candidates; by default all values of the variable. The metrics omit texts with other values.
         distractors: Values that are not candidates; their texts count as negatives in the AUC.
-        priors: "uniform" or "training" (the frequencies in training); `Classification.with_priors` accepts others.
+        priors: "conditional" (given the other context of each text, as estimated in training), "training" (the
+            frequencies in training) or "uniform". The default is "conditional" if `source` has other context columns
+            and the run has such a prior, otherwise "uniform". `Classification.with_priors` accepts other priors.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        calibrate: A table of texts with true values, on which the temperature of the posterior is fitted.
+        calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
+            `combine`, the weights of the combination.
+        train: The training table. If it is specified, a linear classifier is trained on it, whose predictions are in
+            `other_predictions`.
+        combine: Whether to combine the model with the linear classifier. `train` is then by default the training table
+            that the run recorded.
         progress: Whether to show a progress bar.
 
     Returns:
-        The classification; its metrics are NaN if no text has a true value.
+        The classification, with the predictions of other priors; its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: There are fewer than two candidates and distractors, or no text of `calibrate` has a candidate as
-            its true value.
+        UserError: There are fewer than two candidates and distractors, no text of `calibrate` has a candidate value,
+            the run has no conditional prior, or a table for `combine` is missing.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
     """
-    if run.schema.variable(target) in run.schema.numbers:
-        raise UserError(f"{target}: expected a category, got a number; classify it by named points (--points)")
-    variable = category_variable(run.schema, target)
-    candidates = distinct_category_names(values, "values") or list(variable.values[1:])
-    distractors = distinct_category_names(distractors, "distractors")
-    for name in candidates:
-        _check_value(run, variable, name, variable.values[1:])
-    if (count := len({*candidates, *distractors})) < 2:
-        raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
+    task = _Task.of(run, target, values, distractors, unknown)
+    check_choice("priors", priors or "uniform", MODEL_PRIORS)
     if calibrate is not None:
-        require_labels(calibrate, variable, candidates, run.config.data, CALIBRATION_REASON)
-    check_choice("priors", priors, PRIORS)
-    training_counts = variable.counts_by_value
+        require_labels(calibrate, run.schema.variable(target), task.candidates, run.config.data, CALIBRATION_REASON)
+    train = _combination_table(run, calibrate, train) if combine else train
+    corpus = task.read(source, progress)
+    held_out_corpus = None if calibrate is None else task.read(calibrate, progress)
+    linear = None if train is None else fit_linear_baseline(run, train, target, progress)
+    prior = usable_prior(run, target, _columns(source), is_required=priors == "conditional")
     options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
-    classify_table = partial(_classify_uniformly, run, target, candidates, unknown, options)
-    uniform_result = classify_table(source, distractors)
-    calibration_result = None if calibrate is None else classify_table(calibrate, ())
-
-    def apply_priors(weights: Mapping[str, float] | None) -> Classification:
-        result = uniform_result if weights is None else uniform_result.with_priors(weights)
-        if calibration_result is None:
-            return result
-        weighted_calibration_result = calibration_result if weights is None else calibration_result.with_priors(weights)
-        return result.at_temperature(weighted_calibration_result.fitted_temperature())
-
-    if priors == "training":
-        return apply_priors(training_counts)
-    result = apply_priors(None)
-    if not any(training_counts[name] for name in candidates):
+    texts = task.classify(source, corpus, prior, options)
+    held_out = None
+    if held_out_corpus is not None:
+        held_out = replace(task, distractors=()).classify(calibrate, held_out_corpus, prior, options)
+    priors = priors or ("uniform" if prior is None else "conditional")
+    results = {name: texts.calibrated(name, held_out) for name in ("uniform", *texts.log_priors)}
+    result = results.pop(priors)
+    other_predictions = {other.name: other.predicted for other in results.values()}
+    if prior is not None:
+        other_predictions[CONTEXT_CLASSIFIER] = texts.log_priors["conditional"].argmax(1)
+    result = replace(result, other_predictions=other_predictions)
+    if linear is None:
         return result
-    return replace(result, training_prior_predictions=apply_priors(training_counts).predicted)
+    return _with_linear_baseline(result, linear, target, texts, held_out if combine else None)
 
 
-def _classify_uniformly(
-    run: Run, target: str, names: Sequence[str], unknown: str, options: Options, source: Any, distractors: Sequence[str]
+@dataclass(frozen=True)
+class _ClassifiedTexts:
+    """The texts of a table, classified with a uniform prior at temperature 1, and their other log priors by name."""
+
+    corpus: Corpus
+    uniform: Classification
+    log_priors: Mapping[str, Floats]
+
+    def with_priors(self, priors: str) -> Classification:
+        """Return the classification with the priors of this name."""
+        return self.uniform if priors == "uniform" else self.uniform.with_log_prior(self.log_priors[priors], priors)
+
+    def calibrated(self, priors: str, held_out: "_ClassifiedTexts | None") -> Classification:
+        """Return the classification with these priors, at the temperature that fits the texts `held_out`."""
+        result = self.with_priors(priors)
+        return result if held_out is None else result.at_temperature(held_out.with_priors(priors).fitted_temperature())
+
+    def log_probs(self, priors: str, linear: Floats) -> Floats:
+        """Return the log probabilities (3, B, K) that a combination reads: likelihood, prior, linear posterior."""
+        log_prior = self.log_priors.get(priors, np.zeros(1))
+        return np.stack([self.uniform.log_posterior, np.broadcast_to(log_prior, linear.shape), linear])
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A classification task: a run, the target and its candidates, and how to read texts."""
+
+    run: Run
+    target: str
+    candidates: tuple[str, ...]
+    distractors: tuple[str, ...]
+    unknown: str
+
+    @classmethod
+    def of(cls, run: Run, target: str, values: Sequence[Any], distractors: Sequence[Any], unknown: str) -> "_Task":
+        """Check the arguments of `classify` and return the task."""
+        if run.schema.variable(target) in run.schema.numbers:
+            raise UserError(f"{target}: expected a category, got a number; classify it by named points (--points)")
+        variable = category_variable(run.schema, target)
+        candidates = distinct_category_names(values, "values") or list(variable.values[1:])
+        distractors = distinct_category_names(distractors, "distractors")
+        for name in candidates:
+            check_value(run, variable, name, variable.values[1:])
+        if (count := len({*candidates, *distractors})) < 2:
+            raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
+        return cls(run, target, tuple(candidates), tuple(distractors), unknown)
+
+    def read(self, source: Any, progress: bool) -> Corpus:
+        """Read the texts of a table, which may lack the column of the target."""
+        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,), progress=progress)
+
+    def classify(
+        self, source: Any, corpus: Corpus, prior: ConditionalPrior | None, options: Options
+    ) -> _ClassifiedTexts:
+        """Classify the texts of a table, which were read as `corpus`."""
+        run, names, variable = self.run, self.candidates, self.run.schema.variable(self.target)
+        true_values: list[str | None] = [None] * len(corpus)
+        if variable.source_column in _columns(source):
+            labels = _read_category_names(source, variable.source_column)
+            true_values = [labels[row] for row in corpus.source_rows]
+        likelihoods = log_likelihoods(run, corpus, [{self.target: name} for name in names], **options)
+        is_missing = np.array([name is None for name in true_values], dtype=bool)
+        result = apply_bayes_rule(names, likelihoods, corpus.lengths, true_values, self.distractors, corpus.truncated)
+        source_rows, key = corpus.source_rows, texts_digest(corpus, self.target, *names)
+        uniform = replace(result, is_missing=is_missing, source_rows=source_rows, key=key)
+        log_priors: dict[str, Floats] = {}
+        counts = np.array([variable.counts_by_value[name] for name in names])
+        if counts.any():
+            with np.errstate(divide="ignore"):
+                log_priors["training"] = np.log(counts / counts.sum())
+        if prior is not None:
+            log_priors["conditional"] = prior.candidate_log_probs(corpus, names)
+        return _ClassifiedTexts(corpus, uniform, log_priors)
+
+
+def _columns(source: Any) -> tuple[str, ...]:
+    """Return the columns of a table; a list of texts has none."""
+    return () if to_texts(source) is not None else open_table(source).columns
+
+
+def _combination_table(run: Run, calibrate: Any, train: Any) -> Any:
+    """Return the table on which the linear part of a combination is trained.
+
+    Raises a `UserError` if this table or the table on which the weights are fitted is missing.
+    """
+    if calibrate is None:
+        problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
+        raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
+    table = training_table(run) if train is None else train
+    if table is None:
+        problem = f"the training table that {run.folder} recorded does not exist"
+        raise UserError(f"combination: {problem}; add --train TABLE (in Python: train)")
+    return table
+
+
+def _with_linear_baseline(
+    result: Classification,
+    linear: LinearClassifier,
+    target: str,
+    texts: _ClassifiedTexts,
+    held_out: _ClassifiedTexts | None,
 ) -> Classification:
-    """Classify the texts of a table with a uniform prior at temperature 1."""
-    corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=options["progress"])
-    column = run.schema.variable(target).source_column
-    has_labels = to_texts(source) is None and column in open_table(source).columns
-    labels = _read_category_names(source, column) if has_labels else [None] * len(corpus)
-    true_values = [labels[row] for row in corpus.source_rows]
-    likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **options)
-    is_missing = np.array([name is None for name in true_values], dtype=bool)
-    result = apply_bayes_rule(names, likelihoods, corpus.lengths, true_values, distractors, corpus.truncated)
-    source_rows, key = corpus.source_rows, texts_digest(corpus, target, *names)
-    return replace(result, is_missing=is_missing, source_rows=source_rows, key=key)
+    """Add the predictions of the linear baseline, and combine it with the model if `held_out` is not None."""
+    posterior = linear_log_posterior(linear, texts.corpus, target, result.names)
+    other_predictions = {**result.other_predictions, LINEAR_CLASSIFIER: posterior.argmax(1)}
+    if held_out is None:
+        return replace(result, other_predictions=other_predictions)
+    held_out_posterior = linear_log_posterior(linear, held_out.corpus, target, result.names)
+    combination = _combine(texts, held_out, (posterior, held_out_posterior), result.priors)
+    return replace(combination, other_predictions={result.name: result.predicted, **other_predictions})
 
 
-def _check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:
-    """Raise a `UserError` unless `name` is one of `valid_names`; its message does not list names of users."""
-    if variable.source_column != run.config.data.user:
-        check_choice(f"value of {variable.name}", name, valid_names)
-    elif name not in valid_names:
-        raise UserError(f"unknown value of {variable.name} {name!r}; the run has {len(variable.values) - 1:,} values")
+def _combine(
+    texts: _ClassifiedTexts, held_out: _ClassifiedTexts, linear: tuple[Floats, Floats], priors: str
+) -> Classification:
+    """Combine the model with the linear classifier, whose log posteriors of both tables are `linear`."""
+    is_labelled = held_out.uniform.truth >= 0
+    held_out_log_probs = held_out.log_probs(priors, linear[1])[:, is_labelled]
+    weights = CombinationWeights.fit(held_out_log_probs, held_out.uniform.truth[is_labelled])
+    log_posterior = weights.combine(texts.log_probs(priors, linear[0]))
+    return replace(
+        texts.uniform,
+        log_posterior=log_posterior,
+        detection_score=log_posterior,
+        name="combination",
+        priors=priors,
+        combination_weights=asdict(weights),
+    )
 
 
 def category_variable(schema: ContextSchema, target: str) -> Variable:
@@ -296,6 +260,12 @@ def category_variable(schema: ContextSchema, target: str) -> Variable:
     return variable
 
 
+def has_labels(source: Any, variable: Variable, names: Sequence[str]) -> bool:
+    """Return whether any text of a table, which may lack the column, has one of the values `names` of `variable`."""
+    column = variable.source_column
+    return column in open_table(source).columns and not set(names).isdisjoint(_read_category_names(source, column))
+
+
 def require_labels(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, reason: str) -> None:
     """Raise a `UserError` unless at least one text of `source` has one of the values `names` of `variable`.
 
@@ -304,7 +274,7 @@ def require_labels(source: Any, variable: Variable, names: Sequence[str], config
     table = open_table(source)
     if variable.source_column not in table.columns:
         raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")
-    if set(names).isdisjoint(_read_category_names(source, variable.source_column)):
+    if not has_labels(source, variable, names):
         description = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
         raise UserError(f"{table.name}: no text has a candidate value of {variable.name} ({description}); {reason}")
 

@@ -15,7 +15,7 @@ from factorcell import limits
 from factorcell.config import UserError, check_choice
 from factorcell.data.rows import category_names, key_by_category_name
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
-from factorcell.evaluation.classification import log_likelihoods
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 

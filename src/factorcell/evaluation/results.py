@@ -115,7 +115,7 @@ def classification_row(
         "texts_key": result.key,
         **prediction_fields(run),
     }
-    options = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
+    options = {"priors": result.priors, "samples": samples}
     return {**identity, **options, **metrics, "confusion": confusion}
 
 

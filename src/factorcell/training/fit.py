@@ -14,6 +14,8 @@ from factorcell.data.columns import check_columns
 from factorcell.data.corpus import Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
+from factorcell.evaluation import conditional_prior
+from factorcell.evaluation.combination import relative_path
 from factorcell.evaluation.run_warnings import format_context_effect, measure_context_effect
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
@@ -93,6 +95,8 @@ def fit(
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
         ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
+        for line in conditional_prior.training_notices(run):
+            emit_notice(notify, line)
     return run
 
 
@@ -214,7 +218,7 @@ def write_training_facts(
     ngram: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
-    """Write the files that complete the folder of a trained run: training.json, counts of tokens, and the model card.
+    """Write the files that complete the folder of a trained run: training.json, counts, priors, and the model card.
 
     A run with characters and users also gets counts of its popular texts.
 
@@ -222,13 +226,15 @@ def write_training_facts(
         run: The trained run.
         corpus: The training texts.
         dev: The development texts.
-        source: The training table, whose name is recorded.
+        source: The training table, whose name and path are recorded.
         finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
         ngram: The row `ngram` of training.json, which compares the run with an n-gram model.
         chosen: The names of the options that were chosen automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
+    if path := relative_path(source, run.folder):
+        row["path"] = path
     if used := used_options(chosen, run.config, run.schema):
         row["chosen"] = used
     if finetuned:
@@ -237,6 +243,7 @@ def write_training_facts(
         row["ngram"] = ngram
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
+    conditional_prior.save_priors(run, corpus, dev)
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, PRIORS, PROPOSALS
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, MODEL_PRIORS, PRIORS, PROPOSALS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -25,9 +25,14 @@ def add_classify_arguments(parser: Parser) -> None:
     parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
     help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
     parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
-    parser.add_argument("--priors", default="uniform", choices=PRIORS, help="prior probabilities of the values")
-    help_text = "development table to fit a temperature on; the log-likelihoods are divided by the temperature"
+    help_text = "prior probabilities of the values (default: conditional on the other columns, if there are any)"
+    parser.add_argument("--priors", choices=MODEL_PRIORS, help=help_text)
+    help_text = "development table to fit a temperature on, or the weights of --combine"
     parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
+    help_text = "combine the model with a linear classifier, with weights fitted on the table of --calibrate"
+    parser.add_argument("--combine", action="store_true", help=help_text)
+    help_text = "training table for the linear classifier (default: the table that the run was trained on)"
+    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
     help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
     parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
     help_text = "leave out texts that are farther than KM from every point"

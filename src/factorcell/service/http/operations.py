@@ -9,7 +9,8 @@ import numpy as np
 
 from factorcell.config import UserError, check_choice
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.classification import log_likelihoods
+from factorcell.evaluation.conditional_prior import usable_prior
+from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, Utterance
@@ -135,7 +136,10 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
 
 
 def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
-    """Return the most probable value of a context column for each text, by Bayes' rule with a uniform prior."""
+    """Return the most probable value of a context column for each text, by Bayes' rule.
+
+    The prior is conditional on the contexts of the texts, or uniform if there are none.
+    """
     request: messages.ClassifyRequest = call.message
     model = site.service.model
     candidates = _candidate_values(model, request)
@@ -147,6 +151,10 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
     unknown_truth = [None] * len(corpus)
     classification = apply_bayes_rule(candidates, text_log_likelihoods, corpus.lengths, truth=unknown_truth)
+    columns = {column for context in contexts for column in context}
+    if (prior := usable_prior(model.run, request.target, columns)) is not None:
+        log_prior = prior.candidate_log_probs(corpus, candidates)
+        classification = classification.with_log_prior(log_prior, "conditional")
     results = [
         messages.TextClass(
             value=candidates[int(probabilities.argmax())],

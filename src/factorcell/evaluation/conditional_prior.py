@@ -1,0 +1,262 @@
+"""The prior of a classification, p(target | other context variables), estimated from the training texts.
+
+Bayes' rule over the values v of a target, for a text with the values o of the other variables, needs p(v | o):
+
+    p(v | text, o) ~ p(text | v, o) p(v | o),    log p(v | o) = b_v + sum_j E_j(o_j)_v - log Z(o)
+
+The second equation is a multinomial logistic regression: E_j(o_j) is an embedding of variable j with one number per
+value v of the target. A missing value of a variable has its expected embedding. The training texts determine b and E,
+with the penalty |E|^2 / 2 on the sum of their nats. A run folder stores one prior for each categorical variable.
+
+Shapes: B texts, K values of the target, P other variables (all numbers count as one).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell import files
+from factorcell.bootstrap import Interval
+from factorcell.config import UserError
+from factorcell.data.chunks import format_names
+from factorcell.data.context import Context
+from factorcell.data.corpus import Corpus
+from factorcell.data.schema import ContextSchema, Variable
+from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import accuracy_sums
+from factorcell.model.encoder import Prefix
+from factorcell.model.run import Run
+
+FILE = "priors.safetensors"
+PENALTY = 1.0  # half of it is multiplied by the sum of the squared weights and added to the nats of all texts
+MAX_VALUES = 256  # targets with more values have no conditional prior
+MAX_TEXTS, MAX_ELEMENTS = 50_000, 1 << 20  # maximum number of texts, and of texts * values, in a fit
+MAX_ITERATIONS = 50
+MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other variables are reported to predict a target
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How well the other variables predict a target on development texts, without the texts.
+
+    Attributes:
+        target: The target.
+        accuracy: The accuracy of predicting the value with the highest prior.
+        majority: The accuracy of always predicting the most frequent value of the training texts.
+        advantage: The difference of the two accuracies, with its interval.
+        variable: The variable that alone predicts the target best.
+    """
+
+    target: str
+    accuracy: float
+    majority: float
+    advantage: Interval
+    variable: str
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
+        return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
+
+    def describe(self) -> str:
+        """Return a clause with the two accuracies."""
+        accuracies = f"accuracy {self.accuracy:.2f} on development texts, majority class {self.majority:.2f}"
+        return f"{self.variable} predicts {self.target} without the text ({accuracies})"
+
+
+class ConditionalPrior(nn.Module):
+    """The logistic regression of one target on all other variables of a schema."""
+
+    def __init__(self, schema: ContextSchema, target: str) -> None:
+        """Create a regression with all weights zero."""
+        super().__init__()
+        variable = schema.variable(target)
+        self.target, self.column = target, schema.categories.index(variable)
+        self.values = variable.values[1:]  # without the unknown value
+        self.size = len(self.values)
+        self.most_frequent = int(np.argmax(variable.counts[1:]))  # the index of the most frequent value
+        self.others = ContextSchema(tuple(other for other in schema.variables if other.name != target))
+        with torch.random.fork_rng(devices=[]):  # the initial values of the embeddings are random
+            self.embeddings = Prefix(self.others, self.size)
+        self.bias = nn.Parameter(torch.zeros(self.size))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, contexts: Context) -> Tensor:
+        """Return log p(v | o) (B, K) for contexts without the target."""
+        return F.log_softmax(self.embeddings(contexts).sum(1) + self.bias, dim=1)
+
+    def other_context(self, corpus: Corpus, rows: NDArray[np.int64]) -> Context:
+        """Return the contexts of the texts `rows` without the target."""
+        contexts = corpus.context(rows)
+        columns = [column for column in range(contexts.categories.shape[1]) if column != self.column]
+        return replace(contexts, categories=contexts.categories[:, columns])
+
+    def log_probs(self, corpus: Corpus) -> Floats:
+        """Return log p(v | o) (B, K) for all texts of a corpus."""
+        blocks = np.array_split(np.arange(len(corpus)), 1 + len(corpus) * self.size // MAX_ELEMENTS)
+        with torch.inference_mode():
+            log_probs = [self(self.other_context(corpus, rows)).double().numpy() for rows in blocks]
+        return np.concatenate(log_probs)
+
+    def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
+        """Return the log probabilities (B, candidates) of some values of the target, normalized over these values."""
+        log_probs = self.log_probs(corpus)[:, [self.values.index(name) for name in names]]
+        return log_probs - np.logaddexp.reduce(log_probs, axis=1, keepdims=True)
+
+    def fit(self, corpus: Corpus) -> None:
+        """Fit the weights on the texts of a corpus, or on a random part of a large one, by L-BFGS."""
+        labels = corpus.categories[:, self.column].astype(np.int64) - 1
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 0))
+        rows = np.sort(rows[: min(MAX_TEXTS, MAX_ELEMENTS // self.size)])
+        if not len(rows):
+            return
+        contexts, indices = self.other_context(corpus, rows), torch.arange(len(rows))
+        if not (contexts.bags or contexts.vectors):  # equal contexts are computed only once
+            contexts, indices = contexts.distinct()
+        counts = torch.zeros(len(contexts) * self.size)
+        counts += torch.bincount(indices * self.size + torch.from_numpy(labels[rows]), minlength=len(counts))
+        counts = counts.view(len(contexts), self.size)
+        frequencies = (counts.sum(0) + 1) / (len(rows) + self.size)
+        self.bias.data = frequencies.log()
+        weights = [parameter for parameter in self.parameters() if parameter is not self.bias]
+        optimizer = torch.optim.LBFGS(
+            self.parameters(), max_iter=MAX_ITERATIONS, tolerance_change=1e-7, line_search_fn="strong_wolfe"
+        )
+
+        def mean_loss() -> Tensor:
+            optimizer.zero_grad()
+            penalty = sum((weight.square().sum() for weight in weights), torch.zeros(()))
+            loss: Tensor = (PENALTY / 2 * penalty - (counts * self(contexts)).sum()) / len(rows)
+            torch.autograd.backward(loss)
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(mean_loss)  # type: ignore[no-untyped-call]
+
+    def dependence(self, corpus: Corpus) -> Dependence | None:
+        """Measure on held-out texts how well the other variables predict the target; None without labelled texts."""
+        labels = corpus.categories[:, self.column].astype(np.int64) - 1
+        rows = np.flatnonzero(labels >= 0)
+        if not len(rows):
+            return None
+        labels, everywhere = labels[rows], np.ones(len(rows), dtype=bool)
+        with torch.inference_mode():
+            embeddings = self.embeddings(self.other_context(corpus, rows))  # (B, P, K)
+            logits = embeddings.sum(1) + self.bias
+            mean = embeddings.mean(0)
+            alone = embeddings + (self.bias + mean.sum(0) - mean)  # the other variables have their mean embedding
+            accuracies = (alone.argmax(2) == torch.from_numpy(labels)[:, None]).double().mean(0)
+        predictions = [logits.argmax(1).numpy(), np.full(len(rows), self.most_frequent)]
+        figures = [[accuracy_sums("", predicted == labels, everywhere)] for predicted in predictions]
+        ratios = Ratios.from_sums(figures)
+        assert ratios is not None  # both figures have the same texts
+        accuracy, majority = ratios.resampled[0].tolist()
+        variable = self._names()[int(accuracies.argmax())]
+        return Dependence(self.target, accuracy, majority, ratios.difference(0, 1), variable)
+
+    def _names(self) -> list[str]:
+        """Return the names of the embeddings of `Prefix`: categories, texts, vectors, and all numbers together."""
+        variables = (*self.others.categories, *self.others.texts, *self.others.vectors)
+        numbers = ", ".join(variable.name for variable in self.others.numbers)
+        return [*(variable.name for variable in variables), *([numbers] if numbers else [])]
+
+
+def possible_targets(schema: ContextSchema) -> list[Variable]:
+    """Return the categories of a schema that can have a conditional prior."""
+    if len(schema.variables) < 2:
+        return []
+    return [variable for variable in schema.categories if 3 <= len(variable.values) <= MAX_VALUES + 1]
+
+
+def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
+    """Fit the priors of a run, measure on held-out texts how well they predict, and save both in the run folder."""
+    tensors: dict[str, Tensor] = {}
+    facts: files.Row = {}
+    for variable in possible_targets(run.schema) if run.model.is_adapted else ():
+        prior = ConditionalPrior(run.schema, variable.name)
+        prior.fit(train)
+        tensors |= {f"{variable.name}:{name}": parameter for name, parameter in prior.named_parameters()}
+        if (dependence := prior.dependence(held_out)) is not None:
+            facts[variable.name] = _to_row(dependence)
+    if tensors:
+        files.save_tensors(run.folder / FILE, tensors, facts)
+
+
+def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[ConditionalPrior, Dependence | None] | None:
+    """Read the prior of a target, and its dependence on other variables; None if the folder has no such prior."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    tensors, facts = files.load_tensors(path)
+    prefix = f"{target}:"
+    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not weights:
+        return None
+    prior = ConditionalPrior(schema, target)
+    expected = {name: parameter.shape for name, parameter in prior.named_parameters()}
+    if expected != {name: weight.shape for name, weight in weights.items()}:
+        raise UserError(f"{path}: does not belong to this schema; train the run again")
+    prior.load_state_dict(weights)
+    return prior, _from_row(target, facts.get(target))
+
+
+def usable_prior(
+    run: Run, target: str, columns: Collection[str], *, is_required: bool = False
+) -> ConditionalPrior | None:
+    """Return the conditional prior of a run for texts with these context `columns`; None if there is none.
+
+    Raises a `UserError` if a prior is required and there is none.
+    """
+    others = [variable.source_column for variable in run.schema.variables if variable.name != target]
+    if not others:
+        problem = "the run has no other context column"
+    elif set(others).isdisjoint(columns):
+        problem = f"the texts have none of the other context columns ({format_names(others)})"
+    elif loaded := load_prior(run.folder, run.schema, target):
+        return loaded[0]
+    else:
+        problem = f"the run has none (training saves one for columns with at most {MAX_VALUES} values)"
+    if is_required:
+        raise UserError(f"conditional priors of {target}: {problem}; choose the priors training or uniform")
+    return None
+
+
+def _to_row(dependence: Dependence) -> files.Row:
+    figures = {"accuracy": dependence.accuracy, "majority": dependence.majority, "variable": dependence.variable}
+    return {**figures, **dependence.advantage.to_row("advantage")}
+
+
+def _from_row(target: str, row: Mapping[str, float | str] | None) -> Dependence | None:
+    advantage = Interval.from_row(row or {}, "advantage")
+    if row is None or advantage is None:
+        return None
+    return Dependence(target, float(row["accuracy"]), float(row["majority"]), advantage, str(row["variable"]))
+
+
+def training_notices(run: Run) -> Iterator[str]:
+    """Yield a notice for each target that the other variables predict."""
+    for variable in possible_targets(run.schema):
+        loaded = load_prior(run.folder, run.schema, variable.name)
+        if loaded and loaded[1] and loaded[1].is_strong:
+            yield f"{loaded[1].describe()}; `classify --target {variable.name}` uses this as a prior"
+
+
+def classification_notices(run: Run, target: str, priors: str) -> Iterator[str]:
+    """Yield a notice if the other variables predict the target of a classification with these `priors`."""
+    loaded = load_prior(run.folder, run.schema, target) if run.schema.variables[1:] else None
+    if loaded and loaded[1] and loaded[1].is_strong:
+        advice = (
+            f"to classify by the text alone, train a run without {loaded[1].variable}"
+            if priors == "conditional"
+            else f"{priors} priors ignore this; choose --priors conditional"
+        )
+        yield f"{loaded[1].describe()}; {advice}"

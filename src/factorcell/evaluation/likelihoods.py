@@ -1,0 +1,185 @@
+"""The likelihoods of texts in candidate contexts, log p(text given candidate), on which classification is based.
+
+The softmax is exact or sampled. A sampled softmax uses one sample of the vocabulary for all texts and candidates, and
+subtracts from the logit of a token the log probability that the sample contains the token (Jean et al. 2015). Tokens
+are sampled from one of two distributions:
+
+    unigram    the frequency of tokens as targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
+    rank       a function of the rank in the vocabulary, which is sorted by frequency
+
+Shapes: B texts, K candidates, C categorical variables, N numeric variables.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell import limits, memory
+from factorcell.choices import PROPOSALS
+from factorcell.config import UserError, check_choice
+from factorcell.data.context import Context
+from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.schema import Variable
+from factorcell.data.values import category_name, to_number
+from factorcell.model.language_model import Conditioning
+from factorcell.model.output import Proposal, Samples
+from factorcell.model.run import MAX_BATCH_TOKENS, Run
+from factorcell.progress import progress_bar
+
+Floats = NDArray[np.float64]
+Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables
+
+
+def log_likelihoods(
+    run: Run,
+    corpus: Corpus,
+    candidates: Sequence[Mapping[str, Any]],
+    *,
+    samples: int = 0,
+    seed: int = 0,
+    proposal: str = "rank",
+    progress: bool = False,
+) -> Floats:
+    """Compute log p(text given candidate).
+
+    Args:
+        run: An adapted run.
+        corpus: The texts, as `run` has prepared them.
+        candidates: A dict from variable to value for each candidate (K), such as `{"stars": "5"}`. For variables that
+            the dict lacks, each text keeps its own values.
+        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
+        seed: The seed of the sample.
+        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The log likelihoods in nats (B, K).
+
+    Raises:
+        UserError: The run is not adapted (all candidates would be equally likely), or a candidate has an unknown
+            variable or value.
+    """
+    limits.check(samples=samples, seed=seed)
+    check_choice("proposal", proposal, PROPOSALS)
+    if not candidates:
+        raise UserError("candidates: expected at least one, got none")
+    if not run.model.is_adapted:
+        hint = "all contexts give a text the same probability; use an adapted run"
+        raise UserError(f"{run.folder.name} is not adapted: {hint}")
+    if samples and run.mixture is not None:
+        raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
+    sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
+    encoded_candidates = [_encode_candidate(run, candidate) for candidate in candidates]
+    log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
+    other_values = _other_values(run, corpus, candidates[0])
+    # If the texts differ in no other context value, each candidate has one context, which is computed only once.
+    has_one_context = not (corpus.bags or corpus.vectors) and len(np.unique(other_values, axis=0)) == 1
+    bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
+    with bar, run.scoring():
+        if has_one_context:
+            context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
+            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded_candidates))
+        # Batches of texts are small enough to be repeated for up to 64 candidates within the limit `MAX_BATCH_TOKENS`.
+        for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
+            batch = run.batch(corpus, rows)
+            candidates_per_batch = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))
+            for begin in range(0, len(encoded_candidates), candidates_per_batch):
+                batch_candidates = encoded_candidates[begin : begin + candidates_per_batch]
+                end = begin + len(batch_candidates)
+                candidate_indices = torch.arange(begin, end, device=run.device)
+                conditioning = shared_conditioning.select(candidate_indices) if shared_conditioning else None
+                nats = _candidate_nats(run, batch, batch_candidates, conditioning, sampled_tokens)
+                log_probs[rows, begin:end] = -nats
+                bar.update(len(rows) * len(batch_candidates))
+    return log_probs
+
+
+def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
+    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
+
+    Raises a `UserError` for the proposal "unigram" if the run has no saved token counts.
+    """
+    memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
+    if proposal == "unigram":
+        token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
+        token_counts[run.tokenizer.specials.start] = 0
+        proposal_distribution = Proposal(token_counts, count, run.device)
+    else:
+        proposal_distribution = Proposal.by_rank(run.tokenizer, count, run.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return proposal_distribution.draw()
+
+
+def _candidate_nats(
+    run: Run, batch: Batch, candidates: list[Candidate], conditioning: Conditioning | None, samples: Samples | None
+) -> Floats:
+    """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
+    text_count, candidate_count = len(batch.rows), len(candidates)
+    context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
+    contexts = _candidate_contexts(batch.context, candidates)
+    if conditioning is None:
+        distinct_contexts, context_of_row = contexts.distinct()
+        conditioning = run.predictor.condition(distinct_contexts)
+    text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
+    repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
+    row_conditioning = conditioning.select(context_of_row)
+    if samples is None:
+        nats = run.predictor(repeated_batch, row_conditioning)
+    else:
+        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
+    nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
+    return nats_of_texts
+
+
+def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> Candidate:
+    """Return the values of a candidate as the model reads them."""
+    categories = torch.full((len(run.schema.categories),), -2)
+    numbers = torch.full((len(run.schema.numbers),), torch.inf)
+    for name, value in candidate.items():
+        variable = run.schema.variable(name)
+        if variable.kind == "category":
+            category = category_name(value)
+            check_value(run, variable, category, variable.values)
+            categories[run.schema.categories.index(variable)] = variable.values.index(category)
+        elif variable in run.schema.numbers:
+            number = to_number(value)
+            if number is None:
+                raise UserError(f"{name}: expected a number, got {value!r}")
+            numbers[run.schema.numbers.index(variable)] = number % variable.period if variable.period else number
+        else:
+            raise UserError(f"{name}: expected a category or a number, got a variable of kind {variable.kind}")
+    return categories.to(run.device), numbers.to(run.device)
+
+
+def _candidate_contexts(context: Context, candidates: list[Candidate]) -> Context:
+    """Return B * K contexts: for each of B texts in turn, its context with the values of each of K candidates."""
+    categories = torch.stack([candidate_categories for candidate_categories, _ in candidates]).repeat(len(context), 1)
+    numbers = torch.stack([candidate_numbers for _, candidate_numbers in candidates]).repeat(len(context), 1)
+    text_indices = torch.arange(len(context), device=categories.device)
+    repeated_contexts = context.select(text_indices.repeat_interleave(len(candidates)))
+    return replace(
+        repeated_contexts,
+        categories=torch.where(categories == -2, repeated_contexts.categories, categories),
+        numbers=torch.where(numbers == torch.inf, repeated_contexts.numbers, numbers),
+    )
+
+
+def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the categories and numbers of all texts for the variables that a candidate lacks, one row per text."""
+    categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
+    numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
+    return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
+
+
+def check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:
+    """Raise a `UserError` unless `name` is one of `valid_names`; its message does not list names of users."""
+    if variable.source_column != run.config.data.user:
+        check_choice(f"value of {variable.name}", name, valid_names)
+    elif name not in valid_names:
+        raise UserError(f"unknown value of {variable.name} {name!r}; the run has {len(variable.values) - 1:,} values")

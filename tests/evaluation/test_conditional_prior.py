@@ -1,0 +1,195 @@
+"""The conditional prior against counts and finite differences, and classification with it."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import Config, UserError
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.evaluation import conditional_prior
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.conditional_prior import ConditionalPrior, load_prior, save_priors
+from factorcell.evaluation.likelihoods import log_likelihoods
+from factorcell.model.run import Run
+from factorcell.training.fit import fit
+from tests.small_runs import CONTEXT, ROWS, make_run
+
+SHARES = {"a": (0.9, 0.1), "b": (0.3, 0.7)}  # p(x) and p(y) given the value of the other column
+
+
+def make_rows(count: int, seed: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        group, age = random.choice(["a", "b"]), random.normal()
+        rows.append({"text": "sun sea", "kind": random.choice(["x", "y"], p=SHARES[group]), "group": group, "age": age})
+    return rows
+
+
+def read(rows: list[dict[str, Any]], *context: str) -> Corpus:
+    return prepare(rows, Config.of(context=context, min_count=1, min_context_count=1))
+
+
+def test_a_prior_given_one_category_approximates_the_shares_of_its_values() -> None:
+    rows = make_rows(4000, 1)
+    corpus = read(rows, "kind", "group")
+    prior = ConditionalPrior(corpus.schema, "kind")
+    prior.fit(corpus)
+    names = corpus.schema.variable("kind").values[1:]
+    probabilities = np.exp(prior.log_probs(corpus))
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    for group in SHARES:
+        is_member = np.array([row["group"] == group for row in rows])
+        for column, name in enumerate(names):
+            share = np.mean([row["kind"] == name for row in rows if row["group"] == group])
+            assert probabilities[is_member, column] == pytest.approx(share, abs=5e-3)
+
+
+def test_the_fitted_weights_minimize_the_penalized_nats() -> None:
+    rows = make_rows(60, 2)
+    corpus = read(rows, "kind", "group", "age:number")
+    prior = ConditionalPrior(corpus.schema, "kind")
+    prior.fit(corpus)
+    prior.requires_grad_(False)
+    labels = corpus.categories[:, 0] - 1
+
+    def loss() -> float:
+        nats = -prior.log_probs(corpus)[np.arange(len(rows)), labels].sum()
+        weights = (parameter for name, parameter in prior.named_parameters() if name != "bias")
+        return float(nats + conditional_prior.PENALTY / 2 * sum(float(weight.square().sum()) for weight in weights))
+
+    best = loss()
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            for index, change in itertools.product(range(parameter.numel()), (-0.05, 0.05)):
+                parameter.view(-1)[index] += change
+                assert loss() > best
+                parameter.view(-1)[index] -= change
+
+
+def test_equal_contexts_are_summed_without_changing_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = read(make_rows(80, 3), "kind", "group", "age:number")
+    corpus = replace(corpus, numbers=corpus.numbers.round())
+    summed, separate = (ConditionalPrior(corpus.schema, "kind") for _ in range(2))
+    summed.fit(corpus)
+    monkeypatch.setattr(
+        "factorcell.data.context.Context.distinct", lambda context: (context, torch.arange(len(context)))
+    )
+    separate.fit(corpus)
+    np.testing.assert_allclose(summed.log_probs(corpus), separate.log_probs(corpus), atol=2e-3)
+
+
+def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
+    rows = make_rows(2000, 4)
+    corpus = read(rows, "kind", "group", "age:number")
+    prior = ConditionalPrior(corpus.schema, "kind")
+    prior.fit(corpus)
+    dependence = prior.dependence(corpus)
+    assert dependence is not None
+    labels = corpus.categories[:, 0] - 1
+    assert dependence.accuracy == pytest.approx((prior.log_probs(corpus).argmax(1) == labels).mean())
+    assert dependence.majority == pytest.approx(max(np.bincount(labels)) / len(labels))
+    assert dependence.variable == "group"
+    assert dependence.is_strong
+    unrelated = ConditionalPrior(corpus.schema, "group")
+    shuffled = replace(corpus, categories=np.stack([np.roll(corpus.categories[:, 0], 1), corpus.categories[:, 1]], 1))
+    unrelated.fit(shuffled)
+    chance = unrelated.dependence(shuffled)
+    assert chance is not None
+    assert not chance.is_strong
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = make_run(tmp_path / "run")
+    run.save_weights({})
+    save_priors(run, run.prepare(ROWS), run.prepare(ROWS))
+    return run
+
+
+def test_saved_priors_are_read_back(run: Run) -> None:
+    corpus = run.prepare(ROWS)
+    prior = ConditionalPrior(run.schema, "stars")
+    prior.fit(corpus)
+    loaded = load_prior(run.folder, run.schema, "stars")
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded[0].log_probs(corpus), prior.log_probs(corpus))
+    assert loaded[1] == prior.dependence(corpus)
+    assert load_prior(run.folder, run.schema, "other") is None
+    with pytest.raises(UserError, match="does not belong to this schema"):
+        load_prior(run.folder, read(ROWS, "stars", "city").schema, "stars")
+
+
+def test_classification_uses_the_conditional_prior_by_default(run: Run) -> None:
+    result = classify(run, ROWS, "city")
+    assert (result.priors, result.name) == ("conditional", "model, conditional priors")
+    corpus, loaded = run.prepare(ROWS), load_prior(run.folder, run.schema, "city")
+    assert loaded is not None
+    joint = log_likelihoods(run, corpus, [{"city": name} for name in result.names]) + loaded[0].log_probs(corpus)
+    expected = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
+    np.testing.assert_allclose(result.probabilities, expected, rtol=1e-5)
+    names = ["model, uniform priors", "model, training priors", "other columns, without the text"]
+    assert list(result.other_predictions) == names
+    assert (result.other_predictions[names[0]] == classify(run, ROWS, "city", priors="uniform").predicted).all()
+    assert (result.other_predictions[names[2]] == loaded[0].log_probs(corpus).argmax(1)).all()
+    one_row = classify(run, ROWS[:1], "city", calibrate=ROWS)
+    assert one_row.temperature == pytest.approx(classify(run, ROWS, "city", calibrate=ROWS).temperature)
+
+
+def test_a_prior_of_fewer_candidates_is_normalized_over_them(run: Run) -> None:
+    result = classify(run, ROWS, "city", values=["Nice", "Oslo"])
+    np.testing.assert_allclose(result.log_posterior[:, ::-1], classify(run, ROWS, "city").log_posterior, atol=1e-6)
+
+
+def test_without_other_columns_the_prior_is_uniform(run: Run, tmp_path: Path) -> None:
+    texts = [{"text": row["text"], "city": row["city"]} for row in ROWS]
+    assert classify(run, texts, "city", unknown="expected").priors == "uniform"
+    with pytest.raises(
+        UserError, match=r"have none of the other context columns \(stars, lat, lon\); choose the priors"
+    ):
+        classify(run, texts, "city", unknown="expected", priors="conditional")
+    with pytest.raises(UserError, match="conditional priors of city: the run has no other context column"):
+        classify(make_run(tmp_path / "one", ("city",)), ROWS, "city", priors="conditional")
+    without_file = make_run(tmp_path / "old", CONTEXT)
+    assert classify(without_file, ROWS, "city").priors == "uniform"
+    with pytest.raises(UserError, match="the run has none"):
+        classify(without_file, ROWS, "city", priors="conditional")
+
+
+def test_training_and_classify_report_columns_that_predict_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = (tmp_path / f"{name}.jsonl" for name in ("train", "test"))
+    for path, seed in ((train, 5), (test, 6)):
+        rows = make_rows(400, seed)
+        files.write_rows(path, [{**row, "group": f"{row['kind']}{row['group']}"} for row in rows])
+    config = Config.of(
+        context=("kind", "group"), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, epochs=1.0
+    )
+    notices: list[str] = []
+    fit(train, test, config, tmp_path / "run", notify=notices.append)
+    clause = "group predicts kind without the text (accuracy 1.00 on development texts, majority class 0."
+    assert any(line.startswith(clause) and "`classify --target kind`" in line for line in notices)
+    capsys.readouterr()
+    assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind"]) == 0
+    shown = capsys.readouterr()
+    assert clause in shown.err
+    assert "to classify by the text alone, train a run without group" in shown.err
+    assert [line.split("  ")[0] for line in shown.out.splitlines()[5:11]] == [
+        "classifier",
+        "model, conditional priors",
+        "model, uniform priors",
+        "model, training priors",
+        "other columns, without the text",
+        "linear baseline",
+    ]
+    assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
+    assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err
