@@ -63,7 +63,8 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 def help_of(*words: str) -> str:
     """Return the output of `factorcell WORDS --help` as a block of text."""
-    return f"```text\n{make_parser(find_commands(words)).format_help()}```\n"
+    text = make_parser(find_commands(words)).format_help().strip()
+    return f"```{{code-block}} text\n:class: help\n\n{text}\n```\n"
 
 
 class CommandHelp(SphinxDirective):

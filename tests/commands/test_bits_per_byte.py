@@ -65,7 +65,7 @@ def test_runs_with_different_tokens_are_compared_by_bits_per_byte(
     assert main(["report", *names, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert re.search("<th[^>]*>bits per byte above cell</th>", page)
-    (difference,) = set(re.findall(difference, page))
-    assert f"{difference} to cell</td>" in page
-    assert page.count("≥ ") == 2  # the figure of the run of words, and the note
+    (difference,) = set(re.findall(difference, page.replace("<small>", "")))
+    assert page.count(difference.replace(" ", " <small>", 1)) == 2  # to the first run, and to the baseline
+    assert page.count("≥ ") == 3  # the figure of the run of words, at the top and in the table, and the note
     assert "(cell 31 of 31, char 30 of 31)" in page

@@ -17,8 +17,10 @@ from factorcell.evaluation.perplexity import (
     column_groups,
     evaluate,
     evaluate_by,
+    gains,
     value_groups,
 )
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from tests.small_runs import ROWS, make_run, nats_of
@@ -108,6 +110,15 @@ def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
     groups = column_groups([{"year": year} for year in YEARS], "year")
     assert len(set(groups)) == QUANTILE_RANGES
     assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
+
+
+def test_ranges_are_ordered_by_value_and_other_groups_by_count() -> None:
+    sums = TextSums("a", np.full(len(YEARS), 20.0), np.full(len(YEARS), 10.0))
+    ranges = value_groups([*YEARS[:-1], None])
+    values = [row["value"] for row in gains(sums, sums, ranges)]
+    assert values == [*sorted(set(ranges) - {MISSING_GROUP}, key=bounds), MISSING_GROUP]
+    cities = ["Oslo"] * 20 + ["Nice"] * 50 + ["Rome"] * 30
+    assert [row["value"] for row in gains(sums, sums, cities)] == ["Nice", "Rome", "Oslo"]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)

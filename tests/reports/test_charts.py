@@ -135,7 +135,7 @@ def test_bars_without_a_significant_gain_are_grey() -> None:
     ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.2), (None, None)]
     rows = [{**row, "gain_low": low, "gain_high": high} for row, (low, high) in zip(gain_rows(4), ends, strict=True)]
     bars = [bar for bar in charts.gains_by_value(rows).axes[0].patches if isinstance(bar, Rectangle)]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.ACCENT, charts.CONTRAST, charts.MUTED, charts.MUTED]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.HIGHER, charts.LOWER, charts.MUTED, charts.MUTED]
 
 
 def test_confusion_matrix_shows_shares_of_rows() -> None:

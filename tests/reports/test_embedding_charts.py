@@ -1,5 +1,6 @@
 """Maps and bar charts match their rows, and names of groups do not overlap."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from factorcell.evaluation import embeddings
-from factorcell.reports.charts import ACCENT, CONTRAST, EXTRA_COLOURS, MUTED, svg
-from factorcell.reports.embeddings import boosted_words, map_of_groups, map_of_numbers
+from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER, MUTED, svg
+from factorcell.reports.embeddings import (
+    MAX_NAMED_VALUES,
+    boosted_words,
+    embeddings_page,
+    map_of_groups,
+    map_of_numbers,
+)
 from tests.evaluation.test_embeddings import clouds, groups_of
 from tests.pages import texts_inside
+from tests.screenshots import contexts_results
 
 Row = dict[str, Any]
 
@@ -98,6 +106,19 @@ def test_dollars_and_long_names_are_text() -> None:
     assert "ክ" in svg(map_of_groups(rows, embeddings.fit_ellipses(rows)), "x")
 
 
+def test_points_of_a_map_without_groups_have_the_names_of_frequent_values() -> None:
+    results = contexts_results()
+    content = embeddings_page("hotels", results)
+    country = content[content.index("Map by country") : content.index("Map by height")]
+    assert "All values have the same country" in country
+    assert "100.0%" not in country
+    names = set(re.findall(r"Town \d+", country))
+    assert names == {f"Town {n}" for n in range(MAX_NAMED_VALUES)}  # those with the most texts
+    distinct = {**results["maps"][1], "agreement": {**results["maps"][1]["agreement"], "groups": 60}}
+    assert "Every value has another country" in embeddings_page("hotels", {**results, "maps": [distinct]})
+    assert "--variable chooses another (rating, season)" in content
+
+
 def test_colours_cover_the_numbers_between_percentiles() -> None:
     places = np.random.default_rng(0).normal(size=(101, 2))
     rows = [{"x": x, "y": y, "number": float(n)} for n, (x, y) in enumerate(places.tolist())]
@@ -119,5 +140,5 @@ def test_word_bars_have_signed_values() -> None:
     assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25", "city=Nice"} <= set(texts_inside(figure))
     bars: Any = figure.axes[0].patches
     assert [bar.get_width() for bar in bars] == list(nats.values())
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [ACCENT, ACCENT, ACCENT, CONTRAST]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [HIGHER, HIGHER, HIGHER, LOWER]
     assert texts_inside(boosted_words([], "nothing")) == ["nothing"]

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
 from factorcell.reports import charts, explain
-from factorcell.reports.charts import EXTRA_COLOURS
+from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER
 from factorcell.reports.explain import (
-    FIRST_COLOUR,
     LINE_WIDTH,
-    SECOND_COLOUR,
     break_lines,
     explanation_page,
     running_posterior,
@@ -107,6 +105,15 @@ def test_several_models_and_many_contexts() -> None:
     assert "2.500" in text
 
 
+def test_the_page_of_three_contexts_has_no_ratios() -> None:
+    posterior = {"a": 0.2, "b": 0.7, "c": 0.1}
+    word = {"token": "x", "known": True, "nats": dict.fromkeys(posterior, 2.0), "posterior": posterior}
+    row = {"text": "x", "tokenizer": "word", "tokens": [word], "posterior": posterior}
+    text = Page(explanation_page("model", [row])).text
+    assert "probability of b given the text70.0%" in text
+    assert "ratio" not in text
+
+
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
 def test_lines_contain_every_token_once_without_overlap(texts: list[str], tokenizer: str) -> None:
     lines = break_lines({"tokens": [{"token": text} for text in texts], "tokenizer": tokenizer})
@@ -157,7 +164,7 @@ def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
         "posterior": {"a": 1, "b": 0},
     }
     figure = running_posterior([{**pair, "model": "factorcell"}, {**pair, "model": "concatcell"}])
-    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [FIRST_COLOUR, SECOND_COLOUR]
+    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [HIGHER, LOWER]
     assert {"FactorCell", "ConcatCell"} <= set(texts_inside(figure))
 
 

@@ -128,7 +128,7 @@ def test_the_page_is_valid_and_orders_the_options() -> None:
     page = Page(content)
     assert requests(page, content) == []
     assert HOSTILE in page.text
-    assert f'<td class="num best">{first["perplexity"]:.2f}*</td>' in content
+    assert f'<td class="num best" data-title="perplexity">{first["perplexity"]:.2f}*</td>' in content
     assert "40 trials: 1 failed, 33 complete, 6 pruned." in page.text
     titles = re.findall(r">(hidden size|embedding size|learning rate)</text>", content)
     assert titles[0] == "hidden size"

@@ -36,6 +36,10 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
         shown_values = arguments.near or default_values
         results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
+        if not (arguments.variable or arguments.near):
+            results["other_variables"] = [
+                variable.name for variable in run.schema.categories if variable.name != value_embeddings.variable
+            ]
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
         for column_name in arguments.by:
             if arguments.map:
@@ -62,6 +66,8 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         terminal.show_json(_flatten(results))
     else:
         _show(results, arguments)
+    if others := results.get("other_variables"):
+        terminal.notify(f"variable: {results['variable']}; --variable chooses another: {', '.join(others)}")
     terminal.notify(*results["cautions"])
 
 

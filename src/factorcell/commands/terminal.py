@@ -153,7 +153,7 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
 
     With `as_json`, print only the metrics.
     """
-    from factorcell.reports.wording import natural_order
+    from factorcell.data.natural_order import natural_order
 
     if as_json:
         return show_json([metrics])

@@ -108,9 +108,10 @@ class Comparison:
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
         rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
-        if any(row.get("bits_per_byte_texts", 0) < row.get("texts", 0) for row in rows):
+        counted = [row for row in rows if "bits_per_byte_texts" in row and "texts" in row]
+        if any(row["bits_per_byte_texts"] < row["texts"] for row in counted):
             numbers_of_texts = ", ".join(
-                f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows
+                f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in counted
             )
             notes.append(
                 f"bits per byte are computed over the texts that were not truncated ({numbers_of_texts}); "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target
+from factorcell.data.natural_order import natural_order
 from factorcell.data.rows import category_names
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none, is_missing, to_number
@@ -158,9 +159,10 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
-        A row per group, the largest first: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
-        perplexity of the baseline) and `gain`, the relative reduction of the perplexity, with the interval from
-        `gain_low` to `gain_high`. Without a baseline, `gain` is the effect of removing the context.
+        A row per group: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the perplexity of the
+        baseline) and `gain`, the relative reduction of the perplexity, with the interval from `gain_low` to
+        `gain_high`. Without a baseline, `gain` is the effect of removing the context. Numbers, ranges, months and
+        weekdays are in their natural order; other groups, the largest first.
 
     Raises:
         UserError: The number of values is not the number of texts, or the vocabularies differ.
@@ -222,7 +224,9 @@ def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str]) -> 
             baseline_sums = baseline.select(np.array(members))
             row |= {"perplexity_without": _perplexity(baseline_sums), **gain(model_sums, baseline_sums).to_row("gain")}
         rows.append(row)
-    return sorted(rows, key=lambda row: (-row["count"], row["value"]))
+    rows.sort(key=lambda row: (-row["count"], row["value"]))
+    order = natural_order([row["value"] for row in rows])
+    return rows if order is None else [rows[index] for index in order]
 
 
 def _perplexity(sums: TextSums) -> float:

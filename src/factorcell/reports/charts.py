@@ -19,18 +19,21 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
+from factorcell.data.natural_order import natural_order
 from factorcell.escapes import escape_hidden_lines
 from factorcell.finite import is_number
-from factorcell.reports.wording import natural_order
 
 Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
-ACCENT, CONTRAST = "#d9622b", "#4a7fb5"
-HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb("#c04f1c"), 0.04), (*to_rgb("#c04f1c"), 0.96)])
+# Each colour has one meaning on all pages; docs/charts.md lists the meanings.
+HIGHER, LOWER = "#4a7fb5", "#d9622b"  # signs: higher, or more probable in the first context; lower, or in the second
+SHARE = "#2d6a63"  # a share between none (transparent) and all
+HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb(SHARE), 0.04), (*to_rgb(SHARE), 0.96)])
 WIDTH = 4.6  # inches, so that text is readable on a phone
-MODEL_COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": CONTRAST, "factorcell": ACCENT}
-EXTRA_COLOURS = (ACCENT, CONTRAST, "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
+# Names of models, systems, groups and of more than two contexts: no colour of a sign is among them.
+MODEL_COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#b8912b", "concatcell": "#2f9c8a", "factorcell": "#a45fb0"}
+EXTRA_COLOURS = ("#a45fb0", "#2f9c8a", "#b8912b", "#c2556f", "#5d8a3a", "#7c6fcf", "#8b95a3", "#96664a")
 MODEL_NAMES = {
     "unadapted": "Unadapted",
     "softmaxbias": "SoftmaxBias",
@@ -40,6 +43,7 @@ MODEL_NAMES = {
 # For each x axis of learning curves: the key in the rows, the divisor of the values, and the label.
 PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
 GAP = "⋮"  # label in place of the values that are left out
+MAX_MARKED_POINTS = 6  # curves with more points are drawn without a mark at each point
 MAX_BARS = 20  # of more than 40 values, the 20 with the highest and the 20 with the lowest gains are shown
 STYLE: Any = {
     "axes.axisbelow": True,
@@ -152,6 +156,12 @@ def round_ticks(axis: Axis, count: int = 5, *, is_log: bool = False) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def has_curve(rows: Sequence[Row]) -> bool:
+    """Return whether any model was evaluated on the development texts at two or more steps."""
+    steps = {(row["model"], row["step"]) for row in rows if row.get("split", "dev") == "dev"}
+    return len(steps) > len({model for model, _ in steps})
+
+
 @styled()
 def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     """Draw the perplexity of models on the development texts over `x`, "minutes" or "tokens".
@@ -169,7 +179,8 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
         perplexities = [float(row["perplexity"]) for row in model_rows]
         last_perplexity = perplexities[-1]
         label = f"{truncate(display_name(model))}  {last_perplexity:.3g}"
-        axes.plot(progress, perplexities, color=colour, label=label)
+        marker = "." if len(progress) <= MAX_MARKED_POINTS else None
+        axes.plot(progress, perplexities, color=colour, label=label, marker=marker)
         axes.plot(progress[-1], last_perplexity, "o", color=colour)
         top_limits += [2.2 * min(perplexities), 1.02 * last_perplexity]
     axes.set_yscale("log")
@@ -227,7 +238,7 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
         shown = [rows[index] for index in order]
     names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
-    colour_of_sign = {0: MUTED, 1: ACCENT, -1: CONTRAST}
+    colour_of_sign = {0: MUTED, 1: HIGHER, -1: LOWER}
     bar_colours = [colour_of_sign[interval.sign] for interval in intervals]
     name = "effect of removing the context" if over is None else f"gain over {truncate(over)}"
     title = f"{name}, % (texts)"

@@ -59,9 +59,21 @@ def demo_page(results: Row) -> str:
         "Place names of the world",
         sections,
         lead=lead,
+        figures=_key_figures(results["models"]),
         cautions=results["cautions"],
         credits=(GEONAMES, EARTH, CREDIT),
     )
+
+
+def _key_figures(models: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the perplexity and the accuracy of the last model, FactorCell, with those of the first."""
+    first, *_, last = models
+    name = charts.display_name(last["name"])
+    label = f"perplexity of {name}; {charts.display_name(first['name'])}: {first['perplexity']:.2f}"
+    figures = [(f"{last['perplexity']:.2f}", label)]
+    if last.get("accuracy") is not None:
+        figures.append((f"{last['accuracy']:.1%}", f"of held-out names assigned to their country by {name}"))
+    return figures
 
 
 def _maps(results: Row) -> str:
@@ -108,7 +120,10 @@ def _models(results: Row) -> str:
     for row in rows:
         for name in set(row.get("ahead", ())) & FORMATS.keys():
             row[name] = format(row[name], FORMATS[name]) + BEST_MARK
-    curves = chart(charts.learning_curves(results["curves"], "minutes"), "curves", "Learning curves of the models")
+    curves = ""
+    if charts.has_curve(results["curves"]):
+        figure = charts.learning_curves(results["curves"], "minutes")
+        curves = chart(figure, "curves", "Learning curves of the models")
     explanation = note(f"{BEST_MARK}: significantly better than all other models (95 % CI over texts).")
     return table(rows, {"model": "", **FORMATS}) + explanation + curves
 

@@ -26,6 +26,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 CREDIT = "Made with factorcell, language models that adapt to context (Jaech and Ostendorf 2018)."
 # Cells that count as numbers: 1,234; 72.00*; 3.5 ± 0.1; +1.2 pt [+0.9, +1.5].
 NUMBER = re.compile(r"(≥ )?[-+−]?\d\S*( [±+\[p].*)?")
+INTERVAL = re.compile(r" (\[[^\[\]]*\].*)")  # the interval after a number, and a remark
+MAX_COLUMNS = 4  # of tables that keep their columns on a phone; each row of a wider table becomes a list there
+MAX_KEY_FIGURES = 4
 
 
 def document(
@@ -34,16 +37,22 @@ def document(
     *,
     kicker: str = "factorcell",
     lead: str = "",
+    figures: Sequence[tuple[str, str]] = (),
     cautions: Sequence[str] = (),
     credits: Sequence[str] = (CREDIT,),
 ) -> str:
     """Return a page of `sections`, which are pairs of a heading and HTML.
 
-    The contents of `sections` and the `credits` are HTML; all other arguments are plain text. The `cautions`, sentences
-    without a full stop about the reliability of the results, come first. Characters that hide or reverse other
-    characters are shown as escapes.
+    The contents of `sections` and the `credits` are HTML; all other arguments are plain text. The `figures` are the
+    most important results, each with a label; the first `MAX_KEY_FIGURES` are shown below the title, so that they are
+    visible without scrolling. The `cautions`, sentences without a full stop about the reliability of the results,
+    follow. Characters that hide or reverse other characters are shown as escapes.
     """
     head = f'<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>'
+    if figures:
+        shown = figures[:MAX_KEY_FIGURES]
+        items = "".join(f"<div><dt>{escape(label)}</dt><dd>{_small_interval(text)}</dd></div>" for text, label in shown)
+        head += f'\n<dl class="figures">{items}</dl>'
     if lead:
         head += f'\n<p class="lead">{escape(lead)}</p>'
     head += "".join(f'\n<p class="caution">{escape(line)}.</p>' for line in cautions)
@@ -87,7 +96,7 @@ def collapsible(title: str, content: str) -> str:
 def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> str:
     """Return an HTML table without empty columns; `columns` may map each name to the format of its numbers.
 
-    Columns of numbers are aligned right; numbers with `BEST_MARK` are highlighted.
+    Columns of numbers are aligned right; numbers with `BEST_MARK` are highlighted, and intervals are on a second line.
     """
     formats = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     texts_by_column = {
@@ -98,28 +107,42 @@ def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> st
         name for name, texts in texts_by_column.items() if all(text == "–" or NUMBER.fullmatch(text) for text in texts)
     }
     numeric -= {next(iter(formats), "")}  # the first column names the rows, also if the names are numbers
-    content = "".join(_cell("th", name.replace("_", " "), is_numeric=name in numeric) for name in texts_by_column)
+    titles = {name: name.replace("_", " ") for name in texts_by_column}
+    classes_by_column = {name: _class_attribute("num" if name in numeric else "") for name in titles}
+    content = "".join(f"<th{classes_by_column[name]}>{escape(title)}</th>" for name, title in titles.items())
+    is_wide = len(titles) > MAX_COLUMNS
     for row_texts in zip(*texts_by_column.values(), strict=True):
         named_texts = zip(texts_by_column, row_texts, strict=True)
-        cells = (_cell("td", text, is_numeric=name in numeric) for name, text in named_texts)
+        cells = (_cell(titles[name] if is_wide else "", text, name in numeric) for name, text in named_texts)
         content += "</tr>\n<tr>" + "".join(cells)
-    return f'<div class="table"><table>\n<tr>{content}</tr>\n</table></div>'
+    classes = _class_attribute("wide" if is_wide else "")
+    return f'<div class="table"><table{classes}>\n<tr>{content}</tr>\n</table></div>'
 
 
 def _cell_text(value: Any, number_format: str) -> str:
     """Return the text of a value; a dash for a missing value and for a number that is not finite."""
-    is_missing = value is None or value == ""
-    if is_missing or (isinstance(value, float) and not is_number(value)):
+    if value in (None, "", "-") or (isinstance(value, float) and not is_number(value)):
         return "–"
     return value if isinstance(value, str) else format(value, number_format)
 
 
-def _cell(tag: str, text: str, *, is_numeric: bool) -> str:
-    """Return an HTML cell, with the CSS classes `num` and `best` if they apply."""
-    if not is_numeric:
-        return f"<{tag}>{escape(text)}</{tag}>"
-    classes = "num best" if BEST_MARK in text else "num"
-    return f'<{tag} class="{classes}">{escape(text)}</{tag}>'
+def _cell(title: str, text: str, is_numeric: bool) -> str:
+    """Return an HTML cell with the CSS classes `num` and `best` if they apply, and with a title for lists on phones."""
+    content = _small_interval(text) if is_numeric else escape(text)
+    classes = ("num best" if BEST_MARK in text else "num") if is_numeric else ""
+    if title and text == "–":
+        classes = f"{classes} none".strip()  # a list on a phone omits the cell
+    title_attribute = f' data-title="{escape(title)}"' if title else ""
+    return f"<td{_class_attribute(classes)}{title_attribute}>{content}</td>"
+
+
+def _small_interval(text: str) -> str:
+    """Return HTML of a number, with its interval, if there is one, in small type on a second line."""
+    return INTERVAL.sub(r" <small>\1</small>", escape(text))
+
+
+def _class_attribute(classes: str) -> str:
+    return f' class="{classes}"' if classes else ""
 
 
 def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:

@@ -14,7 +14,18 @@ from matplotlib.transforms import Bbox
 
 from factorcell.escapes import escape_hidden_lines
 from factorcell.reports import elements
-from factorcell.reports.charts import ACCENT, CONTRAST, EXTRA_COLOURS, MUTED, RULE, WIDTH, signed_bars, styled, truncate
+from factorcell.reports.charts import (
+    EXTRA_COLOURS,
+    HIGHER,
+    INK,
+    LOWER,
+    MUTED,
+    RULE,
+    WIDTH,
+    signed_bars,
+    styled,
+    truncate,
+)
 from factorcell.reports.wording import agreement_sentence, visible_token
 
 Row = Mapping[str, Any]
@@ -27,6 +38,8 @@ MAP_CAPTION = (
     "Embeddings on their first two principal axes, which explain {x:.0%} and {y:.0%} of the variance, coloured by a "
     "column of a table."
 )
+NAMED_VALUES = " The values with the most training texts have names."
+MAX_NAMED_VALUES = 15
 PREDICTIONS_NOTE = (
     "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. For a column of "
     "groups, the table has the accuracy with its standard error, and the share of the majority class. For a column of "
@@ -41,7 +54,9 @@ PREDICTION_FORMATS = {
     "r2": ".3f",
     "correlation": ".3f",
 }
-SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b08c", "#e2944f", "#b8401a"])
+SCALE = LinearSegmentedColormap.from_list(
+    "scale", ["#b8401a", "#e2944f", "#b3b08c", "#5b9bb5", "#2b5f9e"]
+)  # low to high
 
 
 def embeddings_page(name: str, results: Row) -> str:
@@ -50,7 +65,7 @@ def embeddings_page(name: str, results: Row) -> str:
     `results` has variable (the name of the context variable), values (their number) and cautions (sentences). Its other
     items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows), maps
     (entries with column, points, ellipses, agreement, shares of the variance, and dots: whether points are drawn) and
-    predictions (rows).
+    predictions (rows). If the variable was chosen automatically, other_variables has the names of the others.
     """
     sections = []
     if results["neighbours"]:
@@ -64,13 +79,50 @@ def embeddings_page(name: str, results: Row) -> str:
         content += elements.table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
         sections.append(("Other columns predicted from the embedding", content))
     lead = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
+    if others := results.get("other_variables"):
+        lead += f" This variable has the most values; --variable chooses another ({', '.join(others)})."
     return elements.document(
         f"What {name} has learned about contexts",
         sections,
         kicker="factorcell contexts",
         lead=lead if results["variable"] else "",
+        figures=_key_figures(results),
         cautions=results.get("cautions", ()),
     )
+
+
+def _key_figures(results: Row) -> list[tuple[str, str]]:
+    """Return the first result of each requested kind."""
+    figures = []
+    for entry in results["maps"]:
+        agreement = entry["agreement"]
+        if _has_shared_groups(entry):
+            label = f"of neighbours have the same {entry['column']}; chance level {agreement['chance']:.1%}"
+            figures.append((f"{agreement['same']:.1%}", label))
+        elif "correlation" in agreement:
+            figures.append((f"{agreement['correlation']:.2f}", f"correlation of the {entry['column']} of neighbours"))
+    for row in results["predictions"]:
+        name, text = ("accuracy", ".1%") if "accuracy" in row else ("r2", ".3f")
+        title = "accuracy" if "accuracy" in row else "R²"
+        figures.append((format(row[name], text), f"{title} of {row['column']} predicted from the embedding"))
+    for entry in results["words"]:
+        strongest = max(entry["rows"], key=lambda row: float(row["nats"]), default=None)
+        if strongest:
+            token = visible_token(strongest["token"])
+            label = f"nats for “{token}”: {entry['context']} against {entry['against']}"
+            figures.append((f"{strongest['nats']:+.2f}", label))
+    for row in results["neighbours"][:1]:
+        measure = "cosine" if "cosine" in row else "distance"
+        figures.append((f"{row[measure]:.2f}", f"{measure} of {row['value']} and its nearest neighbour {row['near']}"))
+    if results["variable"]:
+        figures.append((f"{results['values']:,}", f"values of {results['variable']}"))
+    return figures
+
+
+def _has_shared_groups(entry: Row) -> bool:
+    """Return whether the column of a map has several groups, and any of them has several values."""
+    agreement = entry["agreement"]
+    return 1 < int(agreement.get("groups", 0)) < int(agreement["values"])
 
 
 def _neighbours(rows: Sequence[Row]) -> str:
@@ -101,6 +153,9 @@ def _map(entry: Row, name: str) -> str:
     caption = MAP_CAPTION.format(x=share_x, y=share_y)
     if ellipses is None:  # the column has numbers instead of groups
         figure = map_of_numbers(entry["points"], f"mean {column}")
+    elif not _has_shared_groups(entry):  # the names of values say more than one colour, or as many colours as points
+        figure = map_of_values(entry["points"])
+        ellipses, caption = [], caption.replace(", coloured by a column of a table", "") + NAMED_VALUES
     else:
         figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
         caption += " Each ellipse covers 1.5 standard deviations around the centre of its group."
@@ -126,7 +181,7 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
     """
     nats = [float(row["nats"]) for row in rows]
     names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
-    return signed_bars(names, nats, [ACCENT if value >= 0 else CONTRAST for value in nats], "+.2f", title)
+    return signed_bars(names, nats, [HIGHER if value >= 0 else LOWER for value in nats], "+.2f", title)
 
 
 @styled()
@@ -156,12 +211,20 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
         line_style = "-" if index < len(EXTRA_COLOURS) else "--"  # distinguishes ellipses of the same colour
         axes.add_patch(Ellipse(**shape, facecolor=colour, alpha=0.1, lw=0))
         axes.add_patch(Ellipse(**shape, fill=False, edgecolor=colour, lw=1.4, ls=line_style))
-    figure.set_layout_engine("none")  # names are placed in the final layout
-    axes.set_position((0.02, 0.02, 0.96, 0.96))
-    axes.autoscale_view()
-    axes.apply_aspect()
-    axes.autoscale(False)
+    _fix_layout(figure, axes)
     _add_names(axes, ellipses, colours)
+    return figure
+
+
+@styled()
+def map_of_values(points: Sequence[Row]) -> Figure:
+    """Draw all embeddings as points in one colour, with the names of those that have the most training texts."""
+    figure, axes = _empty_map()
+    axes.scatter([row["x"] for row in points], [row["y"] for row in points], 9, MUTED, alpha=0.7, lw=0)
+    _fix_layout(figure, axes)
+    most_frequent = sorted(points, key=lambda row: -row["count"])[:MAX_NAMED_VALUES]
+    label_rows = [{**row, "group": row["value"]} for row in most_frequent]
+    _add_names(axes, label_rows, dict.fromkeys([row["group"] for row in label_rows], INK))
     return figure
 
 
@@ -187,6 +250,10 @@ def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
     bar = figure.colorbar(marks, location="top", shrink=0.4, anchor=(1, 0), ticks=sorted({low, high}), format="{x:.3g}")
     bar.outline.set_visible(False)
     axes.set_title(title)
+    if len(points) <= MAX_NAMED_VALUES:
+        for row in points:
+            offset: Any = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
+            axes.annotate(escape_hidden_lines(truncate(row["value"])), (row["x"], row["y"]), **offset)
     return figure
 
 
@@ -200,6 +267,15 @@ def _empty_map() -> tuple[Figure, Axes]:
     axes.set_xticks([])
     axes.set_yticks([])
     return figure, axes
+
+
+def _fix_layout(figure: Figure, axes: Axes) -> None:
+    """Let the axes fill the figure and keep their limits, because names are placed in the final layout."""
+    figure.set_layout_engine("none")
+    axes.set_position((0.02, 0.02, 0.96, 0.96))
+    axes.autoscale_view()
+    axes.apply_aspect()
+    axes.autoscale(False)
 
 
 def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) -> None:

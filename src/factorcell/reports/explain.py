@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
 from factorcell.reports import elements
 from factorcell.reports.charts import (
-    ACCENT,
-    CONTRAST,
     EXTRA_COLOURS,
+    HIGHER,
     INK,
+    LOWER,
     RULE,
     WIDTH,
     add_legend,
@@ -29,7 +29,6 @@ from factorcell.reports.wording import readable_token
 
 Row = Mapping[str, Any]
 
-FIRST_COLOUR, SECOND_COLOUR = CONTRAST, ACCENT  # of the two contexts; the paper uses blue and red
 LINE_WIDTH = 56  # characters per line
 # Dashes distinguish the curves in addition to colours.
 DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))
@@ -85,7 +84,22 @@ def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Se
     listing = f"{', '.join(other_contexts)} and {last_context}"
     lead = f"{text_count:,} {'text' if text_count == 1 else 'texts'}, scored given {listing}."
     title = f"Explanations by {display_name(name)}"
-    return elements.document(title, sections, kicker="factorcell explain", lead=lead, cautions=cautions)
+    return elements.document(
+        title, sections, kicker="factorcell explain", lead=lead, figures=_key_figures(rows), cautions=cautions
+    )
+
+
+def _key_figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the most probable context of each text, and with two contexts the ratio of the whole text."""
+    figures = []
+    for number, row in enumerate(rows, 1):
+        text = f"text {number}" if len(rows) > 1 else "the text"
+        best = max(row["posterior"], key=row["posterior"].get)
+        figures.append((f"{row['posterior'][best]:.1%}", f"probability of {best} given {text}"))
+        if len(row["posterior"]) == 2:
+            first, second = row["posterior"]
+            figures.append((f"{row['ratio']:+.2f}".replace("-", "−"), f"nats: {first} against {second}, {text}"))
+    return figures
 
 
 def _legend(contexts: Sequence[str]) -> str:
@@ -123,7 +137,7 @@ def _shaded_token(token: Row) -> str:
 
 def _style(ratio: float) -> str:
     """Return the CSS for the shade and the bar of a ratio, readable in the light and in the dark theme."""
-    colour = FIRST_COLOUR if ratio > 0 else SECOND_COLOUR
+    colour = HIGHER if ratio > 0 else LOWER
     rgb = ", ".join(str(round(255 * channel)) for channel in to_rgb(colour))
     opacity = FULL_SHADE_OPACITY * min(1.0, abs(ratio) / FULL_SHADE_NATS)
     style = f"background: rgba({rgb}, {opacity:.3f})"
@@ -175,7 +189,7 @@ def _value_table(row: Row, title: str) -> str:
     cells = [
         {
             "token": readable_token(token["token"]),
-            "ratio": token["ratio"],
+            "ratio": token.get("ratio"),
             **{f"nats given {context}": token["nats"][context] for context in contexts},
             **{f"p({context})": token["posterior"][context] for context in contexts},
         }
@@ -196,7 +210,7 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
     contexts = list(rows[0]["posterior"])
     ranked = sorted(contexts, key=lambda context: -max(float(row["posterior"][context]) for row in rows))
     highest = sorted(ranked[: len(DASHES)], key=contexts.index)
-    palette = (FIRST_COLOUR, SECOND_COLOUR) if len(contexts) == 2 else EXTRA_COLOURS
+    palette = (HIGHER, LOWER) if len(contexts) == 2 else EXTRA_COLOURS
     styles = dict(zip(highest, zip(palette, DASHES, strict=False), strict=False))
     figure, strips = _empty_strips(rows)
     last_posterior: dict[str, float] = {}  # of each context, at the end of the line above

@@ -100,7 +100,20 @@ def replay_page(name: str, summary: Row) -> str:
         f"{summary['queries']:,} queries of {summary['users']:,} users in order of time: each query was completed from "
         "a random prefix, evaluated, and then learned."
     )
-    return elements.document(f"Completion of {name}", sections, kicker="factorcell replay", lead=lead)
+    title, figures = f"Completion of {name}", _key_figures(summary)
+    return elements.document(title, sections, kicker="factorcell replay", lead=lead, figures=figures)
+
+
+def _key_figures(summary: Row) -> list[tuple[str, str]]:
+    """Return the main results of the system with the highest MRR."""
+    rows = _rows(summary, "all")
+    best = max(rows, key=lambda row: float(row["mrr"]))
+    system = display_name(best["system"])
+    figures = [(_format_metric(best, "mrr"), f"MRR of {system}, the highest of {len(rows)} systems")]
+    if difference := Interval.from_row(best, "mrr_difference"):
+        figures.append((difference.to_text(".3f"), f"MRR difference to {display_name(summary['base'])}"))
+    figures.append((_format_metric(best, "success_10"), "of queries are among ten suggestions"))
+    return [*figures, (_format_metric(best, "saved"), "characters saved per query")]
 
 
 def _tables(summary: Row) -> str:

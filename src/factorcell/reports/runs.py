@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.comparison import ComparedModel, compare_models, format_difference
+from factorcell.evaluation.comparison import (
+    COMPARED_FIGURES,
+    FIGURE_FORMATS,
+    ComparedModel,
+    Comparison,
+    compare_models,
+    format_difference,
+    format_figure,
+)
 from factorcell.evaluation.results import find_models, prediction_fields, saved_text_figures
 from factorcell.evaluation.run_warnings import EFFECT, find_warnings
 from factorcell.finite import is_number
@@ -20,6 +28,8 @@ Row = Mapping[str, Any]
 
 VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f"}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
+SIZES = ("parameters", "minutes")
+KEY_FIGURES = ("perplexity", "accuracy", "bits_per_byte")
 # Keys of the differences between a run and the baseline with which `evaluate` compared it.
 BASELINE_DIFFERENCES = {*Interval(0.0).to_row("gain"), *Interval(0.0).to_row("bits_per_byte_difference")}
 
@@ -91,7 +101,8 @@ def run_report(runs: Sequence[Row]) -> str:
     if len(set(titles)) < len(titles):
         titles = [str(run["folder"]) for run in first_trainings]
     is_single = len(models) == 1
-    sections = [("Results" if is_single else "Comparison", _run_table(models, titles))]
+    comparison = _compare(models, titles)
+    sections = [("Results" if is_single else "Comparison", _result_tables(comparison, models))]
     titled_runs = list(zip(first_trainings, titles, strict=True))
     curves = [
         {**row, "model": f"{title} (neural model alone)" if run.get("predictor") else title}
@@ -99,11 +110,10 @@ def run_report(runs: Sequence[Row]) -> str:
         for row in run.get("log") or []
         if row["split"] == "dev"
     ]
-    if curves:
-        figures = [
-            chart(charts.learning_curves(curves, x), f"curves-{x}", f"Learning curves over {x}")
-            for x in charts.PROGRESS_UNITS
-        ]
+    if charts.has_curve(curves):
+        # The two curves of a single run differ only in the labels of the x axis.
+        units = list(charts.PROGRESS_UNITS)[: 1 if is_single else None]
+        figures = [chart(charts.learning_curves(curves, x), f"curves-{x}", f"Learning curves over {x}") for x in units]
         sections.append(("Learning curves", grid(*figures)))
     # N-gram models have no options and no context.
     neural_runs = [(run, title) for run, title in titled_runs if "schema" in run]
@@ -120,7 +130,8 @@ def run_report(runs: Sequence[Row]) -> str:
         sections.append(("Options", _options_tables(neural_runs)))
     name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
     cautions = [caution for run in runs for caution in run.get("cautions") or ()]
-    return document(name, sections, kicker="factorcell report", cautions=cautions)
+    key_figures = _key_figures(comparison, first_trainings)
+    return document(name, sections, kicker="factorcell report", figures=key_figures, cautions=cautions)
 
 
 def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
@@ -148,28 +159,56 @@ def _sort_key(run: Row) -> tuple[bool, bool]:
     return "schema" not in run, bool(run.get("is_adapted", model.get("adapt") or model.get("output_bias")))
 
 
-def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
-    """Return the table of metrics, with one row per model, and notes on significant differences."""
-    comparison = compare_models(
+def _compare(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Comparison:
+    return compare_models(
         [
             ComparedModel(title, [_metrics(run) for run in trainings], [run.get("texts") or {} for run in trainings])
             for trainings, title in zip(models, titles, strict=True)
         ]
     )
+
+
+def _key_figures(comparison: Comparison, runs: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the results to show first: those of the best model if the models are comparable, otherwise of each."""
+    figures: list[tuple[str, str]] = []
+    for name in KEY_FIGURES:
+        difference, higher_is_better = COMPARED_FIGURES[name]
+        rows = [row for row in comparison if is_number(row.get(name))]
+        title = name.replace("_", " ")
+        if len(comparison) == 1:
+            figures += [(format_figure(row, name, FIGURE_FORMATS[name]), title) for row in rows]
+        elif len(rows) > 1 and all(row.get(difference) is not None for row in rows[1:]):
+            best = (max if higher_is_better else min)(rows, key=lambda row: float(row[name]))
+            label = f"{title} of {best['model']}, the {'highest' if higher_is_better else 'lowest'} of {len(rows)}"
+            figures.append((format_figure(best, name, FIGURE_FORMATS[name]), label))
+            if text := format_difference(difference, best):
+                figures.append((text, f"{comparison.titles()[difference]} of {best['model']}"))
+        else:
+            figures += [(format_figure(row, name, FIGURE_FORMATS[name]), f"{title} of {row['model']}") for row in rows]
+    if len(comparison) == 1:
+        evaluation = runs[0].get("evaluation") or {}
+        if gain := format_difference("gain", evaluation):
+            figures.insert(1, (gain, _difference_name(evaluation.get("over"))))
+    return figures
+
+
+def _result_tables(comparison: Comparison, models: Sequence[Sequence[Row]]) -> str:
+    """Return a table of metrics and a table of sources and sizes, each with one row per model, and notes."""
     lines, columns = comparison.table()
-    extra_formats = {"targets": ",", "macro_f1": ".3f", "auc": ".3f"}
-    for line, row, trainings in zip(lines, comparison, models, strict=True):
-        for name, number_format in extra_formats.items():
-            if is_number(row.get(name)):
-                line[name] = format(row[name], number_format)
-        line["folder"] = ", ".join(str(run["folder"]) for run in trainings)
+    titles = [str(row["model"]) for row in comparison]
+    formats = {"targets": ",", "macro_f1": ".3f", "auc": ".3f", "parameters": ",.0f", "minutes": ".2f"}
+    source_columns = dict.fromkeys(("model", "folder", "perplexity on", "accuracy on"))
+    source_lines = []
+    for row, trainings in zip(comparison, models, strict=True):
         cells_per_training = [_source_cells(run) for run in trainings]
-        for column in _source_cells({}):
-            texts = [text for cells in cells_per_training if (text := cells[column])]
-            line[column] = ", ".join(dict.fromkeys(texts))
+        line = {"model": row["model"], "folder": ", ".join(str(run["folder"]) for run in trainings)}
+        for column in dict.fromkeys(name for cells in cells_per_training for name in cells):
+            line[column] = ", ".join(dict.fromkeys(cells[column] for cells in cells_per_training if column in cells))
+            source_columns[column] = None
+        source_lines.append({**line, **{name: row.get(name) for name in formats}})
     notes = "".join(map(note, [*comparison.notes(), *_mixture_notes(models, titles)]))
-    _model, *other_columns = columns
-    return table(lines, ("model", "folder", *_source_cells({}), *other_columns, *extra_formats)) + notes
+    metrics = [name for name in columns if name not in SIZES]
+    return table(lines, metrics) + notes + table(source_lines, {**dict.fromkeys(source_columns, ""), **formats})
 
 
 def _mixture_notes(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> list[str]:
@@ -194,18 +233,20 @@ def _metrics(run: Row) -> Row:
     return {name: value for name, value in figures.items() if name not in BASELINE_DIFFERENCES}
 
 
-def _source_cells(run: Row) -> dict[str, str | None]:
-    """Return cells with the tables on which a run was evaluated, and with its differences to the baseline there."""
+def _source_cells(run: Row) -> dict[str, str]:
+    """Return cells with the tables on which a run was evaluated, and with its differences to the baseline there.
+
+    The title of a difference names its baseline.
+    """
     evaluation: Row = run.get("evaluation") or {}
     gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
-    baseline = evaluation.get("over")
-    return {
+    cells = {
         "perplexity on": evaluation.get("table"),
         "accuracy on": _classification_title(run),
-        "gain": f"{gain} over {baseline}" if gain and baseline else None,
-        EFFECT: None if baseline else gain,
-        "difference in bits per byte": f"{bits} to {evaluation.get('bits_per_byte_over')}" if bits else None,
+        _difference_name(evaluation.get("over")): gain,
+        f"bits per byte above {evaluation.get('bits_per_byte_over')}": bits,
     }
+    return {title: text for title, text in cells.items() if text}
 
 
 def _classification_title(run: Row) -> str | None:

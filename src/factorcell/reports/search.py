@@ -70,7 +70,8 @@ def search_page(name: str, rows: Sequence[Row], target: str | None, log_options:
         log_options: The options whose charts have a logarithmic axis.
     """
     complete = [row for row in rows if row["state"] == "complete"]
-    best_trials = _trial_table(complete[:10], ("number", "model")) + elements.note(INTERVAL_NOTE)
+    best = complete[:10]
+    best_trials = _metrics_table(best, ("number", "model")) + elements.note(INTERVAL_NOTE) + _options_table(best)
     sections = [("Best trials", best_trials if complete else "<p>No trial is complete.</p>")]
     figures = []
     if any(row.get("accuracy") is not None for row in complete):
@@ -85,19 +86,54 @@ def search_page(name: str, rows: Sequence[Row], target: str | None, log_options:
         figures.append(_option_charts(charted, complete, log_options))
     if figures:
         sections.append(("Effects of the options", elements.grid(*figures)))
-    all_trials = _trial_table(rows, ("number", "state", "model"))
+    all_trials = _metrics_table(rows, ("number", "state", "model"), last_column="options")
     sections.append(("All trials", elements.collapsible(f"All {len(rows)}, the best first", all_trials)))
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lead = f"{len(rows)} trials: {counts}."
-    return elements.document(f"Search {name}", sections, kicker="factorcell tune", lead=lead)
+    key_figures = _key_figures(complete, target)
+    return elements.document(f"Search {name}", sections, kicker="factorcell tune", lead=lead, figures=key_figures)
 
 
-def _trial_table(rows: Sequence[Row], first_columns: Sequence[str]) -> str:
-    """Return an HTML table of trials with `first_columns`, metrics and options."""
-    lines, (_number, _state, _model, *other_columns) = search_table(rows)
+def _key_figures(complete: Sequence[Row], target: str | None) -> list[tuple[str, str]]:
+    """Return the perplexity, the accuracy and the size of the best trial; `complete` has the best trial first."""
+    titles = {
+        "perplexity": "lowest perplexity",
+        "accuracy": f"accuracy of predicting {target}",
+        "parameters": "parameters",
+    }
+    return [
+        (format(row[name], METRICS[name]), f"{title}: trial {row['number']}, {display_name(row['model'])}")
+        for row in complete[:1]
+        for name, title in titles.items()
+        if is_number(row.get(name))
+    ]
+
+
+def _options_table(rows: Sequence[Row]) -> str:
+    """Return an HTML table with a row for each sampled option and a column for each trial."""
+    columns = [f"trial {row['number']}" for row in rows]
+    lines = [
+        {
+            "option": name.replace("_", " "),
+            **{
+                column: format_option(row["params"][name])
+                for column, row in zip(columns, rows, strict=True)
+                if name in row["params"]
+            },
+        }
+        for name in option_names(rows)
+    ]
+    return elements.table(lines, ("option", *columns)) if lines else ""
+
+
+def _metrics_table(rows: Sequence[Row], first_columns: Sequence[str], last_column: str = "") -> str:
+    """Return an HTML table of trials with `first_columns`, metrics, and all options in one cell of `last_column`."""
+    other_columns = (*METRICS, DIFFERENCE_TITLE, *filter(None, [last_column]))
+    lines, _columns = search_table(rows)
     for line, row in zip(lines, rows, strict=True):
         line["model"] = display_name(row["model"])
+        line["options"] = ", ".join(f"{name} {format_option(value)}" for name, value in row["params"].items())
         for name in row.get("ahead", ()):
             line[name] = format(row[name], METRICS[name]) + BEST_MARK
     return elements.table(lines, {name: METRICS.get(name, "") for name in (*first_columns, *other_columns)})

@@ -1,11 +1,8 @@
 """Texts that both the terminal and the HTML pages show: cells of tables, sentences and readable tokens."""
 
-import calendar
-import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell.bootstrap import Interval
@@ -13,13 +10,6 @@ from factorcell.data.vocabulary import SPECIAL_TOKENS, Specials
 
 Row = Mapping[str, Any]
 
-# Names of the months and of the weekdays, full and abbreviated, each series in its natural order.
-SERIES = [
-    [name.casefold() for name in names if name]
-    for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
-]
-# A number, or a range that begins with a number, such as 18 to 34 or 65+.
-NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 ADVICE_LIMITATIONS = (
     "The estimates do not account for three effects. Similar values share what a model learns from their texts. A "
     "small or briefly trained model may gain more from context because it remembers less of the text, or less because "
@@ -33,36 +23,6 @@ ACCURACY_EXPLANATION = (
     "accuracy at 10, accuracy at end: accuracy of predicting the value from the first 10 tokens of a text, and from "
     "the whole text; majority class: accuracy of always predicting the most frequent value"
 )
-
-
-def natural_order(names: Sequence[str]) -> list[int] | None:
-    """Return the indices of `names` in natural order if they are numbers, ranges, months or weekdays; None for others.
-
-    The names of rare and missing values, which begin with "<", come last.
-    """
-    regular = [index for index, name in enumerate(names) if name and not name.startswith("<")]
-    if len(regular) < 2:
-        return None
-    rank_functions: list[Callable[[str], float | None]] = [
-        _leading_number,
-        *(partial(_rank_in_series, series) for series in SERIES),
-    ]
-    for rank_function in rank_functions:
-        ranks = {index: rank for index in regular if (rank := rank_function(names[index])) is not None}
-        if len(ranks) == len(regular):
-            special = [index for index in range(len(names)) if index not in ranks]
-            return sorted(regular, key=lambda index: (ranks[index], names[index])) + special
-    return None
-
-
-def _leading_number(name: str) -> float | None:
-    """Return the number with which a number or a range begins (4, 18 to 34, 18-34, 65+), or None for other names."""
-    match = NUMBER.fullmatch(name.strip())
-    return None if match is None else float(match[1])
-
-
-def _rank_in_series(series: Sequence[str], name: str) -> float | None:
-    return series.index(name.casefold()) if name.casefold() in series else None
 
 
 def advice_lead(advice: Row) -> list[str]:
@@ -117,6 +77,10 @@ def agreement_sentence(row: Row) -> str:
     """Return a row of `neighbour_agreement` as a sentence."""
     basis = f"({row['values']:,} values, neighbours by {row['measure']})"
     column = row["column"]
+    if row.get("groups") == 1:
+        return f"All values have the same {column} {basis}; choose a column with several groups."
+    if row.get("groups") == row["values"]:
+        return f"Every value has another {column} {basis}; choose a column in which values share groups."
     if "same" in row:
         agreement = f"{row['same']:.1%} of the values have the same {column} as their nearest neighbour"
         return f"{agreement}; chance level {row['chance']:.1%} {basis}."

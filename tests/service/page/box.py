@@ -9,7 +9,7 @@ OpenPage = Callable[..., Any]  # the fixture `open_page`
 OPTIONS = '[role="option"]'
 ACTIVE = '[role="option"][aria-selected="true"]'
 COMPLETE, ACCEPT = "**/v1/complete", "**/v1/accept"
-USER = "Ada"  # the user selected at first
+USER = "Ada"  # the user that the fixture `open_page` selects
 # Lets aborted requests continue, for tests of late responses.
 IGNORE_ABORTS = "const ask = fetch; window.fetch = (url, {signal, ...options}) => ask(url, options);"
 

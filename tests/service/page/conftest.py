@@ -1,6 +1,6 @@
 """Fixtures: a real browser, and the page as the service serves it."""
 
-import shutil
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
+from tests.screenshots import CHROMIUM_OPTIONS, chromium_path
 from tests.service.listening import listening
+from tests.service.page.box import USER
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TIMEOUT = 10_000  # milliseconds, enough for a busy machine
 
 
@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
     driver = pytest.importorskip(
         "playwright.sync_api", reason="Playwright is not installed; make check-slow installs it"
     )
-    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    path = chromium_path()
     if path is None:
         pytest.skip("Chromium is not installed")
     with driver.sync_playwright() as playwright:
@@ -46,12 +46,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open pages in new windows, with `user` as the selected user of the demo page; fail on errors of their scripts."""
     errors: list[str] = []
     windows = []
 
-    def open_url(url: str | None = None, **options: Any) -> Any:
+    def open_url(url: str | None = None, user: str = USER, **options: Any) -> Any:
         windows.append(browser.new_context(**options))
         windows[-1].set_default_timeout(TIMEOUT)
+        windows[-1].add_init_script(f"try {{ sessionStorage['factorcell.user'] ??= {json.dumps(user)} }} catch {{}}")
         page = windows[-1].new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)

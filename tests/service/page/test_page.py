@@ -38,6 +38,11 @@ def fill(service: Service, *texts_to_save: str) -> None:
         service.accept(USER, text)
 
 
+def add_user(page: Any, name: str) -> None:
+    page.get_by_label("Add a user").fill(name)
+    page.get_by_label("Add a user").press("Enter")
+
+
 def press(page: Any, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).click()
 
@@ -105,6 +110,41 @@ def test_learning_is_paused_and_resumed(serve: Serve, open_page: OpenPage, servi
     assert texts(service) == ["cab", "abba"]
 
 
+def test_no_user_is_selected_at_first(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(), user="No user")
+    page.locator("#summary", has_text="No user is selected.").wait_for()
+    assert [radio.get_attribute("value") for radio in page.get_by_role("radio").all()] == ["No user"]
+
+
+def test_the_page_of_a_deleted_user_shows_nothing_of_the_texts(
+    serve: Serve, open_page: OpenPage, service: Service
+) -> None:
+    page = open_page(serve())
+    type_text(page, "ab")
+    accept_text(page, "abba")
+    page.locator("#chart circle").first.wait_for()
+    assert page.locator("#chart .tick").all_text_contents() == ["0", "1"]  # numbers of saved texts
+    press(page, "Delete all")
+    page.get_by_role("dialog").get_by_role("button", name="Delete all").click()
+    wait_for_notice(page, "All data of Ada was deleted.")
+    assert (query(page).input_value(), page.locator("#prefix").input_value()) == ("", "")
+    assert page.locator("#chart *").count() == 0
+    assert "abba" not in page.locator("main").inner_text()
+
+
+def test_a_new_user_causes_no_error_in_the_console(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    add_user(page, "Ben")
+    page.locator("#summary", has_text="No texts yet.").wait_for()
+    accept_text(page, "abba")
+    page.locator("#summary", has_text="1 text is saved.").wait_for()
+    page.reload()
+    page.locator("#summary", has_text="1 text is saved.").wait_for()
+    assert messages == []
+
+
 def test_all_data_is_deleted_after_confirmation(serve: Serve, open_page: OpenPage, service: Service) -> None:
     fill(service, "abba")
     page = open_page(serve())
@@ -125,12 +165,11 @@ def test_all_data_is_deleted_after_confirmation(serve: Serve, open_page: OpenPag
 def test_texts_of_users_are_separate(serve: Serve, open_page: OpenPage, service: Service) -> None:
     page = open_page(serve())
     accept_text(page, "abba")
-    page.get_by_role("radio", name="Ben").check()
+    add_user(page, "Ben")
     page.locator("#panel-user", has_text="Ben").wait_for()
     assert rows(page) == []
     accept_text(page, "cab")
-    page.get_by_label("Other user").fill("Дана")
-    page.get_by_label("Other user").press("Enter")
+    add_user(page, "Дана")
     page.locator("#panel-user", has_text="Дана").wait_for()
     accept_text(page, "ccc")
     assert [texts(service, name) for name in (USER, "Ben", "Дана")] == [["abba"], ["cab"], ["ccc"]]

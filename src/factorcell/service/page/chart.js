@@ -12,7 +12,7 @@ const chart = (() => {
   const MAX_STEPS = 12; // steps shown
   const SVG = "http://www.w3.org/2000/svg";
 
-  /** Draw steps {label, results}, oldest first, into a figure. */
+  /** Draw steps {label, results}, oldest first, into a figure; the label is the number of saved texts. */
   function draw(figure, steps) {
     figure.replaceChildren();
     if (!steps.length) return;
@@ -92,7 +92,6 @@ const chart = (() => {
   class SuggestionHistory {
     #latestResults = new Map(); // prefix -> suggestions that were shown for the prefix since the last step
     #stepsByPrefix = new Map();
-    #acceptCount = 0; // number of accepted texts
     #isPrefixChosen = false; // whether the user chose the prefix
     prefix = "";
 
@@ -112,12 +111,12 @@ const chart = (() => {
       this.prefix = prefix;
     }
 
-    /** Show a prefix of an accepted text, unless the user chose a prefix; return the label of the next step. */
-    accept(text) {
+    /** Show a prefix of an accepted text, unless the user chose a prefix. The first step shows the suggestions before
+        the text, when the user had `count` saved texts. */
+    accept(text, count) {
       if (!this.#isPrefixChosen && !(this.prefix && text.startsWith(this.prefix))) this.prefix = this.#prefixOf(text);
       const latestResults = this.#latestResults.get(this.prefix);
-      if (!this.steps.length && latestResults) this.add(latestResults, "0"); // the state before the first change
-      return String(++this.#acceptCount);
+      if (!this.steps.length && latestResults) this.add(latestResults, String(count));
     }
 
     /** Return the prefix of a text for the chart: one that the chart has shown before, otherwise the shortest typed one

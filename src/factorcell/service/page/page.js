@@ -2,7 +2,6 @@
 "use strict";
 
 (() => {
-  const USER_NAMES = ["Ada", "Ben", "Chloe"];
   const NO_USER = "No user";
   const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accepted text is not saved yet
   const { attach, Client, Problem, element } = factorcell;
@@ -38,6 +37,7 @@
   $("context").textContent = Object.entries(context).map(([column, value]) => `${column}: ${value}`).join(", ");
   $("context").hidden = !$("context").textContent;
   const histories = new Map(); // user -> SuggestionHistory
+  const users = readUsers(); // names that were entered in this tab
   let client = new Client({ key: storage.get("key") });
   let user = null;
   let slowTimer = 0;
@@ -64,8 +64,8 @@
       const isSaved = ["learned", "kept", "repeated"].includes(answer.outcome);
       notify(OUTCOME_NOTICES[answer.outcome](element("bdi", {}, acceptedBy), answer.why), isSaved);
       if (!isSaved) return;
-      const label = currentHistory().accept(text);
-      if (await panel.refresh()) await addStep(label);
+      currentHistory().accept(text, panel.count);
+      if (await panel.refresh()) await addStep();
     },
     onError: (error, text) => {
       if (text !== undefined) clearTimeout(slowTimer);
@@ -78,7 +78,24 @@
     },
   });
 
-  const panel = new savedTexts.Panel({ notify, onError: showError, onChange: () => addStep("−") });
+  const panel = new savedTexts.Panel({ notify, onError: showError, onChange: addStep, onDelete: forgetUser });
+
+  function readUsers() {
+    try {
+      return JSON.parse(storage.get("users") ?? "[]");
+    } catch {
+      return []; // another script wrote the entry
+    }
+  }
+
+  /** Remove everything that the page still shows of the user whose data was deleted. */
+  function forgetUser() {
+    histories.delete(user);
+    $("query").value = "";
+    $("prefix").value = "";
+    box.close();
+    drawChart();
+  }
 
   function currentHistory() {
     if (!histories.has(user)) histories.set(user, new chart.SuggestionHistory());
@@ -122,9 +139,9 @@
   }
 
   function drawUsers(selectedName) {
-    const names = [...USER_NAMES];
-    if (selectedName !== NO_USER && !names.includes(selectedName)) names.push(selectedName);
-    $("names").replaceChildren(...[...names, NO_USER].map((name) => {
+    if (selectedName !== NO_USER && !users.includes(selectedName)) users.push(selectedName);
+    storage.set("users", JSON.stringify(users));
+    $("names").replaceChildren(...[NO_USER, ...users].map((name) => {
       const input = element("input", { type: "radio", name: "user", value: name });
       input.checked = name === selectedName;
       input.onchange = () => selectUser(name);
@@ -133,7 +150,8 @@
   }
 
   /** Add a step to the chart: the suggestions that the service has now for the prefix of the chart. */
-  async function addStep(label) {
+  async function addStep() {
+    const label = String(panel.count);
     const history = currentHistory();
     const { prefix } = history;
     if (!prefix) return;
@@ -152,7 +170,7 @@
     const history = currentHistory();
     if (document.activeElement !== $("prefix")) $("prefix").value = history.prefix;
     $("caption").textContent = history.steps.length
-      ? "Top suggestions after each accepted text. Your texts are highlighted; larger dots are more probable."
+      ? "Top suggestions by number of saved texts. Your texts are highlighted; larger dots are more probable."
       : "Accept a text several times to see it rise among the suggestions.";
     chart.draw($("chart"), history.steps);
   }
@@ -187,11 +205,11 @@
   $("prefix").addEventListener("change", () => {
     currentHistory().choose($("prefix").value);
     drawChart();
-    if (!currentHistory().steps.length) addStep("now");
+    if (!currentHistory().steps.length) addStep();
   });
   new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
-  const firstUser = storage.get("user") ?? USER_NAMES[0];
+  const firstUser = storage.get("user") ?? NO_USER;
   drawUsers(firstUser);
   selectUser(firstUser);
 })();

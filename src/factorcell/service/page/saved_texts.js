@@ -9,7 +9,7 @@ const savedTexts = (() => {
   const $ = (id) => document.getElementById(id);
 
   /** The panel. It passes notices to `notify(content)` and failures to `onError(error)`, and calls `onChange()` when
-      suggestions may have changed. */
+      suggestions may have changed, or `onDelete()` when all data of the user was deleted. */
   class Panel {
     #client = null;
     #user = null;
@@ -54,7 +54,7 @@ const savedTexts = (() => {
       for (const pause of [...POLL_INTERVALS, null]) { // null: no further check
         let profile = null;
         try {
-          profile = await this.#ask("GET", "");
+          profile = await this.#load();
         } catch (error) {
           if (number !== this.#refreshNumber) return false;
           if (error.status !== 404) { // 404: the service has no record of the user
@@ -73,6 +73,23 @@ const savedTexts = (() => {
         if (number !== this.#refreshNumber) return false;
       }
       return true;
+    }
+
+    /** The number of saved texts. */
+    get count() {
+      return this.#profile?.texts.length ?? 0;
+    }
+
+    /** Load the user's record; return null if there is none. A request for a record that does not exist would be an
+        error in the console of the browser, so the page first asks for suggestions, whose response names the version
+        of the record. */
+    async #load() {
+      if (!this.#profile) {
+        const request = { query: "", user: this.#user, limit: 1 };
+        const answer = await this.#client.ask("POST", "v1/complete", request);
+        if ((answer.user_version ?? null) === null && answer.degraded !== "store") return null;
+      }
+      return this.#ask("GET", "");
     }
 
     /** Delete the newest text of the user. */
@@ -103,7 +120,10 @@ const savedTexts = (() => {
 
     async #delete() {
       await this.#ask("DELETE", "");
-      await this.#afterRemoval(["All data of ", element("bdi", {}, this.#user), " was deleted."]);
+      this.#profile = null;
+      this.#callbacks.onDelete();
+      this.#callbacks.notify(["All data of ", element("bdi", {}, this.#user), " was deleted."]);
+      await this.refresh();
       $("saved-title").focus();
     }
 
@@ -175,7 +195,7 @@ const savedTexts = (() => {
   }
 
   function summarize(user, profile) {
-    if (user === null) return "No user is selected: suggestions are the same for everyone.";
+    if (user === null) return "No user is selected. Add a user above to save and learn the texts that you accept.";
     if (profile === undefined) return "\u00a0"; // reserves the height of a line
     if (!profile) return "No texts yet. Texts that you accept are saved here, and you can delete any of them.";
     const count = profile.texts.length;

@@ -1,0 +1,156 @@
+"""Pages in Chromium: what is wrong with their layout, and screenshots at three widths in both themes.
+
+    python -m tests.screenshots FOLDER [URL ...]
+
+writes a screenshot of every page of the package `reports`, drawn from made-up results, and of the addresses.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from factorcell.completion.replay.summary import summarise
+from factorcell.evaluation.embeddings import fit_ellipses
+from factorcell.reports.demo import demo_page
+from factorcell.reports.embeddings import embeddings_page
+from factorcell.reports.explain import explanation_page
+from factorcell.reports.replay import replay_page
+from factorcell.reports.runs import run_report
+from factorcell.reports.search import search_page
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
+THEMES = ("light", "dark")
+# Elements that a reader must scroll to the side to read; blocks of code may.
+HIDDEN_PARTS = """() => [...document.querySelectorAll("*")]
+    .filter((box) => box.clientWidth && box.scrollWidth > box.clientWidth + 1
+        && ["auto", "scroll"].includes(getComputedStyle(box).overflowX) && !box.matches("pre"))
+    .map((box) => `${box.tagName} ${box.className}: ${box.textContent.trim().slice(0, 60)}`)"""
+# Key figures that are not completely in the window.
+INVISIBLE_FIGURES = """() => [...document.querySelectorAll(".figures dd")]
+    .filter((figure) => {
+        const {left, right, bottom, width} = figure.getBoundingClientRect();
+        return !width || left < 0 || right > innerWidth || bottom > innerHeight || figure.scrollWidth > width + 1;
+    })
+    .map((figure) => figure.textContent)"""
+
+
+def contexts_results() -> dict[str, Any]:
+    """Return made-up results of `factorcell contexts`: neighbours, words, predictions and maps of three kinds."""
+    random = np.random.default_rng(0)
+    points: list[dict[str, Any]] = [
+        {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}", "number": n}
+        for n, (x, y) in enumerate(random.normal(size=(60, 2)) + 3 * random.normal(size=(4, 2))[np.arange(60) % 4])
+    ]
+    agreement = {"values": 60, "measure": "cosine"}
+    rest = {"shares": [0.5, 0.25], "dots": True, "points": points}
+    groups = {"column": "region", "groups": 4, "same": 0.81, "chance": 0.24, **agreement}
+    one_group = {"column": "country", "groups": 1, "same": 1.0, "chance": 1.0, **agreement}
+    numbers = {"column": "height", "correlation": 0.4, **agreement}
+    country = [{**point, "group": "Norway"} for point in points]
+    token_rows = [{"token": f"word{n}", "nats": 2.0 - n / 4} for n in range(17)]
+    return {
+        "variable": "city",
+        "other_variables": ["rating", "season"],
+        "values": 60,
+        "neighbours": [
+            {"value": "Town 1", "near": f"Town {n}", "count": 9, "cosine": 1 - n / 99} for n in range(2, 12)
+        ],
+        "words": [{"context": "rating=5", "against": "the expected context", "rows": token_rows}],
+        "maps": [
+            {"column": "region", "ellipses": fit_ellipses(points), "agreement": groups, **rest},
+            {"column": "country", "ellipses": fit_ellipses(country), "agreement": one_group, **rest, "points": country},
+            {"column": "height", "ellipses": None, "agreement": numbers, **rest},
+        ],
+        "predictions": [
+            {"column": "height", "variable": "city", "values": 60, "folds": 5, "r2": 0.3, "correlation": 0.6}
+        ],
+        "cautions": [
+            "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"
+        ],
+    }
+
+
+def many_runs() -> list[dict[str, Any]]:
+    """Return six runs with long names, of which the report has a wide table."""
+    from tests.reports.test_report import text_sums, two_runs
+
+    plain, adapted = two_runs()
+    runs = [plain, adapted]
+    for number in range(4):
+        perplexity = 71.0 - number
+        figures = {"perplexity": perplexity, "perplexity_known": 60.0, "bits_per_byte": 1.4, "targets": 123_456}
+        name = {"folder": f"runs/hotels/a-long-name-{number}", "title": f"hotels of a long name {number}"}
+        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None, "table": "test.parquet"}
+        texts = {"perplexity": text_sums(np.log(perplexity))}
+        runs.append({**adapted, **name, "evaluation": {**figures, **gain}, "texts": texts})
+    return runs
+
+
+def static_pages() -> dict[str, str]:
+    """Return the HTML of every page of the package `reports`, by name."""
+    from tests.completion.replay.test_summary import random_rows
+    from tests.reports.test_explain import ROW
+    from tests.reports.test_report import demo_results, two_runs
+    from tests.reports.test_search import LOGS, trial_rows
+
+    systems = {"one": "factorcell", "two": "history"}
+    replayed = [{**row, "system": systems.get(row["system"], "mpc")} for row in random_rows(30)]
+    return {
+        "run": run_report(two_runs()[1:]),
+        "runs": run_report(many_runs()),
+        "demo": demo_page(demo_results()),
+        "contexts": embeddings_page("hotels", contexts_results()),
+        "explain": explanation_page("factorcell", [ROW, ROW]),
+        "replay": replay_page("queries.csv", summarise(replayed, "history", draws=50)),
+        "tune": search_page("hotels", trial_rows(40), "rating", LOGS),
+    }
+
+
+def find_problems(tab: Any) -> list[str]:
+    """Return what a reader of a page cannot see without scrolling to the side, and key figures outside the window."""
+    problems = [f"not in the window: {figure}" for figure in tab.evaluate(INVISIBLE_FIGURES)]
+    tab.evaluate("document.querySelectorAll('details').forEach((box) => { box.open = true; })")
+    page_width, window_width = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    if page_width > window_width:
+        problems.append(f"the page is {page_width} pixels wide in a window of {window_width} pixels")
+    return problems + [f"wider than its box: {part}" for part in tab.evaluate(HIDDEN_PARTS)]
+
+
+def chromium_path() -> str | None:
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def take_screenshots(folder: Path, addresses: Sequence[str], report: Callable[[str], object] = print) -> None:
+    """Write a screenshot of every page in each window and theme, and report problems and messages of the console."""
+    from playwright.sync_api import sync_playwright
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {f"page-{index}": address for index, address in enumerate(addresses)}
+    for name, content in static_pages().items():
+        path = (folder / f"{name}.html").resolve()
+        path.write_text(content, encoding="utf-8")
+        pages[name] = path.as_uri()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_OPTIONS)
+        for name, address in pages.items():
+            for width, height in WINDOWS.items():
+                for theme in THEMES:
+                    window = {"viewport": {"width": width, "height": height}, "color_scheme": theme}
+                    tab = chromium.new_page(**window)
+                    tab.on("console", lambda message, name=name: report(f"{name}: {message.text}"))
+                    tab.goto(address, wait_until="networkidle")
+                    tab.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
+                    for problem in find_problems(tab):
+                        report(f"{name}, {width} pixels: {problem}")
+                    tab.close()
+        chromium.close()
+
+
+if __name__ == "__main__":
+    take_screenshots(Path(sys.argv[1]), sys.argv[2:])
