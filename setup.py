@@ -1,20 +1,32 @@
 """Build of the compiled kernels; everything else is in pyproject.toml.
 
 If the kernels cannot be built, the installation continues without them. FACTORCELL_KERNEL=off skips the build.
+The output of the compiler is shown only if it fails.
 
 The kernels are not a Python module but a plain library that ctypes loads, so one build works with every Python version
 on its platform. The names of the library and of the wheel therefore contain no Python version.
 """
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import ExecError
 
 NATIVE = Path("src/factorcell/model/kernels/native")
+
+
+def run_quietly(command: list[str], **options: object) -> None:
+    """Run a command of the compiler; show its output only if it fails."""
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if process.returncode:
+        sys.stderr.write(process.stdout)
+        raise ExecError(f"{command[0]} failed with exit code {process.returncode}")
 
 
 class Library(build_ext):
@@ -22,6 +34,7 @@ class Library(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile the files in parallel, since each instruction set takes seconds."""
+        self.compiler.spawn = run_quietly
         compile_files = self.compiler.compile
 
         def compile_in_parallel(sources: list[str], **options: object) -> list[str]:
