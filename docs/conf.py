@@ -62,8 +62,8 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 
 def help_of(*words: str) -> str:
-    """Return the output of `factorcell WORDS --help` as a block of text."""
-    return f"```text\n{make_parser(find_commands(words)).format_help()}```\n"
+    """Return the output of `factorcell WORDS --help-all` as a block of text."""
+    return f"```text\n{make_parser(find_commands(words)).format_help(shows_all=True)}\n```\n"
 
 
 class CommandHelp(SphinxDirective):

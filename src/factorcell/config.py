@@ -87,7 +87,7 @@ class DataConfig:
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
     min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
     min_user_count: int = int_option(
-        15, "treat users with fewer training texts as one unknown user, from which new users start", 1
+        15, "treat users with fewer training texts as one unknown user, from which new users start", 1, rare=True
     )
     missing: str = option("expected", CHOICE_HELP["missing"], choices=MISSING_POLICIES)
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
@@ -118,9 +118,9 @@ class DataConfig:
 class ModelConfig:
     """Sizes of the context vector and the token embeddings, and the adaptations of the model."""
 
-    adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS)
-    output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
-    embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
+    adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS, rare=True)
+    output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES, rare=True)
+    embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE, rare=True)
     variable_size: int = int_option(
         16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE, rare=True
     )
@@ -128,7 +128,7 @@ class ModelConfig:
     number_layers: int = int_option(
         2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS, rare=True
     )
-    context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
+    context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE, rare=True)
     context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS, rare=True)
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
     dropout_context: float = rate_option(
@@ -159,8 +159,8 @@ class TrainingConfig:
         100_000,
         rare=True,
     )
-    batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1)
-    learning_rate: float = float_option(1e-3, "peak learning rate of Adam")
+    batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1, rare=True)
+    learning_rate: float = float_option(1e-3, "peak learning rate of Adam", rare=True)
     token_rate: float = float_option(
         1.0, "factor on the learning rate of parameters with one row per token, such as embeddings", rare=True
     )
@@ -178,17 +178,19 @@ class TrainingConfig:
         rare=True,
     )
     clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
-    loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
+    loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES, rare=True)
     samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1, rare=True)
-    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
-    patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
+    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1, rare=True)
+    patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0, rare=True)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
     save_every: int = int_option(500, "steps between checkpoints", 1, rare=True)
-    ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
+    ngram_mixture: bool = option(
+        False, "mix the trained model with n-gram counts of its texts if that is better", rare=True
+    )
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option(
-        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
+        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS, rare=True
     )
     device: str = option("auto", "device to compute on; auto: a GPU if there is one", choices=DEVICES)
 

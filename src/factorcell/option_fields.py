@@ -64,7 +64,7 @@ def option(
         choices: The valid values, if the option is a choice.
         limits: The valid range, if the option is a number.
         metavar: The placeholder of the value in the help of the command line.
-        rare: Whether the help lists the option after the common options.
+        rare: Whether only --help-all shows the option, not --help.
 
     Returns:
         A field with this metadata, for the body of a dataclass.
@@ -137,10 +137,12 @@ class KindOptions:
 class TokenizerOptions(KindOptions):
     """The options that every tokenizer has."""
 
-    lowercase: bool = option(False, "convert the text to lower case")
-    min_count: int = int_option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
+    lowercase: bool = option(False, "convert the text to lower case", rare=True)
+    min_count: int = int_option(
+        2, "tokens that occur less often in the training texts are out of vocabulary", 1, rare=True
+    )
     max_vocabulary: int = int_option(
-        50_000, "maximum size of the vocabulary, which consists of the most frequent tokens", 1
+        50_000, "maximum size of the vocabulary, which consists of the most frequent tokens", 1, rare=True
     )
 
 
@@ -149,7 +151,7 @@ class WordOptions(TokenizerOptions):
     """Options of the tokenizer whose tokens are words, numbers and punctuation marks."""
 
     kind: str = "word"
-    lowercase: bool = option(True, "convert the text to lower case")
+    lowercase: bool = option(True, "convert the text to lower case", rare=True)
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %", rare=True)
 
 
@@ -165,7 +167,7 @@ class CharacterOptions(TokenizerOptions):
     """Options of the tokenizer whose tokens are Unicode code points."""
 
     kind: str = "char"
-    lowercase: bool = option(False, "convert the text to lower case")
+    lowercase: bool = option(False, "convert the text to lower case", rare=True)
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,8 @@ class RecurrentOptions(KindOptions):
     """Options of the backbone with recurrent layers."""
 
     kind: str = "recurrent"
-    cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
-    layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
+    cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS, rare=True)
+    layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS, rare=True)
     hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
     layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)", rare=True)
     variational: bool = option(
@@ -192,10 +194,13 @@ class RecurrentOptions(KindOptions):
     )
     dropout_recurrent: float = rate_option(
         "dropout rate of the new values for the memory (Semeniuta et al. 2016); with the option variational, dropout "
-        "rate of the hidden state before it is multiplied by the recurrent weights"
+        "rate of the hidden state before it is multiplied by the recurrent weights",
+        rare=True,
     )
-    dropout_input: float = rate_option("dropout rate of the token embeddings")
-    dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
+    dropout_input: float = rate_option("dropout rate of the token embeddings", rare=True)
+    dropout_output: float = rate_option(
+        "dropout rate of the hidden states, before the softmax or the next layer", rare=True
+    )
     dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero", rare=True)
 
 

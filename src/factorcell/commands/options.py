@@ -48,7 +48,8 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
-            help_section = parser.rare if field.metadata.get("rare") else parser.section(section)
+            is_rare = field.metadata.get("rare", field.name == "kind" and section != "tokenizer")
+            help_section = parser.section(section, is_rare=is_rare)
             if field.name == "kind":
                 _add_kind(help_section, section, parser.kinds)
             else:
@@ -231,7 +232,8 @@ def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group
     help_text = "device to compute on; auto: a GPU if there is one"
     computing.add_argument("--device", default="auto", choices=DEVICES, help=help_text)
     help_text = "number format of matrix products; auto: the faster one on this machine"
-    computing.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
+    computing_rare = parser.section("computing", is_rare=True)
+    computing_rare.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
     add_max_memory(parser)
 
 
