@@ -70,7 +70,9 @@ def test_commands_without_charts_import_no_chart_library() -> None:
 
 def lazy_packages() -> list[Path]:
     """Return the `__init__` of every package that imports names lazily."""
-    return [path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy_exports(" in path.read_text(encoding="utf-8")]
+    return [
+        path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy_exports(" in path.read_text(encoding="utf-8")
+    ]
 
 
 @pytest.mark.parametrize("path", lazy_packages(), ids=lambda path: path.parent.name)
