@@ -15,6 +15,7 @@ import factorcell
 from factorcell import choices
 from factorcell.commands import main as cli
 from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main, make_parser
+from factorcell.commands.options import COMMON_OPTIONS, config_fields
 from factorcell.completion.online import OPTIMIZERS
 from factorcell.config import EXTENSIBLE, PAPER_MODELS
 from factorcell.model.backbone import register_backbone
@@ -170,6 +171,11 @@ def test_the_help_of_train_shows_the_options_that_most_trainings_use() -> None:
     shown = re.findall(r"^  (--[a-z-]+)", parser("train").format_help(), re.MULTILINE)
     assert {"--out", "--dev", "--text", "--context", "--tokenizer", "--model", "--minutes", "--epochs"} <= set(shown)
     assert len(shown) <= 22
+
+
+def test_the_common_options_exist() -> None:
+    fields = {(name if field.name == "kind" else field.name) for name, field in config_fields({})}
+    assert set(COMMON_OPTIONS) <= fields
 
 
 def test_options_of_other_packages_are_shown_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
