@@ -8,25 +8,39 @@ on its platform. The names of the library and of the wheel therefore contain no 
 """
 
 import os
-import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import ExecError
 
 NATIVE = Path("src/factorcell/model/kernels/native")
 
 
-def run_quietly(command: list[str], **options: object) -> None:
-    """Run a command of the compiler; show its output only if it fails."""
-    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    if process.returncode:
-        sys.stderr.write(process.stdout)
-        raise ExecError(f"{command[0]} failed with exit code {process.returncode}")
+@contextmanager
+def output_on_failure() -> Iterator[None]:
+    """Hide the output of this process and of the compilers that it starts; show it if the block fails."""
+    saved_descriptors = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as output:
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(output.fileno(), descriptor)
+        try:
+            yield
+        except BaseException:
+            output.seek(0)
+            os.write(saved_descriptors[1], output.read())
+            raise
+        finally:
+            for stream, descriptor, saved in zip((sys.stdout, sys.stderr), (1, 2), saved_descriptors, strict=True):
+                stream.flush()
+                os.dup2(saved, descriptor)
+                os.close(saved)
 
 
 class Library(build_ext):
@@ -34,7 +48,6 @@ class Library(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile the files in parallel, since each instruction set takes seconds."""
-        self.compiler.spawn = run_quietly
         compile_files = self.compiler.compile
 
         def compile_in_parallel(sources: list[str], **options: object) -> list[str]:
@@ -43,7 +56,8 @@ class Library(build_ext):
                 return [name for names in results for name in names]
 
         self.compiler.compile = compile_in_parallel
-        super().build_extension(ext)
+        with output_on_failure():
+            super().build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of the library with this dotted name."""
