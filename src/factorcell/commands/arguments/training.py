@@ -35,7 +35,7 @@ def add_compare_arguments(parser: Parser) -> None:
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
     parser.add_argument("--seeds", type=int, default=1, help=help_text)
     help_text = "also train an n-gram model on the same tokens as a baseline"
-    parser.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
+    parser.rare.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
     parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER_HELP)
     options.add_config_options(parser)
 
