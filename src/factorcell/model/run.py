@@ -178,7 +178,7 @@ class Run(TextModel):
 
     @property
     def predictor(self) -> Predictor:
-        """What predicts the tokens of texts: the mixture, or the neural model if there is no mixture."""
+        """The mixture that predicts the tokens of texts, or the neural model if there is no mixture."""
         return self.model if self.mixture is None else self.mixture
 
     @property

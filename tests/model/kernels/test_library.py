@@ -1,4 +1,4 @@
-"""The compiled code: how it is found and selected; the thread sanitizer finds no race."""
+"""The compiled code: how it is found and selected; GCC has no warnings, and the thread sanitizer finds no race."""
 
 import ctypes
 import logging
@@ -189,3 +189,13 @@ def test_the_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     subprocess.run(["g++", *flags, f"-I{NATIVE}", "-o", str(tmp_path / "check"), *sources], check=True)
     process: Any = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("source", sorted(NATIVE.glob("*.cpp")), ids=lambda source: source.stem)
+def test_the_kernels_compile_without_warnings(source: Path, tmp_path: Path) -> None:
+    flags = "-std=c++17 -O3 -pthread -fPIC -Wall -Wextra".split()  # without optimization, GCC finds fewer faults
+    command = ["g++", *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    process: Any = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")

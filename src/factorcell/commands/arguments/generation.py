@@ -19,7 +19,7 @@ def add_generate_arguments(parser: Parser) -> None:
     options.add_output(parser, "--out", "write each finished text to this file immediately (JSON lines)")
     help_text = "continue a file that was started with the same options"
     parser.add_argument("--resume", action="store_true", help=help_text)
-    generation, rare = parser.section("generation"), parser.rare
+    generation, rare = parser.section("generation"), parser.section("generation", is_rare=True)
     help_text = "how to choose tokens: by sampling, or by a search for the most probable texts"
     generation.add_argument("--method", choices=GENERATION_METHODS, default="sample", help=help_text)
     help_text = "number by which the logits are divided; below 1, texts are more probable and less varied"
@@ -29,14 +29,14 @@ def add_generate_arguments(parser: Parser) -> None:
     help_text = "sample from the most probable tokens whose probabilities sum to P"
     generation.add_argument("--top-p", type=float, default=1.0, metavar="P", help=help_text)
     generation.add_argument("--max-tokens", type=int, default=100, help="maximum number of tokens")
-    generation.add_argument("--min-tokens", type=int, default=0, help="minimum number of tokens")
+    rare.add_argument("--min-tokens", type=int, default=0, help="minimum number of tokens")
     options.add_seed(generation, "the random numbers")
     help_text = "time limit; only texts that are finished in time are returned"
     generation.add_argument("--seconds", type=float, metavar="S", help=help_text)
     help_text = "word that is never generated (repeatable)"
-    generation.add_argument("--ban", action="append", default=[], metavar="WORD", help=help_text)
+    rare.add_argument("--ban", action="append", default=[], metavar="WORD", help=help_text)
     help_text = "end a generated text where TEXT occurs in it (repeatable)"
-    generation.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help_text)
+    rare.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = "never generate the same N tokens in a row twice; 0: no restriction"
     rare.add_argument("--no-repeat-ngram", type=int, default=0, help=help_text)
     help_text = "beam width (default: 8; stochastic: 120)"

@@ -17,7 +17,7 @@ def add_train_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell train`."""
     options.add_training_files(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
-    help_text = "a model of the papers, instead of --adapt and --output-bias"
+    help_text = "a model of the papers, which sets --adapt and --output-bias (default: factorcell)"
     parser.add_argument("--model", choices=list(MODELS), help=help_text)
     parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
     options.add_config_options(parser)
@@ -35,7 +35,7 @@ def add_compare_arguments(parser: Parser) -> None:
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
     parser.add_argument("--seeds", type=int, default=1, help=help_text)
     help_text = "also train an n-gram model on the same tokens as a baseline"
-    parser.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
+    parser.rare.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
     parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER_HELP)
     options.add_config_options(parser)
 
