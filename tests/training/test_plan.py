@@ -16,9 +16,8 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run, read_config, training_facts
 from factorcell.model.used_options import used_options
 from factorcell.training import fit as fitting
-from factorcell.training import loop
+from factorcell.training import loop, rules
 from factorcell.training import plan as plans
-from factorcell.training import rules
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.per_value import separate

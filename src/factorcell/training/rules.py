@@ -22,7 +22,7 @@ EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations ma
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
 MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
 
-# Options of the context of a model that learns users online.
+# Options of the context of a model of characters that learns users online.
 USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
@@ -39,7 +39,7 @@ class TableFacts:
         max_values: The largest number of values of a categorical context column; 0 without such a column.
         texts_per_value: The mean number of texts per value of the column with the most values; 0 without such a column.
         dev_targets: The number of development targets.
-        has_users: Whether the model distinguishes the users who wrote the texts, to learn new users online.
+        has_users: Whether the table names the users who wrote the texts.
     """
 
     targets: int
@@ -120,10 +120,10 @@ def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
 def _context_options(facts: TableFacts) -> dict[str, Any]:
     """Choose the context vector's size from the number of values, and rank and dropout from the texts per value.
 
-    A model with users must adapt to users that training never saw: it needs a high rank, and a dropout that trains the
-    unknown user, from which they start.
+    A model of characters with users must adapt to users that training never saw: it needs a high rank, and a dropout
+    that trains the unknown user, from which they start.
     """
-    if facts.has_users:
+    if facts.has_users and facts.is_character_level:
         return USER_OPTIONS
     if 0 < facts.max_values <= 10:
         size = 8
