@@ -163,10 +163,10 @@ class _Loop:
         progress = self.trainer.progress
         if progress.measured_seconds < PLANNING_SHARE * progress.max_seconds or progress.step >= self.trainer.steps:
             return
-        seconds_left = progress.max_seconds - progress.seconds
         later_evaluations = self.trainer.config.evaluations - progress.evaluations
         # Steps get at least half of the time, even if the evaluations then exceed the limit.
-        seconds_for_steps = max(seconds_left - later_evaluations * progress.evaluation_seconds, seconds_left / 2)
+        evaluation_seconds = min(later_evaluations * progress.evaluation_seconds, progress.max_seconds / 2)
+        seconds_for_steps = progress.max_seconds - progress.seconds - evaluation_seconds
         step_seconds = progress.measured_seconds / progress.measured_steps
         steps = progress.step + max(1, int(seconds_for_steps / step_seconds))
         self.trainer.change_steps(min(steps, progress.max_steps))

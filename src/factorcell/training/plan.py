@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,8 @@ WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
 MEASURED_SECONDS = 3.0  # steps are measured for at least this time
 # An evaluation is measured on 64 development texts, then on twice as many, until an evaluation takes half a second.
 FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
-# Seconds per training target for counting n-grams and writing the results after the last evaluation.
-FINISHING_SECONDS = 15e-6
+# Processor seconds per training target for counting n-grams and measuring their mixture after the last evaluation.
+FINISHING_SECONDS = 9e-6
 MIN_TRAINING_SHARE = 0.3  # smallest share of the minutes for steps and evaluations, even if the minutes are exceeded
 UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
@@ -148,7 +148,7 @@ def plan(
     Raises:
         UserError: If options and budget contradict each other.
     """
-    start, budget = perf_counter() if start is None else start, budget or Budget()
+    planning_start, processor_start, budget = perf_counter(), process_time(), budget or Budget()
     if isinstance(config, Plan | Config):
         if budget != Budget():
             raise limits.UserError(
@@ -176,19 +176,17 @@ def plan(
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
     small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset=preset), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
-    limit = TimeLimit(_seconds_left(budget.minutes, start, facts), max_passes, speed.evaluation_seconds)
+    # On a busy machine, all work takes longer than its processor time.
+    slowdown = max(1.0, (perf_counter() - planning_start) / max(0.1, process_time() - processor_start))
+    total_seconds, seconds_after = budget.minutes * 60, FINISHING_SECONDS * facts.targets * slowdown
+    seconds_before = perf_counter() - (planning_start if start is None else start)
+    seconds_left = max(total_seconds - seconds_before - seconds_after, MIN_TRAINING_SHARE * total_seconds)
+    limit = TimeLimit(seconds_left, max_passes, speed.evaluation_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, passes_for_sizes, preset)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
     return _with_possible_passes(final_plan, speed, limit)
-
-
-def _seconds_left(minutes: float, start: float, facts: TableFacts) -> float:
-    """Return the seconds for steps and evaluations of a training that started at `start` and may take `minutes`."""
-    total_seconds = 60 * minutes
-    seconds_before, seconds_after = perf_counter() - start, FINISHING_SECONDS * facts.targets
-    return max(total_seconds - seconds_before - seconds_after, MIN_TRAINING_SHARE * total_seconds)
 
 
 def _with_defaults(
