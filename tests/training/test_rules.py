@@ -32,7 +32,10 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     config = Config.from_dict(options).to_dict()
     for section, names in AUTOMATIC_OPTIONS.items():
         assert set(options[section]) <= set(names)
-        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture"}  # absent for an exact loss; by the plan
+        assert set(names) - set(options[section]) <= {
+            "samples",
+            "ngram_mixture",
+        }  # absent for an exact loss; by the plan
         assert {name: config[section][name] for name in options[section]} == options[section]
 
 
@@ -87,8 +90,9 @@ def test_models_of_characters_with_users_can_learn_new_users() -> None:
     """The rank is high, and the unknown user is trained even if no user is rare."""
     for texts_per_value in (20.0, 2000.0):
         facts = TableFacts(10**6, 100, True, max_values=500, texts_per_value=texts_per_value, has_users=True)
-        model = rules.default_options(facts, 1.0)["model"]
-        assert (model["rank"], model["dropout_context"]) == (50, 0.2)
+        options = rules.default_options(facts, 1.0)
+        assert (options["model"]["rank"], options["model"]["dropout_context"]) == (50, 0.2)
+        assert options["backbone"]["layer_norm"]
     data = Config.of(user="city", min_count=1, min_user_count=1, tokenizer="char")
     corpus = prepare(ROWS, data)
     assert TableFacts.of(corpus, corpus).has_users

@@ -65,6 +65,11 @@ class TableFacts:
         )
 
     @property
+    def learns_users(self) -> bool:
+        """Whether the model completes texts and can learn new users online."""
+        return self.has_users and self.is_character_level
+
+    @property
     def max_passes(self) -> float:
         """The largest number of passes with which a model does not memorize the table."""
         return MAX_PASSES if self.is_character_level else MAX_WORD_PASSES
@@ -97,6 +102,8 @@ def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | 
         )
         layer_norm = False
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+    if facts.learns_users:
+        layer_norm = True
     has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
     loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
@@ -123,7 +130,7 @@ def _context_options(facts: TableFacts) -> dict[str, Any]:
     A model of characters with users must adapt to users that training never saw: it needs a high rank, and a dropout
     that trains the unknown user, from which they start.
     """
-    if facts.has_users and facts.is_character_level:
+    if facts.learns_users:
         return USER_OPTIONS
     if 0 < facts.max_values <= 10:
         size = 8
