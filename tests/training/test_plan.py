@@ -138,7 +138,7 @@ def test_a_training_with_minutes_ends_in_time(
     """The training takes about `minutes`, although its steps take `slowdown` times the measured time."""
     clock = Clock(monkeypatch, 1.0, 0.05)
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 30.0)
-    original_train = fitting.train
+    original_train = loop.train
 
     def slower_train(*arguments: Any, **options: Any) -> Any:
         clock.step_seconds *= slowdown
@@ -170,7 +170,7 @@ def test_the_sizes_do_not_depend_on_the_adaptation(minutes: float, monkeypatch: 
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
     texts, configs = read(), []
     for adapt in ([], ["factor"], ["concat", "factor"]):
-        specified = {"training": {"precision": "float32"}, "model": {"adapt": adapt}}
+        specified: dict[str, Any] = {"training": {"precision": "float32"}, "model": {"adapt": adapt}}
         configs.append(plan(specified, *texts, Budget(minutes)).config)
     sizes = {config.format_options(("embedding_size", "hidden_size", "layer_norm", "rank")) for config in configs}
     assert len(sizes) == 1

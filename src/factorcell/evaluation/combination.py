@@ -56,7 +56,7 @@ def fit_linear_baseline(run: Run, train: Any, target: str, progress: bool = Fals
         UserError: Fewer than two values of the target occur in the table.
     """
     others = tuple(other.name for other in run.schema.variables if other.name != target)
-    corpus = run.prepare(train, unknown="group", optional=others, progress=progress, report_truncation=False)
+    corpus = run.prepare(train, unknown="group", optional=others, progress=progress, report_counts=False)
     labelled = with_only_target(corpus, target)
     if len(np.unique(labelled.categories[labelled.categories > 0])) < 2:
         raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
