@@ -40,7 +40,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     systems.report_unseen_values(
         streams,
         arguments.run,
-        system_names,
+        items,
         user_column=user_column,
         table=arguments.heldout,
         unknown=arguments.unknown,

@@ -258,18 +258,6 @@ def test_systems_can_be_added_later(tmp_path: Path) -> None:
     assert list(replay({"one": RecordingSystem([]), "two": RecordingSystem([])}, streams, path)) == []
 
 
-def test_the_progress_of_a_replay_names_no_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("factorcell.progress.FIRST_DELAY", 0.0)
-    monkeypatch.setattr("factorcell.progress.INTERVAL", 0.0)
-    rows = [{"text": f"text {time}", "user": f"{name}@example.org", "time": time} for name in "ab" for time in range(5)]
-    list(replay({"spy": RecordingSystem([])}, read_streams(rows, DATA), tmp_path / "rows.jsonl", progress=True))
-    shown = capsys.readouterr().err
-    assert "spy" in shown
-    assert "example.org" not in shown
-
-
 def test_other_streams_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     list(replay({"spy": RecordingSystem([])}, read_streams(many_rows(), DATA), path))
