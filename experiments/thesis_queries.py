@@ -9,7 +9,7 @@ only a perplexity. The FactorCell also has figures of the user's earlier texts a
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,8 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if with_blend:
         popularity = Popularity.from_run(run)
-        weights = BlendWeights.fit(list(candidate_lists(completer, Learner(run), popularity, streams)))
+        examples = chain.from_iterable(candidate_lists(completer, Learner(run), popularity, streams))
+        weights = BlendWeights.fit(list(examples))
         systems["history"] = UserHistory(run.config.data.text)
         systems["blend"] = Personalised(run, Blend(completer, popularity, weights))
     return {"online_rate": rate, **perplexities}, systems

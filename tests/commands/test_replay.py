@@ -142,6 +142,14 @@ def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixtu
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["factorcell", "unadapted"]
 
 
+def test_an_unadapted_run_elsewhere_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unadapted = save(folder / "elsewhere", adapt=[])
+    assert main(command(folder, "--compare", f"plain,unadapted={unadapted}", "--base", "unadapted")) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["plain", "unadapted"]
+    assert main(command(folder, "--compare", f"plain,mpc={unadapted}")) == 2
+    assert "expected a name that no other system has, got 'mpc'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

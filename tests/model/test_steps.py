@@ -15,7 +15,8 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.loop import train
-from factorcell.training.trainer import Trainer, learning_rate
+from factorcell.training.schedule import learning_rate
+from factorcell.training.trainer import Trainer
 from tests import synthetic
 
 

@@ -16,8 +16,8 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run, read_config, training_facts
 from factorcell.model.used_options import used_options
 from factorcell.training import fit as fitting
+from factorcell.training import loop, rules
 from factorcell.training import plan as plans
-from factorcell.training import rules
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
@@ -55,11 +55,11 @@ class Clock:
         text_seconds: float = 0.0,
         fixed_seconds: float = 0.0,
     ) -> None:
-        self.now = 0.0
+        self.now, self.step_seconds = 0.0, step_seconds
         original_step, original_nats = Trainer.step, Run.nats
 
         def timed_step(trainer: Trainer, batch: Any) -> None:
-            self.now += step_seconds
+            self.now += self.step_seconds
             original_step(trainer, batch)
 
         def timed_nats(run: Run, corpus: Corpus) -> Any:
@@ -68,7 +68,8 @@ class Clock:
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Run, "nats", timed_nats)
-        monkeypatch.setattr(plans, "perf_counter", self)
+        for module in (plans, fitting, loop):
+            monkeypatch.setattr(module, "perf_counter", self)
 
     def __call__(self) -> float:
         return self.now
@@ -130,21 +131,51 @@ def test_the_faster_precision_is_measured_and_kept_when_resuming(
     assert fit(ROWS, ROWS, config, tmp_path / "run", resume=True).config == run.config
 
 
-@pytest.mark.parametrize("minutes", [0.5, 2.0, 60.0])
-def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = Clock(monkeypatch, 7.0, 0.2)
-    monkeypatch.setattr(rules, "MAX_PASSES", 12.0)
-    options = {**OPTIONS, "training": {"batch_tokens": 8}}
-    corpus, dev = read(options)
-    complete = plan(options, corpus, dev, Budget(minutes))
-    start = clock()
-    fit(ROWS, ROWS, complete, tmp_path / "run")
-    assert complete.seconds == pytest.approx(clock() - start, abs=8)  # the number of steps is rounded
-    assert clock() - start <= minutes * 60 + 8
+@pytest.mark.parametrize(("minutes", "slowdown"), [(0.5, 1.0), (60.0, 1.0), (2.0, 1.0), (2.0, 0.5), (2.0, 3.0)])
+def test_a_training_with_minutes_ends_in_time(
+    minutes: float, slowdown: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The training takes about `minutes`, although its steps take `slowdown` times the measured time."""
+    clock = Clock(monkeypatch, 1.0, 0.05)
+    monkeypatch.setattr(rules, "MAX_WORD_PASSES", 30.0)
+    original_train = loop.train
+
+    def slower_train(*arguments: Any, **options: Any) -> Any:
+        clock.step_seconds *= slowdown
+        return original_train(*arguments, **options)
+
+    monkeypatch.setattr(fitting, "train", slower_train)
+    lines: list[str] = []
+    options = {**OPTIONS, "training": {"batch_tokens": 8, "precision": "float32", "threads": 1, "patience": 0}}
+    run = fit(ROWS, ROWS, options, tmp_path / "run", budget=Budget(minutes, "good"), notify=lines.append)
+    last_row = run.log()[-1]
+    assert last_row["step"] == last_row["steps"]
+    passes = last_row["tokens"] / read(options)[0].target_count
     if minutes < 60:
-        assert clock() - start > minutes * 60 * 0.6
-    else:  # more passes than the maximum are not made
-        assert complete.config.training.epochs == 12.0
+        assert clock() == pytest.approx(minutes * 60, rel=0.1)
+    else:
+        assert passes == pytest.approx(rules.default_passes(rules.TableFacts.of(*read(options)), "good"), rel=0.02)
+    assert lines[-1].startswith(f"took {clock() / 60:.1f} of {minutes:g} minutes, ")
+
+
+@pytest.mark.parametrize("minutes", [0.1, 1.0, 100.0])
+def test_the_sizes_do_not_depend_on_the_adaptation(minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
+
+    def measure_speed(config: Config, *_: Any) -> Speed:
+        sizes = as_any(config.backbone).hidden_size + config.model.rank * len(config.model.adapt) ** 2
+        return Speed(sizes / 10, 1, 0.0)
+
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(plans, "measure_speed", measure_speed)
+    texts, configs = read(), []
+    for adapt in ([], ["factor"], ["concat", "factor"]):
+        specified: dict[str, Any] = {"training": {"precision": "float32"}, "model": {"adapt": adapt}}
+        configs.append(plan(specified, *texts, Budget(minutes)).config)
+    sizes = {config.format_options(("embedding_size", "hidden_size", "layer_norm", "rank")) for config in configs}
+    assert len(sizes) == 1
+    passes = [config.training.epochs for config in configs]
+    assert passes == sorted(passes, reverse=True)
 
 
 def test_measuring_changes_no_result_and_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +268,7 @@ def test_a_budget_is_checked(budget: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "passes", "hidden", "dropout"), [(0.5, 2.42, 150, 0.0), (1.25, 4.85, 200, 0.1), (4.0, 12.0, 200, 0.2)]
+    ("minutes", "passes", "hidden", "dropout"), [(0.5, 2.5, 150, 0.0), (1.25, 5.0, 200, 0.1), (4.0, 12.0, 200, 0.2)]
 )
 def test_options_fit_the_passes_that_the_minutes_allow(
     minutes: float, passes: float, hidden: int, dropout: float, monkeypatch: pytest.MonkeyPatch
@@ -245,7 +276,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     """The number of passes, the sizes and the dropout follow from the minutes.
 
     With 1.25 minutes, the model for 12 passes makes 2.5 passes. The smaller model for 2.5 passes is faster and makes
-    4.85, and its dropout is the one for 4.85 passes. No training makes more passes than the default.
+    5, and its dropout is the one for 5 passes. No training makes more passes than the default.
     """
     facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by hidden size
@@ -255,6 +286,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
+    monkeypatch.setattr(plans, "FINISHING_SECONDS", 0.0)
     complete = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes)).config
     assert complete.training.epochs == pytest.approx(passes)
     assert (

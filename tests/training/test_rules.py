@@ -21,6 +21,7 @@ TABLES = st.builds(
     max_values=st.integers(0, 10**6),
     texts_per_value=st.floats(0, 1e6),
     dev_targets=st.integers(0, 10**9),
+    has_users=st.booleans(),
 )
 
 
@@ -31,7 +32,8 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     config = Config.from_dict(options).to_dict()
     for section, names in AUTOMATIC_OPTIONS.items():
         assert set(options[section]) <= set(names)
-        assert set(names) - set(options[section]) <= {"samples"}  # absent for an exact loss
+        # An exact loss has no samples, and the plan decides on the mixture.
+        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture"}
         assert {name: config[section][name] for name in options[section]} == options[section]
 
 
@@ -80,6 +82,19 @@ def test_facts_describe_the_table() -> None:
     assert facts.max_values == 3  # two cities and the unknown value
     assert facts.texts_per_value == pytest.approx(10 / 3)
     assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), dev).is_character_level
+
+
+def test_models_of_characters_with_users_can_learn_new_users() -> None:
+    """The rank is high, and the unknown user is trained even if no user is rare."""
+    for texts_per_value in (20.0, 2000.0):
+        facts = TableFacts(10**6, 100, True, max_values=500, texts_per_value=texts_per_value, has_users=True)
+        options = rules.default_options(facts, 1.0)
+        assert (options["model"]["rank"], options["model"]["dropout_context"]) == (50, 0.2)
+        assert options["backbone"]["layer_norm"]
+    data = Config.of(user="city", min_count=1, min_user_count=1, tokenizer="char")
+    corpus = prepare(ROWS, data)
+    assert TableFacts.of(corpus, corpus).has_users
+    assert not TableFacts.of(*[prepare(ROWS, Config.of(context=CONTEXT, min_count=1))] * 2).has_users
 
 
 def test_fine_tuning_on_few_texts_uses_small_batches() -> None:

@@ -12,8 +12,9 @@ from factorcell.config import Config, TrainingConfig
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.model.run import Run
-from factorcell.training.loop import is_due, train
-from factorcell.training.trainer import Trainer, learning_rate
+from factorcell.training.loop import train
+from factorcell.training.schedule import learning_rate
+from factorcell.training.trainer import Trainer
 from tests.small_runs import as_any
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
@@ -60,15 +61,6 @@ def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Pa
 
     assert evaluate(run, dev)["perplexity"] == pytest.approx(perplexities[best], rel=1e-6)
     assert [row["best"] for row in rows] == np.minimum.accumulate(perplexities).tolist()
-
-
-@pytest.mark.parametrize(("steps", "times"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4)])
-def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(steps: int, times: int) -> None:
-    due_steps = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
-    assert len(due_steps) == min(steps, times)
-    assert due_steps[-1] == steps
-    gaps = [b - a for a, b in zip([0, *due_steps], due_steps, strict=False)]
-    assert max(gaps) - min(gaps) <= 1
 
 
 def test_learning_rates_follow_the_schedule() -> None:

@@ -5,9 +5,11 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from factorcell.bootstrap import Interval
 from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
@@ -96,7 +98,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         unknown=arguments.unknown,
     ):
         rule_rows.append(row)
-        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
+        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {_format_interval(row, 'perplexity')}")
     learning_rows = rule_rows[1:]  # the first row is for completion without learning
     best = min(learning_rows, key=lambda row: float(row["perplexity"]))
     rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
@@ -104,11 +106,21 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     blend_rows = _fit_blend(run, rule, user_streams, arguments)
     if arguments.json:
         return terminal.show_json([*rule_rows, *blend_rows])
-    shown_rows = [{**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rule_rows]
-    terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity"))
+    shown_rows = []
+    for row in rule_rows:
+        change = Interval.from_row(row, "change")
+        cells = {"perplexity": _format_interval(row, "perplexity")}
+        cells["change"] = "" if change is None else change.to_text(".1f", 100, "%")
+        shown_rows.append({**row, "rate": f"{row['rate']:g}", **cells})
+    terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
     terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
     for row in blend_rows:
-        terminal.show(f"mean reciprocal rank of the blend on {row['queries']:,} texts: {row['mrr']:.4f} (blend.json)")
+        terminal.show(f"mean reciprocal rank on {row['queries']:,} texts of {row['users']:,} users:")
+        terminal.show(f"  blend        {_format_interval(row, 'mrr')} (blend.json)")
+        terminal.show(f"  model alone  {_format_interval(row, 'mrr_model')}")
+        difference = Interval.from_row(row, "mrr_difference")
+        assert difference is not None  # the row has figures of at least one text
+        terminal.show(f"  difference   {difference.to_text('.4f')}")
         terminal.show_table(
             [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
             ("feature", "weight"),
@@ -141,11 +153,17 @@ def _fit_blend(
     completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
     learner = Learner(run, rule, arguments.unknown)
     popularity = Popularity.from_run(run)
-    candidate_lists = list(tuning.candidate_lists(completer, learner, popularity, user_streams, progress=True))
-    weights = BlendWeights.fit(candidate_lists)
+    examples_of_users = list(tuning.candidate_lists(completer, learner, popularity, user_streams, progress=True))
+    weights = BlendWeights.fit(list(chain.from_iterable(examples_of_users)))
     weights.save(run)
-    mrr = tuning.mean_reciprocal_rank(Blend(completer, popularity, weights), candidate_lists)
-    return [{"queries": len(candidate_lists), "mrr": mrr, "weights": dict(weights.values)}]
+    row = tuning.compare_with_model(Blend(completer, popularity, weights), examples_of_users)
+    return [{**row, "weights": dict(weights.values)}]
+
+
+def _format_interval(row: Mapping[str, Any], name: str) -> str:
+    """Format the figure `name` of a row with its interval, if there is one."""
+    point, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
+    return f"{point:.4f}" if low is None else f"{point:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:

@@ -17,16 +17,17 @@ from factorcell.reports import replay as replay_report
 def run_replay(arguments: argparse.Namespace) -> None:
     """Run `factorcell replay`."""
     if arguments.compare is None:
-        system_names = systems.available_systems(arguments.run)
+        items = systems.available_systems(arguments.run)
     else:
-        system_names = list(dict.fromkeys(arguments.compare.split(",")))
-    base_name = system_names[0] if arguments.base is None else arguments.base
-    if base_name not in system_names:
-        raise UserError(f"--base {base_name}: expected one of the systems of --compare ({', '.join(system_names)})")
-    run_user_column, run_time_column = systems.user_and_time_columns(arguments.run, system_names)
+        items = list(dict.fromkeys(arguments.compare.split(",")))
+    names = [systems.split_item(item)[0] for item in items]
+    base_name = names[0] if arguments.base is None else arguments.base
+    if base_name not in names:
+        raise UserError(f"--base {base_name}: expected one of the systems of --compare ({', '.join(names)})")
+    run_user_column, run_time_column = systems.user_and_time_columns(arguments.run, items)
     user_column = choose_column(arguments.heldout, "--user", arguments.user, run_user_column)
     time_column = choose_column(arguments.heldout, "--time", arguments.time, run_time_column)
-    config, context_columns = systems.find_config_and_columns(arguments.run, system_names, user_column)
+    config, context_columns = systems.find_config_and_columns(arguments.run, items, user_column)
     streams = read_streams(
         arguments.heldout,
         config,
@@ -39,7 +40,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     systems.report_unseen_values(
         streams,
         arguments.run,
-        system_names,
+        items,
         user_column=user_column,
         table=arguments.heldout,
         unknown=arguments.unknown,
@@ -47,7 +48,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
     opened_systems = systems.open_systems(
         arguments.run,
-        system_names,
+        items,
         user_column=user_column,
         unknown=arguments.unknown,
         seconds=arguments.seconds,

@@ -61,6 +61,11 @@ class Candidate:
     features: tuple[float, ...]
     typos: int = 0
 
+    @property
+    def is_proposed_by_model(self) -> bool:
+        """Whether the model proposes the text; lists of candidates have these texts first, in the model's order."""
+        return self.features[FEATURES.index("model")] == 1.0
+
 
 @dataclass(frozen=True)
 class BlendWeights:

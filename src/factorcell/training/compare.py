@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def common_plan(
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
-    new_plan = new_plan.with_training(ngram_mixture=False)
+    new_plan = replace(new_plan, limit=None).with_training(ngram_mixture=False)  # all models make the same passes
     if not corpus.schema.variables:
         emit_notice(notify, "no context: each of these models is an unadapted model")
     unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from factorcell.training.plan import (
     unspecified_options,
 )
 from factorcell.training.proximal import sparse_bias_of
+from factorcell.training.schedule import TimeLimit
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
@@ -76,7 +78,7 @@ def fit(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    folder = Path(folder)
+    start, folder, limit = perf_counter(), Path(folder), None
     with locked_run_folder(folder, resume, notify) as should_resume:
         corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if should_resume:
@@ -85,18 +87,22 @@ def fit(
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
-            new_plan = plan(config, corpus, dev_corpus, budget)
+            new_plan = plan(config, corpus, dev_corpus, budget, start=start)
+            limit = new_plan.limit
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
                     emit_notice(notify, line)
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
             if not (run.model.is_adapted or isinstance(config, Plan)):
                 emit_notice(notify, model_card.describe_missing_context(run))
-        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
+        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
         ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
         for line in conditional_prior.training_notices(run):
             emit_notice(notify, line)
+    if limit is not None and budget is not None:
+        minutes, training_minutes = (perf_counter() - start) / 60, run.training_minutes()
+        emit_notice(notify, f"took {minutes:.1f} of {budget.minutes:g} minutes, {training_minutes:.1f} for training")
     return run
 
 
@@ -126,8 +132,10 @@ def _should_resume(folder: Path, resume: bool) -> bool:
     return True
 
 
-def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None) -> None:
-    """Train a run to its end, and emit notices about the data and about an early stop."""
+def train_with_notices(
+    run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None, limit: TimeLimit | None = None
+) -> None:
+    """Train a run to its end, within the time limit, and emit notices about the data and about an early stop."""
     emit_notice(notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} development texts")
     emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
@@ -138,7 +146,7 @@ def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, n
     was_complete = resume and (run.folder / "training.json").exists()
     if was_complete:
         emit_notice(notify, f"{run.folder}: the training is already complete")
-    for _row in train(run, corpus, dev, resume=resume, progress=notify is not None):
+    for _row in train(run, corpus, dev, resume=resume, progress=notify is not None, limit=limit):
         pass  # `train` writes the rows into the log
     if notify is None or was_complete:
         return
@@ -166,9 +174,14 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    for line in fitted.notices(run.config.training.epochs, is_saved):
+    for line in fitted.notices(_passes_made(run, corpus), is_saved):
         emit_notice(notify, line)
     return {**fitted.to_row(), "is_saved": is_saved}
+
+
+def _passes_made(run: Run, corpus: Corpus) -> float:
+    """Return the number of passes of a training over its texts, rounded to two significant digits."""
+    return float(f"{run.log()[-1]['tokens'] / max(1, corpus.target_count):.2g}")
 
 
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:

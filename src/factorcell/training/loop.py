@@ -4,19 +4,17 @@ The saved progress of a training determines which log rows, evaluations and chec
 Therefore a training that was stopped between a step and its evaluation begins with this evaluation when it resumes.
 """
 
-import time
 from collections.abc import Callable, Generator, Iterator
+from time import perf_counter
 
 from factorcell.data.corpus import Corpus
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
+from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
-
-def is_due(step: int, steps: int, count: int) -> bool:
-    """Return whether an event is due at `step`, if it occurs `count` times in `steps`, evenly spread and at the end."""
-    return step * count // steps > (step - 1) * count // steps
+PLANNING_SHARE = 0.02  # share of the time limit after which the number of steps is planned again
 
 
 def train(
@@ -26,6 +24,7 @@ def train(
     *,
     resume: bool = False,
     progress: bool = False,
+    limit: TimeLimit | None = None,
 ) -> Generator[Row]:
     """Train a run and yield the rows of its log; at the end the run has its best weights.
 
@@ -35,6 +34,8 @@ def train(
         dev: The development texts, on which the best weights are selected.
         resume: Whether to continue from the checkpoint.
         progress: Whether to show a progress bar, and to print a notice after a request to stop.
+        limit: The time limit, which changes the number of steps when the machine gets faster or slower. A resumed
+            training has the limit of its checkpoint.
 
     Returns:
         A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
@@ -44,9 +45,11 @@ def train(
         UserError: If the loss is not finite or the folder cannot be written.
     """
     name = run.folder.name
-    trainer = Trainer(run, corpus, dev)
+    trainer = Trainer(run, corpus, dev, limit)
     if resume:
         trainer.load()
+    elif limit is not None:
+        trainer.save()  # the checkpoint contains the limit
     trainer.stop = Stop(verbose=progress)
     loop = _Loop(trainer)
     bar = progress_bar(
@@ -55,6 +58,7 @@ def train(
     with bar, trainer.stop:
         try:
             for row in loop.rows(bar.update):
+                bar.total = trainer.steps
                 if row["split"] == "dev":
                     bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
                 else:
@@ -70,9 +74,9 @@ class _Loop:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        # When the current measurement of speed began, and `progress.tokens` at this time. `progress.seconds` includes
-        # the training time until then.
-        self.measurement_start, self.tokens_at_start = time.perf_counter(), trainer.progress.tokens
+        self.clock = perf_counter()  # the time until which `progress.seconds` counts
+        # The seconds of the steps since the last row of losses in this process, and `progress.tokens` before them.
+        self.row_seconds, self.tokens_at_start = 0.0, trainer.progress.tokens
 
     def rows(self, after_step: Callable[[], object]) -> Iterator[Row]:
         """Yield the rows of the log to the end of the training; raise `Stopped` after a stop request."""
@@ -82,6 +86,7 @@ class _Loop:
             if patience and trainer.progress.evaluations_since_best >= patience:
                 break
             trainer.step(batch)
+            self._count_step()
             after_step()
             if trainer.stop.is_requested:
                 raise Stopped
@@ -92,49 +97,77 @@ class _Loop:
     def save_stopped(self) -> str:
         """Save a checkpoint and return the message for the user who stopped the training."""
         trainer = self.trainer
-        trainer.progress.seconds += time.perf_counter() - self.measurement_start
+        self._count_seconds()
         trainer.save()
         return f"stopped at step {trainer.progress.step:,} of {trainer.steps:,}, saved in {trainer.run.folder}"
 
+    def _count_seconds(self) -> float:
+        """Add the seconds since the last call to the duration of the training, and return them."""
+        now = perf_counter()
+        seconds, self.clock = now - self.clock, now
+        self.trainer.progress.seconds += seconds
+        return seconds
+
+    def _count_step(self) -> None:
+        """Measure the step that ends now."""
+        seconds, progress = self._count_seconds(), self.trainer.progress
+        self.row_seconds += seconds
+        progress.measured_seconds += seconds
+        progress.measured_steps += 1
+
     def _due_rows(self) -> Iterator[Row]:
-        """Yield the rows that are due at the current step, and save a checkpoint if one is due."""
+        """Yield the rows that are due at the current step, change its schedule and save a checkpoint, if they are due.
+
+        A checkpoint is due after each evaluation, and after every `save_every` steps.
+        """
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
         step = progress.step
-        if step == 0:
-            # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
-            is_evaluation_due = trainer.starting_point is not None
-        else:
-            is_evaluation_due = is_due(step, trainer.steps, config.evaluations)
+        evaluations = progress.schedule.events_until(step, config.evaluations)
+        # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
+        is_evaluation_due = evaluations > progress.evaluations if step else trainer.starting_point is not None
         has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % config.log_every == 0 or step == trainer.steps or is_evaluation_due):
             yield self._log_losses()
-        # A checkpoint is due after each evaluation, and after every `save_every` steps.
         is_checkpoint_due = step > 0 and step % config.save_every == 0
         if is_evaluation_due and trainer.last_evaluation < step:
-            yield self._log_evaluation()
+            yield self._log_evaluation(evaluations)
             is_checkpoint_due = True
+        self._plan_steps()
         if is_checkpoint_due:
             trainer.catch_up()
             trainer.save()
 
     def _log_losses(self) -> Row:
         """Log the mean loss since the last row of losses, and the speed of the steps."""
-        progress, now = self.trainer.progress, time.perf_counter()
-        seconds, measured_tokens = now - self.measurement_start, progress.tokens - self.tokens_at_start
-        progress.seconds += seconds
+        progress = self.trainer.progress
+        measured_tokens = progress.tokens - self.tokens_at_start
         # If the measurement has no steps, for example after resuming, the speed is that of the whole training.
-        speed = measured_tokens / seconds if measured_tokens else progress.tokens / progress.seconds
+        speed = measured_tokens / self.row_seconds if measured_tokens else progress.tokens / progress.seconds
         tokens_since_last_row = progress.tokens - progress.tokens_at_last_row
         mean_loss = progress.nats / tokens_since_last_row
         progress.nats, progress.tokens_at_last_row = 0.0, progress.tokens
-        self.measurement_start, self.tokens_at_start = now, progress.tokens
+        self.row_seconds, self.tokens_at_start = 0.0, progress.tokens
         return self.trainer.log({"split": "train", "loss": mean_loss, "tokens_per_second": speed})
 
-    def _log_evaluation(self) -> Row:
-        """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not."""
-        start = time.perf_counter()
-        row = self.trainer.evaluate()
-        seconds = time.perf_counter() - start
-        self.trainer.progress.seconds += seconds
-        self.measurement_start += seconds
+    def _log_evaluation(self, evaluations: int) -> Row:
+        """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not.
+
+        With this evaluation, `evaluations` evaluations were due so far.
+        """
+        row, progress = self.trainer.evaluate(), self.trainer.progress
+        progress.evaluation_seconds, progress.evaluations = self._count_seconds(), evaluations
         return self.trainer.log(row)
+
+    def _plan_steps(self) -> None:
+        """If the training has a time limit, plan the number of steps from the speed since it was last planned."""
+        progress = self.trainer.progress
+        if progress.measured_seconds < PLANNING_SHARE * progress.max_seconds or progress.step >= self.trainer.steps:
+            return
+        later_evaluations = self.trainer.config.evaluations - progress.evaluations
+        # Steps get at least half of the time, even if the evaluations then exceed the limit.
+        evaluation_seconds = min(later_evaluations * progress.evaluation_seconds, progress.max_seconds / 2)
+        seconds_for_steps = progress.max_seconds - progress.seconds - evaluation_seconds
+        step_seconds = progress.measured_seconds / progress.measured_steps
+        steps = progress.step + max(1, int(seconds_for_steps / step_seconds))
+        self.trainer.change_steps(min(steps, progress.max_steps))
+        progress.measured_steps, progress.measured_seconds = 0, 0.0

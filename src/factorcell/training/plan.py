@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,17 @@ from factorcell.model.language_model import head_class
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
+from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Trainer
 
 WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
 MEASURED_SECONDS = 3.0  # steps are measured for at least this time
 # An evaluation is measured on 64 development texts, then on twice as many, until an evaluation takes half a second.
 FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
-STEPS_SHARE = 0.97  # share of the allowed time for steps and evaluations; reading and saving take the rest
+# Processor seconds per training target for counting n-grams and measuring their mixture after the last evaluation.
+FINISHING_SECONDS = 9e-6
+MIN_TRAINING_SHARE = 0.3  # smallest share of the minutes for steps and evaluations, even if the minutes are exceeded
+UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
@@ -81,12 +85,14 @@ class Plan:
         config: All options.
         chosen: The names of the options that were chosen automatically.
         seconds: The expected duration of the training, if known.
+        limit: The time limit of the training, if it has one.
         bfloat16_speedup: The measured speed of bfloat16 relative to float32; 1 if it was not measured.
     """
 
     config: Config
     chosen: tuple[str, ...] = ()
     seconds: float | None = None
+    limit: TimeLimit | None = None
     bfloat16_speedup: float = 1.0
 
     def for_model(self, model: str) -> "Plan":
@@ -123,6 +129,7 @@ def plan(
     budget: Budget | None = None,
     *,
     models: Sequence[str] = (),
+    start: float | None = None,
 ) -> Plan:
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
@@ -133,14 +140,15 @@ def plan(
         dev: The development texts.
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
+        start: The time of `perf_counter` from which the minutes of the budget count; by default the time of the call.
 
     Returns:
-        The plan, with an expected duration if `config` is a mapping.
+        The plan, with an expected duration if `config` is a mapping, and with a time limit if the budget has minutes.
 
     Raises:
         UserError: If options and budget contradict each other.
     """
-    budget = budget or Budget()
+    planning_start, processor_start, budget = perf_counter(), process_time(), budget or Budget()
     if isinstance(config, Plan | Config):
         if budget != Budget():
             raise limits.UserError(
@@ -153,28 +161,32 @@ def plan(
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
     preset = budget.preset_or_default
-
-    def plan_and_measure(epochs: float) -> tuple[Plan, Speed]:
-        draft = _with_precision(_with_defaults(config, facts, epochs, preset=preset), corpus, dev)
-        return draft, measure_speed(draft.config, corpus, dev, models)
-
     if passes is None:
         passes = rules.default_passes(facts, preset)
-    large_plan, speed = plan_and_measure(float(passes))
-    seconds = speed.total_seconds(large_plan.config)
-    if budget.minutes is None or seconds <= budget.minutes * 60:
-        return replace(large_plan, seconds=seconds)
-    # There is too little time for all passes of the large model. The sizes are chosen for the passes that the large
-    # model can make, which gives a smaller and faster model. Then as many passes as possible are made with that model.
-    allowed_seconds = budget.minutes * 60
+    large_plan = _with_defaults(config, facts, float(passes), preset=preset)
+    if budget.minutes is None:
+        large_plan = _with_precision(large_plan, corpus, dev)
+        speed = measure_speed(large_plan.config, corpus, dev, models)
+        return replace(large_plan, seconds=speed.total_seconds(large_plan.config))
+    # The sizes are those for the passes that an unadapted model of the large sizes can make in the minutes, so that
+    # models with different adaptations have the same sizes. The model then makes as many passes as it can.
     max_passes = large_plan.config.training.epochs
-    large_passes = max_passes * allowed_seconds / seconds
-    small_plan, speed = plan_and_measure(large_passes)
-    epochs = _with_possible_passes(small_plan, speed, allowed_seconds, max_passes).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, large_passes, preset)
+    unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
+    unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
+    passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
+    small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset=preset), corpus, dev)
+    speed = measure_speed(small_plan.config, corpus, dev, models)
+    # On a busy machine, all work takes longer than its processor time.
+    slowdown = max(1.0, (perf_counter() - planning_start) / max(0.1, process_time() - processor_start))
+    total_seconds, seconds_after = budget.minutes * 60, FINISHING_SECONDS * facts.targets * slowdown
+    seconds_before = perf_counter() - (planning_start if start is None else start)
+    seconds_left = max(total_seconds - seconds_before - seconds_after, MIN_TRAINING_SHARE * total_seconds)
+    limit = TimeLimit(seconds_left, max_passes, speed.evaluation_seconds)
+    epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
+    final_plan = _with_defaults(config, facts, epochs, passes_for_sizes, preset)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
-    return _with_possible_passes(final_plan, speed, allowed_seconds, max_passes)
+    return _with_possible_passes(final_plan, speed, limit)
 
 
 def _with_defaults(
@@ -197,15 +209,15 @@ def _with_defaults(
     return Plan(Config.from_dict(complete), chosen)
 
 
-def _with_possible_passes(draft: Plan, speed: Speed, allowed_seconds: float, max_passes: float) -> Plan:
-    """Return the plan `draft` with as many passes as `allowed_seconds` permit, at most `max_passes`."""
+def _with_possible_passes(draft: Plan, speed: Speed, limit: TimeLimit) -> Plan:
+    """Return the plan `draft` with as many passes as `limit` permits."""
     evaluation_seconds = speed.evaluation_seconds * draft.config.training.evaluations
     # Steps get at least half of the time, even if the evaluations then exceed the limit.
-    seconds_for_steps = max(allowed_seconds * STEPS_SHARE - evaluation_seconds, allowed_seconds / 2)
+    seconds_for_steps = max(limit.seconds - evaluation_seconds, limit.seconds / 2)
     passes = seconds_for_steps / (speed.step_seconds * speed.steps_per_pass)
     rounded_passes = float(f"{passes:.3g}")  # three significant digits
-    draft = draft.with_training(epochs=min(max_passes, rounded_passes))
-    return replace(draft, seconds=speed.total_seconds(draft.config))
+    draft = draft.with_training(epochs=min(limit.max_epochs, rounded_passes))
+    return replace(draft, seconds=speed.total_seconds(draft.config), limit=limit)
 
 
 def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:

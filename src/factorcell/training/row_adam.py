@@ -53,13 +53,17 @@ class RowAdam:
 
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
         self.tables, self.weight_decay = tables, weight_decay
-        device = tables[0].device
         # The last step to which each row (V,) was updated.
-        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
+        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=tables[0].device)
         self.state: dict[Tensor, dict[str, Tensor]] = {  # with the keys of torch.optim
             table: {name: torch.zeros_like(table, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             for table in tables
         }
+        self.set_rates(rates)
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Set the learning rates of all steps; every row must be up to date if rates of coming steps change."""
+        device = self.tables[0].device
         self.rates = np.asarray(rates)
         steps = np.arange(1, len(self.rates) + 1)
         correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
@@ -67,7 +71,8 @@ class RowAdam:
         for step in range(len(steps) - 1, -1, -1):
             sums[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + sums[step + 1])
         self._sums = torch.from_numpy(sums).to(device)
-        self._log_decay = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay)))).to(device)
+        log_decays = np.append(0.0, np.cumsum(np.log1p(-self.rates * self.weight_decay)))
+        self._log_decay = torch.from_numpy(log_decays).to(device)
 
     @torch.no_grad()
     def catch_up(self, step: int, rows: Tensor | None = None) -> None:

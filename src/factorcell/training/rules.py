@@ -22,6 +22,9 @@ EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations ma
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
 MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
 
+# Options of the context of a model of characters that learns users online.
+USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
+
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
 
@@ -36,6 +39,7 @@ class TableFacts:
         max_values: The largest number of values of a categorical context column; 0 without such a column.
         texts_per_value: The mean number of texts per value of the column with the most values; 0 without such a column.
         dev_targets: The number of development targets.
+        has_users: Whether the table names the users who wrote the texts.
     """
 
     targets: int
@@ -44,6 +48,7 @@ class TableFacts:
     max_values: int = 0
     texts_per_value: float = 0.0
     dev_targets: int = 0
+    has_users: bool = False
 
     @classmethod
     def of(cls, corpus: Corpus, dev: Corpus) -> "TableFacts":
@@ -56,7 +61,13 @@ class TableFacts:
             max_values=max_values,
             texts_per_value=len(corpus) / max_values if max_values else 0.0,
             dev_targets=dev.target_count,
+            has_users=len(corpus.users) > 0,
         )
+
+    @property
+    def learns_users(self) -> bool:
+        """Whether the model completes texts and can learn new users online."""
+        return self.has_users and self.is_character_level
 
     @property
     def max_passes(self) -> float:
@@ -91,6 +102,8 @@ def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | 
         )
         layer_norm = False
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+    if facts.learns_users:
+        layer_norm = True
     has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
     loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
@@ -112,7 +125,13 @@ def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
 
 
 def _context_options(facts: TableFacts) -> dict[str, Any]:
-    """Choose the context vector's size from the number of values, and rank and dropout from the texts per value."""
+    """Choose the context vector's size from the number of values, and rank and dropout from the texts per value.
+
+    A model of characters with users must adapt to users that training never saw: it needs a high rank, and a dropout
+    that trains the unknown user, from which they start.
+    """
+    if facts.learns_users:
+        return USER_OPTIONS
     if 0 < facts.max_values <= 10:
         size = 8
     elif facts.max_values <= 100:  # includes 0, if no column is a category

@@ -8,7 +8,7 @@ Therefore a checkpoint needs no random state, and a resumed training has bitwise
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell import files, memory
-from factorcell.config import TrainingConfig, UserError, check_format
+from factorcell.config import UserError, check_format
 from factorcell.data.canaries import plant_canaries
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.evaluation import text_figures
@@ -33,63 +33,13 @@ from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
+from factorcell.training.schedule import Progress, Schedule, TimeLimit, learning_rate
 from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
-# The attributes of `Progress` that have other names in a checkpoint.
-CHECKPOINT_KEYS = {"evaluations_since_best": "worse", "tokens_at_last_row": "since"}
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 
 Row = dict[str, Any]
-
-
-@dataclass
-class Progress:
-    """The counters of a training, which a checkpoint stores next to the tensors.
-
-    Attributes:
-        step: The number of steps taken.
-        tokens: The number of targets that these steps learned.
-        seconds: The duration of the training so far.
-        best: The lowest development perplexity so far.
-        evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
-        rows: The number of rows of the log.
-        nats: The sum of the losses of all targets since the last row of losses in the log.
-        tokens_at_last_row: The value of `tokens` when the last row of losses was written.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float = math.inf
-    evaluations_since_best: int = 0
-    rows: int = 0
-    nats: float = 0.0
-    tokens_at_last_row: int = 0
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return the counters by their keys in a checkpoint, of which `CHECKPOINT_KEYS` differ from the attributes."""
-        return {CHECKPOINT_KEYS.get(name, name): value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> "Progress":
-        """Return the counters that `to_facts` returned as `facts`."""
-        names = {key: name for name, key in CHECKPOINT_KEYS.items()}
-        return cls(**{names.get(key, key): value for key, value in facts.items()})
-
-
-def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
-    """Return the learning rate of `step` (from 0): a linear warm-up, then cosine decay, linear decay, or no decay.
-
-    The warm-up takes the share `config.warmup` of all steps. It prevents large steps at the start, where gradients are
-    large, because they can make a training diverge.
-    """
-    warmup_steps = max(1, round(config.warmup * steps))
-    if step < warmup_steps:
-        return config.learning_rate * (step + 1) / warmup_steps
-    share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
-    factor = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "none": 1.0}[config.decay]
-    return config.learning_rate * factor
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
@@ -132,7 +82,7 @@ class Trainer:
 
     raises_if_not_finite = True
 
-    def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
+    def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
         token_count = int(corpus.offsets[-1])
         required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
         tokens_per_batch = min(token_count, run.config.training.batch_tokens)
@@ -151,7 +101,11 @@ class Trainer:
         self.proposal: Proposal | None = None
         if self.config.loss != "full":
             self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
-        self.steps = max(1, round(self.config.epochs * len(self._batch_rows(0))))
+        steps_per_pass = len(self._batch_rows(0))
+        self.progress.schedule = Schedule(max(1, round(self.config.epochs * steps_per_pass)))
+        if limit is not None:
+            self.progress.max_steps = max(self.steps, round(limit.max_epochs * steps_per_pass))
+            self.progress.max_seconds, self.progress.evaluation_seconds = limit.seconds, limit.evaluation_seconds
         self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
@@ -165,15 +119,35 @@ class Trainer:
         # `RowAdam` can neither freeze a table, as a fine-tuning of other parts requires, nor apply penalties.
         is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
         if self.proposal and is_row_adam_possible:
-            rates = [
-                self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)
-            ]
             self.row_optimizers = [
-                RowAdam(table_group, rates, self.config.weight_decay) for table_group in run.model.head.row_tables()
+                RowAdam(table_group, self._token_rates(), self.config.weight_decay)
+                for table_group in run.model.head.row_tables()
             ]
         parameter_groups = self._parameter_groups(token_tables)
         self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the training."""
+        return self.progress.schedule.steps
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of `step` (from 0), without the factors of parameter groups."""
+        return learning_rate(self.progress.schedule.position(step), self.steps, self.config)
+
+    def _token_rates(self) -> list[float]:
+        """Return the learning rates of the token tables at all steps; 0 before the last change of the schedule."""
+        changed_at = self.progress.schedule.changed_at
+        remaining_steps = range(changed_at, self.steps)
+        return [0.0] * changed_at + [self.config.token_rate * self.learning_rate(step) for step in remaining_steps]
+
+    def change_steps(self, steps: int) -> None:
+        """Set the number of steps of the training; the learning rate decays over the remaining steps."""
+        self.catch_up()
+        self.progress.schedule = self.progress.schedule.with_steps(steps, self.progress.step)
+        for row_optimizer in self.row_optimizers:
+            row_optimizer.set_rates(self._token_rates())
 
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and token tables.
@@ -215,7 +189,7 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
         for group in self.optimizer.param_groups:
-            group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
+            group["lr"] = group["factor"] * self.learning_rate(self.progress.step)
         target_count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
         batch = batch.to(self.device)
         nats, sampled_rows, row_values = self.nats(batch)
@@ -378,6 +352,8 @@ class Trainer:
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
         self.progress = Progress.from_facts(facts)
+        for row_optimizer in self.row_optimizers:
+            row_optimizer.set_rates(self._token_rates())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])

@@ -168,6 +168,26 @@ def test_users_are_learned_and_blended(tmp_path: Path) -> None:
     assert isinstance(several["unadapted"], Unpersonalised)
 
 
+def test_a_run_of_another_folder_is_a_system_by_its_name(tmp_path: Path) -> None:
+    folder = save(tmp_path / "factor", data={"user": "city", "context": (), "min_user_count": 1})
+    other = save(tmp_path / "elsewhere" / "run", adapt=[], output_bias=[])
+    TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
+    items = ["online", "plain", f"unadapted={other}", "blend"]
+    systems = open_systems(folder, items, user_column="city")
+    assert list(systems) == ["online", "plain", "unadapted", "blend"]
+    unadapted, blend = systems["unadapted"], systems["blend"]
+    assert isinstance(unadapted, Unpersonalised)
+    assert isinstance(blend, Personalised)
+    assert unadapted.completer.run.folder == other
+    assert blend.learner.run.folder == folder
+    assert find_config_and_columns(folder, items, "city")[1] == []
+    for name in ("plain", "mpc", ""):
+        with pytest.raises(UserError, match=f"expected a name that no other system has, got '{name}'"):
+            open_systems(folder, [f"{name}={other}"])
+    with pytest.raises(UserError, match="expected a run folder"):
+        open_systems(folder, [f"unadapted={tmp_path}"])
+
+
 def test_available_systems_of_a_folder(tmp_path: Path) -> None:
     users: dict[str, Any] = {"user": "city", "context": (), "min_user_count": 1}
     plain, alike = (

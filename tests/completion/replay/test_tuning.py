@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import Stream, read_streams
-from factorcell.completion.replay.tuning import candidate_lists, mean_reciprocal_rank, progressive_perplexity, try_rates
+from factorcell.completion.replay.tuning import candidate_lists, compare_with_model, progressive_sums, try_rates
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -35,23 +36,36 @@ def streams(run: Run) -> list[Stream]:
 
 def test_perplexity_agrees_with_learning_users_one_by_one() -> None:
     run = make_letters(data=CITY, spread=0.8)
-    learner, nats, targets = Learner(run, LearningRule("sgd", 0.05)), 0.0, 0
+    learner, expected_sums = Learner(run, LearningRule("sgd", 0.05)), []
     for stream in streams(run):
-        user = learner.new()
+        user, nats, targets = learner.new(), 0.0, 0
         for row in stream.rows:
             (user,), text_nats = learner.learn([user], [row["text"]])
             nats, targets = nats + float(text_nats[0]), targets + len(row["text"]) + 1
-    assert progressive_perplexity(learner, streams(run)) == pytest.approx(math.exp(nats / targets), rel=1e-5)
+        expected_sums.append((nats, targets))
+    np.testing.assert_allclose(progressive_sums(learner, streams(run)), expected_sums, rtol=1e-5)
+
+
+def test_rules_have_intervals_over_users() -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    many_rows = [{**row, "city": f"{row['city']} {copy}"} for copy in range(8) for row in ROWS]
+    many_streams = read_streams(many_rows, run.config, user_column="city")
+    base, *others = try_rates(run, many_streams, ["sgd"])
+    assert base["perplexity_low"] < base["perplexity"] < base["perplexity_high"]
+    for row in others:
+        assert row["change"] == pytest.approx(row["perplexity"] / base["perplexity"] - 1)
+        assert row["change_low"] <= row["change"] <= row["change_high"]
+    assert min(row["change_high"] for row in others) < 0, "learning is significantly better than no learning"
+    few_users, *_ = try_rates(run, streams(run), ["sgd"])
+    assert few_users["perplexity_low"] is None
 
 
 def test_the_search_ends_when_no_neighbouring_rate_is_better() -> None:
     run = make_letters(data=CITY, spread=0.8)
     rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
-    assert rows[0] == {
-        "optimizer": "none",
-        "rate": 0.0,
-        "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0)), streams(run)),
-    }
+    nats, targets = progressive_sums(Learner(run, LearningRule("sgd", 0.0)), streams(run)).sum(axis=0)
+    assert (rows[0]["optimizer"], rows[0]["rate"]) == ("none", 0.0)
+    assert rows[0]["perplexity"] == pytest.approx(math.exp(nats / targets))
     for name in ("sgd", "adagrad"):
         tried = {row["rate"]: row["perplexity"] for row in rows if row["optimizer"] == name}
         best = min(tried, key=tried.__getitem__)
@@ -66,19 +80,41 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     run = make_letters(data=CITY, spread=0.8)
     popularity = Popularity.fit(["cabba", "cab"], min_count=1)
     completer, learner = Completer(run), Learner(run)
-    lists = list(candidate_lists(completer, learner, popularity, streams(run)))
+    lists_of_users = list(candidate_lists(completer, learner, popularity, streams(run)))
+    assert len(lists_of_users) == 3
+    lists = list(chain.from_iterable(lists_of_users))
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
-    fitted = mean_reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
+    fitted = compare_with_model(Blend(completer, popularity, BlendWeights.fit(lists)), lists_of_users)
     upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES})
-    assert fitted > mean_reciprocal_rank(Blend(completer, popularity, upside_down), lists)
+    assert fitted["mrr"] > compare_with_model(Blend(completer, popularity, upside_down), lists_of_users)["mrr"]
     expected_ranks = []
     blend = Blend(completer, popularity)
     for candidates, text in lists:
         order = [s.text for s in blend.merge(candidates, 10)]
         expected_ranks.append(1 / (order.index(text) + 1) if text in order else 0)
-    assert mean_reciprocal_rank(blend, lists) == pytest.approx(np.mean(expected_ranks))
+    row = compare_with_model(blend, lists_of_users)
+    assert (row["queries"], row["users"]) == (11, 3)
+    assert row["mrr"] == pytest.approx(np.mean(expected_ranks))
+    assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
+
+
+def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    popularity, completer, learner = Popularity.fit(["cabba", "cab"], min_count=1), Completer(run), Learner(run)
+    ranks = []
+    for stream in streams(run):
+        user = learner.new()
+        for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
+            if prefix is not None:
+                texts = [suggestion.text for suggestion in completer.complete(prefix, user)]
+                ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
+            (user,), _ = learner.learn([user], [row["text"]])
+    row = compare_with_model(
+        Blend(completer, popularity), list(candidate_lists(completer, learner, popularity, streams(run)))
+    )
+    assert row["mrr_model"] == pytest.approx(np.mean(ranks))
 
 
 @pytest.mark.filterwarnings("always::factorcell.config.Notice")
@@ -91,7 +127,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "of the blend on 11 texts: " in captured.out
+    assert "mean reciprocal rank on 11 texts of 3 users:" in captured.out
     assert "dev.jsonl: texts with values that training did not see: " in captured.err
 
 
@@ -104,7 +140,9 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
-    assert "of the blend on 11 texts: " in shown
+    assert "  blend        0." in shown
+    assert "  model alone  0." in shown
+    assert "  difference   " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS
     assert main([*command, "--json"]) == 0

@@ -45,8 +45,8 @@ def add_replay_arguments(parser: Parser) -> None:
     help_text = "table of held-out texts with columns for user and time"
     parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=help_text)
     help_text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without online "
-    help_text += "learning), online (the run with online learning), blend, or names of runs in RUN "
-    help_text += "(default: all systems that RUN supports)"
+    help_text += "learning, for the unknown user), online (the run with online learning), blend, names of runs in RUN, "
+    help_text += "or NAME=FOLDER for a run elsewhere (default: all systems that RUN supports)"
     parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
     help_text = "folder for rows, summary and page; the command continues a replay that the folder already contains"
     options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")

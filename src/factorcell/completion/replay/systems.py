@@ -7,7 +7,8 @@ online     a run that learns the vector of each user, text by text
 blend      a run blended with popular texts and the history of the user
 
 In a list of names, `blend` uses the run that is named before it. In a folder of several runs, the name of each run is
-also the name of a system. This system learns users online if the run distinguishes users.
+also the name of a system. This system learns users online if the run distinguishes users. An item NAME=FOLDER of the
+list adds a run of another folder as a system; `blend` never uses this run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,30 @@ class Personalised(System):
         return learned
 
 
+def split_item(item: str) -> tuple[str, Path | None]:
+    """Return the name of a system in a list of systems, and the run folder of an item NAME=FOLDER."""
+    name, separator, folder = item.partition("=")
+    return name, Path(folder) if separator else None
+
+
+def add_runs(folders: Mapping[str, Path], items: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of `folders` and those of the items NAME=FOLDER.
+
+    Raises:
+        UserError: The name of such an item is that of another system, or its folder is not a run folder.
+    """
+    all_folders = dict(folders)
+    for name, path in map(split_item, items):
+        if path is None:
+            continue
+        if not name or name in (*all_folders, "mpc", "history", "blend"):
+            raise UserError(f"{name}={path}: expected a name that no other system has, got {name!r}")
+        if not (path / "config.json").is_file():
+            raise not_a_run_error(path, "a run folder")
+        all_folders[name] = path
+    return all_folders
+
+
 def run_folders(folder: Path) -> dict[str, Path]:
     """Return the folder of each system that is a run; `folder` is one run folder or a folder of runs."""
     if (folder / "config.json").is_file():
@@ -157,7 +182,8 @@ def find_config_and_columns(folder: Path, names: Sequence[str], user_column: str
 
     Args:
         folder: A run folder or a folder of runs.
-        names: Names of systems. If no system is a run, the config is that of the first run of the folder.
+        names: Names of systems, or items NAME=FOLDER. If no system is a run, the config is that of the first run of the
+            folder.
         user_column: The column of users, which is not among the returned columns.
 
     Raises:
@@ -224,7 +250,7 @@ def open_systems(
 
     Args:
         folder: A run folder or a folder of runs.
-        names: Names of systems.
+        names: Names of systems, or items NAME=FOLDER.
         user_column: The column of users.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
@@ -245,8 +271,8 @@ def open_systems(
         precision = run.precision  # all other runs use the precision that `auto` chose for the first run
         return Completer(run, unknown=unknown, seconds=seconds)
 
-    for name in names:
-        check_choice("system", name, ("mpc", "history", "blend", *folders))
+    for name, _ in map(split_item, names):
+        check_choice("system", name, ("mpc", "history", "blend", *add_runs(folders, names)))
         if name == "mpc":
             paths = list(folders.values())
             path = next((path for path in paths if (path / POPULARITY).exists()), paths[0])
@@ -269,10 +295,13 @@ def open_systems(
 
 def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
     """Return the run folder of each system of `names` that is a run; that of `blend` is the folder named before it."""
+    all_folders = add_runs(folders, names)
     selected, latest_path = dict[str, Path](), list(folders.values())[-1]
-    for name in names:
+    for name, _ in map(split_item, names):
         latest_path = folders.get(name, latest_path)
-        if name in folders or name == "blend":
+        if name in all_folders:
+            selected[name] = all_folders[name]
+        elif name == "blend":
             selected[name] = latest_path
     return selected
 

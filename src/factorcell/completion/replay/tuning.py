@@ -1,7 +1,10 @@
 """Tuning of the online learning rule, and of the weights of the blend, on users who were not in training.
 
 The chosen rule has the lowest *progressive* perplexity: each text is scored before it is learned (thesis 2018, section
-5.4.1). The weights of the blend are fitted to the candidates for prefixes that a replay draws.
+5.4.1). The weights of the blend are fitted to the candidates for prefixes that a replay draws. Intervals are 95 %
+bootstrap intervals over users.
+
+Shapes: U users, D draws of users.
 """
 
 import math
@@ -9,6 +12,10 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import bootstrap
 from factorcell.completion.blend import Blend, Candidate
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
@@ -17,22 +24,24 @@ from factorcell.completion.replay.streams import SUGGESTION_COUNT, Stream, rank_
 from factorcell.completion.search import MIN_PROPOSALS
 from factorcell.config import UserError
 from factorcell.model.run import Run
-from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
+Floats = NDArray[np.float64]
+Example = tuple[list[Candidate], str]  # the candidates for a prefix, and the text that the user entered
 
 INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 
 
-def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
-    """Return the perplexity of the texts of all streams, each scored before it is learned.
+def progressive_sums(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> Floats:
+    """Return the nats and the targets of the texts of each stream (U, 2); each text is scored before it is learned.
 
     The texts that have the same position in up to `BATCH_SIZE` streams are learned at once.
     """
     text_column, columns = learner.run.config.data.text, learner.columns
-    users, tally = {stream.user: learner.new() for stream in streams}, Tally()
+    users, sums = {stream.user: learner.new() for stream in streams}, np.zeros((len(streams), 2))
+    indices = {stream.user: index for index, stream in enumerate(streams)}
     longest = max((len(stream.rows) for stream in streams), default=0)
     positions = progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False)
     for position in positions:
@@ -45,8 +54,16 @@ def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress
             learned_users, nats = learner.learn([users[stream.user] for stream in batch], texts, contexts)
             users |= {stream.user: user for stream, user in zip(batch, learned_users, strict=True)}
             corpus = learner.run.read(texts, contexts, unknown=learner.unknown_policy)
-            tally += Tally(float(nats.sum()), corpus.target_count)
-    return tally.perplexity
+            sums[[indices[stream.user] for stream in batch]] += np.stack([nats, corpus.lengths], axis=1)
+    return sums
+
+
+def _perplexities(sums: Floats) -> Floats:
+    """Return the perplexity (1 + D,) from nats and targets (U, 2), for all users and for draws of users."""
+    nats, targets = bootstrap.resampled_sums(sums).T
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        perplexities: Floats = np.exp(nats / targets)
+    return perplexities
 
 
 def try_rates(
@@ -68,27 +85,32 @@ def try_rates(
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Yields:
-        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate is 0.
+        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate is 0. All
+        other rows have the relative `change` of the perplexity from the first row. The ends of the intervals have the
+        suffixes `_low` and `_high`.
 
     Raises:
         UserError: `max_norm` is out of range, or there is no text.
     """
     if not any(stream.rows for stream in streams):
         raise UserError("tuning: the table has no texts; choosing a learning rate requires texts of at least one user")
+    not_learning = Learner(run, LearningRule("sgd", 0.0), unknown)
+    base_points = _perplexities(progressive_sums(not_learning, streams, progress))
     yield {
         "optimizer": "none",
         "rate": 0.0,
-        "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
+        **bootstrap.percentile_interval(base_points, len(streams)).to_row("perplexity"),
     }
     for name in optimizers:
         initial_rule = LearningRule(name, INITIAL_RATES[name], max_norm)
-        yield from _search_rates(Learner(run, initial_rule, unknown), streams, progress)
+        yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points, progress)
 
 
-def _search_rates(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
+def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floats, progress: bool) -> Iterator[Row]:
     """Try the two rates next to the best one until neither is better, first in coarse and then in fine steps.
 
-    Yield a row for each rate that is tried; the first is the rate of `learner`.
+    Yield a row for each rate that is tried; the first is the rate of `learner`. The perplexities `base_points` (1 + D,)
+    are those without learning.
     """
     initial_rule = learner.rule
     perplexities: dict[float, float] = {}
@@ -97,8 +119,14 @@ def _search_rates(learner: Learner, streams: Sequence[Stream], progress: bool) -
         """Yield the row of a rate unless it has been tried before."""
         if rate not in perplexities:
             other_learner = Learner(learner.run, replace(initial_rule, rate=rate), learner.unknown_policy)
-            perplexities[rate] = progressive_perplexity(other_learner, streams, progress)
-            yield {"optimizer": initial_rule.optimizer, "rate": rate, "perplexity": perplexities[rate]}
+            points = _perplexities(progressive_sums(other_learner, streams, progress))
+            perplexities[rate] = float(points[0])
+            yield {
+                "optimizer": initial_rule.optimizer,
+                "rate": rate,
+                **bootstrap.percentile_interval(points, len(streams)).to_row("perplexity"),
+                **bootstrap.percentile_interval(points / base_points - 1, len(streams)).to_row("change"),
+            }
 
     yield from try_rate(initial_rule.rate)
     for factor in FACTORS:
@@ -112,35 +140,54 @@ def _search_rates(learner: Learner, streams: Sequence[Stream], progress: bool) -
 
 def candidate_lists(
     completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
-) -> Iterator[tuple[list[Candidate], str]]:
-    """Yield the candidates of all sources and the entered text, for each judged text of the streams."""
+) -> Iterator[list[Example]]:
+    """Yield, for each stream, the candidates of all sources and the entered text of each judged text."""
     blend = Blend(completer, popularity)
     text_column, columns = learner.run.config.data.text, learner.columns
     total = sum(len(stream.rows) for stream in streams)
     with progress_bar(total=total, desc="blend", unit="texts", show=progress) as bar:
         for stream in streams:
-            user = learner.new()
+            user, examples = learner.new(), list[Example]()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
                 context = {name: row[name] for name in columns}
                 if prefix is not None and completer.fits(prefix):
                     typed_text = completer.type_text(completer.begin(user, context), prefix)
                     model_suggestions = completer.suggest(typed_text, MIN_PROPOSALS)
                     candidates = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
-                    yield candidates, row[text_column]
+                    examples.append((candidates, row[text_column]))
                 (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
+            yield examples
 
 
-def mean_reciprocal_rank(blend: Blend, examples: Sequence[tuple[list[Candidate], str]]) -> float:
-    """Return the mean reciprocal rank of the entered texts among the suggestions of `blend`.
+def compare_with_model(blend: Blend, examples_of_users: Sequence[Sequence[Example]]) -> Row:
+    """Return the mean reciprocal rank of the entered texts with the blend, with the model alone, and the difference.
 
     Args:
         blend: The blend.
-        examples: For each prefix, the candidates and the text that the user entered.
+        examples_of_users: For each user, the candidates for each prefix, and the text that the user entered.
+
+    Returns:
+        A row with `queries`, `users`, `mrr`, `mrr_model` and `mrr_difference`; the ends of the intervals have the
+        suffixes `_low` and `_high`.
     """
-    reciprocal_ranks = []
-    for candidates, entered_text in examples:
-        suggestions = blend.merge(candidates, SUGGESTION_COUNT)
-        rank = rank_of(entered_text, [suggestion.text for suggestion in suggestions])
-        reciprocal_ranks.append(0.0 if rank is None else 1 / rank)
-    return sum(reciprocal_ranks) / max(1, len(examples))
+    sums = np.zeros((len(examples_of_users), 3))
+    for index, examples in enumerate(examples_of_users):
+        for candidates, entered_text in examples:
+            blended_texts = [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)]
+            model_texts = [candidate.text for candidate in candidates if candidate.is_proposed_by_model]
+            sums[index] += _reciprocal_rank(entered_text, blended_texts), _reciprocal_rank(entered_text, model_texts), 1
+    blended, model, queries = bootstrap.resampled_sums(sums).T
+    user_count = int((sums[:, 2] > 0).sum())
+    row: Row = {"queries": int(queries[0]), "users": user_count}
+    figures = {"mrr": blended, "mrr_model": model, "mrr_difference": blended - model}
+    for name, totals in figures.items():
+        points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
+        row |= bootstrap.percentile_interval(points, user_count).to_row(name)
+    return row
+
+
+def _reciprocal_rank(text: str, suggested_texts: Sequence[str]) -> float:
+    """Return the reciprocal rank of `text`; 0 if it is not among the first `SUGGESTION_COUNT` texts."""
+    rank = rank_of(text, suggested_texts[:SUGGESTION_COUNT])
+    return 0.0 if rank is None else 1 / rank

@@ -1,0 +1,130 @@
+"""The schedule and the progress of a training, whose number of steps a time limit may change while it runs.
+
+The learning rate and the evaluations depend on the position of a step s in a training of S steps. The position is s
+until the number of steps changes. A change to S' steps after step r, at position p, maps the remaining steps to the
+remaining positions, so that the same share of the decay is left:
+
+    position(s) = p' + (S' - p') (s - r) / (S' - r)        p' = p S' / S
+
+Therefore the learning rate does not jump, and its decay ends at the last step.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from factorcell.config import TrainingConfig
+
+# The attributes of `Progress` that have other names in a checkpoint.
+CHECKPOINT_KEYS = {"evaluations_since_best": "worse", "tokens_at_last_row": "since"}
+ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The longest duration of the steps and evaluations of a training.
+
+    Attributes:
+        seconds: The duration.
+        max_epochs: The largest number of passes, even if there is time for more.
+        evaluation_seconds: The expected duration of an evaluation.
+    """
+
+    seconds: float
+    max_epochs: float
+    evaluation_seconds: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The positions of the steps of a training.
+
+    Attributes:
+        steps: The number of steps, S.
+        changed_at: The step after which the number of steps was last changed, r; 0 if it was not changed.
+        changed_position: The position of this step, p'.
+    """
+
+    steps: int
+    changed_at: int = 0
+    changed_position: float = 0.0
+
+    def position(self, step: int) -> float:
+        """Return the position of a step, from 0 to the number of steps."""
+        remaining_positions, remaining_steps = self.steps - self.changed_position, self.steps - self.changed_at
+        return self.changed_position + remaining_positions * (step - self.changed_at) / remaining_steps
+
+    def events_until(self, step: int, count: int) -> int:
+        """Return how many events are due until `step`, if `count` events are evenly spread and the last is at the end.
+
+        Events are spread over positions, not over steps.
+        """
+        return math.floor(self.position(step) * count / self.steps + ROUNDING)
+
+    def with_steps(self, steps: int, step: int) -> "Schedule":
+        """Return the schedule with another number of steps, after step number `step`."""
+        return Schedule(steps, step, self.position(step) * steps / self.steps)
+
+
+@dataclass
+class Progress:
+    """The counters of a training, which a checkpoint stores next to the tensors.
+
+    Attributes:
+        step: The number of steps taken.
+        tokens: The number of targets that these steps learned.
+        seconds: The duration of the training so far.
+        best: The lowest development perplexity so far.
+        evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
+        rows: The number of rows of the log.
+        nats: The sum of the losses of all targets since the last row of losses in the log.
+        tokens_at_last_row: The value of `tokens` when the last row of losses was written.
+        schedule: The number of steps, and how they follow the decay of the learning rate.
+        evaluations: The number of evaluations that were due so far.
+        evaluation_seconds: The duration of the last evaluation; before the first, the expected duration.
+        measured_steps: The number of steps since the schedule was last planned.
+        measured_seconds: The duration of these steps.
+        max_seconds: The time limit of `seconds`.
+        max_steps: The largest number of steps that the schedule may have.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = math.inf
+    evaluations_since_best: int = 0
+    rows: int = 0
+    nats: float = 0.0
+    tokens_at_last_row: int = 0
+    schedule: Schedule = field(default_factory=lambda: Schedule(1))
+    evaluations: int = 0
+    evaluation_seconds: float = 0.0
+    measured_steps: int = 0
+    measured_seconds: float = 0.0
+    max_seconds: float = math.inf
+    max_steps: int = 0
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return the counters by their keys in a checkpoint, of which `CHECKPOINT_KEYS` differ from the attributes."""
+        return {CHECKPOINT_KEYS.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "Progress":
+        """Return the counters that `to_facts` returned as `facts`."""
+        names = {key: name for name, key in CHECKPOINT_KEYS.items()}
+        counters = {names.get(key, key): value for key, value in facts.items()}
+        return cls(**{**counters, "schedule": Schedule(**facts["schedule"])})
+
+
+def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:
+    """Return the learning rate at position `step` (from 0): a linear warm-up, then cosine, linear or no decay.
+
+    The warm-up takes the share `config.warmup` of all steps. It prevents large steps at the start, where gradients are
+    large, because they can make a training diverge.
+    """
+    warmup_steps = max(1, round(config.warmup * steps))
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
+    share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
+    factor = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "none": 1.0}[config.decay]
+    return config.learning_rate * factor

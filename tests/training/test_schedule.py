@@ -1,0 +1,170 @@
+"""A time limit changes the number of steps; the decay of the learning rate and the evaluations follow."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.model.run import Run
+from factorcell.training import loop
+from factorcell.training.loop import train
+from factorcell.training.schedule import Schedule, TimeLimit
+from factorcell.training.trainer import Row, Trainer
+from tests import synthetic
+
+SECONDS = 100.0  # the time limit of the trainings in this file
+LIMIT = TimeLimit(SECONDS, max_epochs=40.0, evaluation_seconds=2.0)
+
+
+class Machine:
+    """A clock that advances by steps and evaluations; the speed of the steps changes with the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, early: float, late: float, change: float = SECONDS / 2) -> None:
+        self.now, original_step, original_evaluate = 0.0, Trainer.step, Trainer.evaluate
+
+        def timed_step(trainer: Trainer, batch: Any) -> None:
+            original_step(trainer, batch)
+            self.now += early if trainer.progress.seconds < change else late
+
+        def timed_evaluation(trainer: Trainer) -> Row:
+            row = original_evaluate(trainer)
+            self.now += 2.0
+            return row
+
+        monkeypatch.setattr(Trainer, "step", timed_step)
+        monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
+        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
+
+
+def make_config(**options: Any) -> Config:
+    """Return the config of a small model whose training has about 60 steps and four evaluations."""
+    return Config.of(
+        context=["dialect"],
+        min_count=1,
+        **{"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1},
+        **{"epochs": 10.0, "batch_tokens": 300, "evaluations": 4, "log_every": 5, "save_every": 7, "threads": 1},
+        **{"precision": "float32", "loss": "sampled", "samples": 8, **options},
+    )
+
+
+def read_texts(config: Config) -> tuple[Corpus, Corpus]:
+    """Return training and development texts."""
+    corpus = prepare(synthetic.two_dialects(120, 1)[0], config)
+    return corpus, prepare(synthetic.two_dialects(30, 2)[0], config, tokenizer=corpus.tokenizer, schema=corpus.schema)
+
+
+def train_in(folder: Path, *, resume: bool = False, limit: TimeLimit | None = LIMIT, **options: Any) -> list[Row]:
+    """Train in `folder`, from the start or from its checkpoint; return the rows of the log."""
+    config = make_config(**options)
+    corpus, dev = read_texts(config)
+    if resume:
+        list(train(Run.open(folder, trained=False), corpus, dev, resume=True))
+    else:
+        list(train(Run.create(folder, config, corpus.tokenizer, corpus.schema), corpus, dev, limit=limit))
+    return files.read_rows(folder / "log.jsonl")
+
+
+@pytest.mark.parametrize(("early", "late"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (0.6, 0.6), (0.6, 2.0)])
+def test_a_training_ends_in_time_on_a_machine_that_changes_its_speed(
+    early: float, late: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Machine(monkeypatch, early, late)
+    rows = train_in(tmp_path / "run")
+    assert rows[-1]["seconds"] == pytest.approx(SECONDS, rel=0.1)
+    assert rows[-1]["step"] == rows[-1]["steps"]
+    evaluations = [row for row in rows if row["split"] == "dev"]
+    assert len(evaluations) == 4
+    assert evaluations[-1]["step"] == rows[-1]["steps"]
+
+
+def test_a_fast_machine_does_not_exceed_the_largest_number_of_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Machine(monkeypatch, 0.1, 0.1)
+    corpus, _ = read_texts(make_config())
+    rows = train_in(tmp_path / "run")
+    steps_per_pass = len(corpus.batches(300, seed=0))
+    assert rows[-1]["step"] == rows[-1]["steps"] == 40 * steps_per_pass
+    assert rows[-1]["seconds"] < SECONDS
+
+
+def test_without_a_limit_the_number_of_steps_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Machine(monkeypatch, 9.0, 9.0)
+    rows = train_in(tmp_path / "run", limit=None)
+    assert len({row["steps"] for row in rows}) == 1
+    assert rows[-1]["seconds"] > SECONDS
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full"])
+@pytest.mark.parametrize("step", [0, 1, 13, 14, 40])
+def test_an_interrupted_training_with_a_limit_resumes_to_the_same_result(
+    step: int, loss: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        Machine(patch, 1.5, 0.7)
+        rows = train_in(tmp_path / "whole", loss=loss)
+    with monkeypatch.context() as patch:
+        Machine(patch, 1.5, 0.7)
+        timed_step = Trainer.step
+
+        def interrupted_step(trainer: Trainer, batch: Any) -> None:
+            if trainer.progress.step == step:
+                raise KeyboardInterrupt
+            timed_step(trainer, batch)
+
+        patch.setattr(Trainer, "step", interrupted_step)
+        with pytest.raises(KeyboardInterrupt):
+            train_in(tmp_path / "run", loss=loss)
+        patch.setattr(Trainer, "step", timed_step)
+        resumed_rows = train_in(tmp_path / "run", resume=True, loss=loss)
+    speeds = ("tokens_per_second",)
+    assert [{**row, **dict.fromkeys(speeds)} for row in resumed_rows] == [
+        {**row, **dict.fromkeys(speeds)} for row in rows
+    ]
+    (tensors, facts), (others, other_facts) = (
+        files.load_tensors(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "run")
+    )
+    assert facts == other_facts
+    assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+
+
+def test_the_learning_rate_decays_to_the_end_of_the_changed_schedule_without_a_jump(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Machine(monkeypatch, 1.0, 3.0)
+    rates: list[float] = []
+    timed_step = Trainer.step
+
+    def recorded_step(trainer: Trainer, batch: Any) -> None:
+        timed_step(trainer, batch)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    monkeypatch.setattr(Trainer, "step", recorded_step)
+    train_in(tmp_path / "run", learning_rate=1.0, decay="linear", warmup=0.0)
+    changes = np.diff(rates[1:])  # the first step is the warm-up
+    assert np.all(changes < 0)
+    assert changes.min() > -0.06  # an unchanged schedule of about 60 steps decays by 0.017 at each step
+    assert rates[-1] < 0.06
+
+
+@pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])
+def test_events_are_evenly_spread_and_the_last_is_at_the_end(steps: int, count: int) -> None:
+    schedule = Schedule(steps)
+    totals = [schedule.events_until(step, count) for step in range(steps + 1)]
+    assert totals == [step * count // steps for step in range(steps + 1)]
+
+
+def test_a_changed_schedule_continues_at_the_same_share_of_its_positions() -> None:
+    schedule = Schedule(100).with_steps(50, 20)
+    assert schedule.position(20) / 50 == pytest.approx(20 / 100)
+    assert schedule.position(35) / 50 == pytest.approx((20 / 100 + 1) / 2)
+    assert schedule.position(50) == pytest.approx(50)
+    longer = schedule.with_steps(400, 35)
+    assert longer.position(35) / 400 == pytest.approx(schedule.position(35) / 50)
+    assert longer.events_until(400, 10) == 10
