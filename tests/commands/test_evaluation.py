@@ -330,7 +330,7 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert f"| other.jsonl | perplexity | {rows[2]['evaluation']['perplexity']:.4g} |" in card
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
-    assert "<td>test.jsonl</td>" in page
+    assert '<td data-title="perplexity on">test.jsonl</td>' in page
     assert "Perplexity on other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
 
