@@ -72,7 +72,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert output.err.endswith("--context names a user; only suggestions for a new user are blended\n")
     for wrong, message in (
         (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
-        (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
+        (["--context", "city=Olso"], "city of this row was never seen in training"),
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err

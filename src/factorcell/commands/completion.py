@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from factorcell.bootstrap import Interval
 from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
@@ -74,6 +73,8 @@ def run_complete(arguments: argparse.Namespace) -> None:
 
 def run_tune_online(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune-online`."""
+    from factorcell.bootstrap import Interval
+
     run = options.open_on_device(Run.open, arguments.run, arguments)
     user_column = online.user_variable(run).source_column
     user_streams = replay_streams.read_streams(

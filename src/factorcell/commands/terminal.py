@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from factorcell.bootstrap import Interval
 from factorcell.commands import streams
 from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
 
@@ -187,6 +186,8 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
 
 def _show_classifiers(name: str, metrics: Row) -> None:
     """Print the accuracies of a classification and of other classifiers, and its differences to them."""
+    from factorcell.bootstrap import Interval
+
     rows = [
         {"classifier": row["classifier"], "accuracy": _format_interval(row, "accuracy"), "difference": difference}
         for row in metrics["others"]

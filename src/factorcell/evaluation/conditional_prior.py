@@ -184,7 +184,8 @@ def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
     for variable in possible_targets(run.schema) if run.model.is_adapted else ():
         prior = ConditionalPrior(run.schema, variable.name)
         prior.fit(train)
-        tensors |= {f"{variable.name}:{name}": parameter for name, parameter in prior.named_parameters()}
+        prefix = _prefix(run.schema, variable.name)
+        tensors |= {f"{prefix}{name}": parameter for name, parameter in prior.named_parameters()}
         if (dependence := prior.dependence(held_out)) is not None:
             facts[variable.name] = _to_row(dependence)
     if tensors:
@@ -197,7 +198,7 @@ def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[Condit
     if not path.exists():
         return None
     tensors, facts = files.load_tensors(path)
-    prefix = f"{target}:"
+    prefix = _prefix(schema, target)
     weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not weights:
         return None
@@ -207,6 +208,11 @@ def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[Condit
         raise UserError(f"{path}: does not belong to this schema; train the run again")
     prior.load_state_dict(weights)
     return prior, _from_row(target, facts.get(target))
+
+
+def _prefix(schema: ContextSchema, target: str) -> str:
+    """Return the prefix of the tensors of a target: its index, because not every column name is a valid tensor name."""
+    return f"{schema.categories.index(schema.variable(target))}:"
 
 
 def usable_prior(
