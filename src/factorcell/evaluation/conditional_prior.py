@@ -195,7 +195,7 @@ def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
 def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[ConditionalPrior, Dependence | None] | None:
     """Read the prior of a target, and its dependence on other variables; None if the folder has no such prior."""
     path = folder / FILE
-    if not path.exists():
+    if not path.exists() or target not in [variable.name for variable in schema.categories]:
         return None
     tensors, facts = files.load_tensors(path)
     prefix = _prefix(schema, target)
