@@ -189,7 +189,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
         "model, uniform priors",
         "model, training priors",
         "other columns, without the text",
-        "linear baseline",
+        "linear baseline (texts only)",
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err

@@ -72,6 +72,14 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     )
 
 
+def test_a_training_with_users_is_not_advised_to_use_the_preset(tmp_path: Path) -> None:
+    notices: list[str] = []
+    options = {**OPTIONS, "context": [], "user": "city", "min_user_count": 1}
+    fit(TRAIN, ROWS, Config.of(**options), tmp_path / "run", compare_ngram=True, notify=notices.append)
+    advice = next(line for line in notices if "--ngram-mixture" in line)
+    assert "--preset" not in advice
+
+
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
     run, notices = train(tmp_path / "run")
     assert "ngram" not in training_facts(run.folder)

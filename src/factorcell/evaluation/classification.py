@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
 CONTEXT_CLASSIFIER = "other columns, without the text"  # names of classifiers in `Classification.other_predictions`
-LINEAR_CLASSIFIER = "linear baseline"
+LINEAR_CLASSIFIER = "linear baseline (texts only)"
 
 
 def classify(

@@ -174,7 +174,7 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    for line in fitted.notices(_passes_made(run, corpus), is_saved):
+    for line in fitted.notices(_passes_made(run, corpus), is_saved, bool(run.config.data.user)):
         emit_notice(notify, line)
     return {**fitted.to_row(), "is_saved": is_saved}
 

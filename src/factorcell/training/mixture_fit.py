@@ -70,12 +70,13 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notices(self, epochs: float, is_saved: bool) -> list[str]:
+    def notices(self, epochs: float, is_saved: bool, has_users: bool = False) -> list[str]:
         """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
 
         Args:
             epochs: The number of passes of the training.
             is_saved: Whether the run predicts with the mixture.
+            has_users: Whether the run distinguishes users, in which case no preset makes a mixture.
         """
         line = (
             f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; mixture of both "
@@ -88,7 +89,10 @@ class MixtureFit:
         passes = "1 pass" if epochs == 1 else f"{epochs:g} passes"
         is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
         weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        remedy = f"train longer (this training made {passes}), or use the mixture (--ngram-mixture or --preset best)"
+        option = (
+            "--ngram-mixture, which reproduces rare texts of users" if has_users else "--ngram-mixture or --preset best"
+        )
+        remedy = f"train longer (this training made {passes}), or use the mixture ({option})"
         return [line, f"{weakness}{remedy}"]
 
 
