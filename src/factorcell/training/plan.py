@@ -34,6 +34,7 @@ FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
 # Processor seconds per training target for counting n-grams and measuring their mixture after the last evaluation.
 FINISHING_SECONDS = 9e-6
 MIN_TRAINING_SHARE = 0.3  # smallest share of the minutes for steps and evaluations, even if the minutes are exceeded
+MODEL_TRAINING_SHARE = 0.97  # share of the minutes that the steps and evaluations of one of several trainings may take
 UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
@@ -181,6 +182,8 @@ def plan(
     total_seconds, seconds_after = budget.minutes * 60, FINISHING_SECONDS * facts.targets * slowdown
     seconds_before = perf_counter() - (planning_start if start is None else start)
     seconds_left = max(total_seconds - seconds_before - seconds_after, MIN_TRAINING_SHARE * total_seconds)
+    if models:  # the minutes of each of several trainings do not include planning, which happens once for all
+        seconds_left = MODEL_TRAINING_SHARE * total_seconds
     limit = TimeLimit(seconds_left, max_passes, speed.evaluation_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, passes_for_sizes, preset)
