@@ -295,6 +295,19 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     )
 
 
+def test_compared_models_have_the_minutes_without_those_of_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finishing work of one training takes half a minute here, and all models share the planning."""
+    facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(plans, "measure_speed", lambda *_: Speed(12.0, 1, 0.0))
+    monkeypatch.setattr(plans, "FINISHING_SECONDS", 30e-6)
+    options = {"training": {"precision": "float32"}}
+    single = plan(options, *read(), Budget(1.0)).config.training.epochs
+    shared = plan(options, *read(), Budget(1.0), models=("unadapted", "factorcell")).config.training.epochs
+    assert shared == pytest.approx(0.97 * 60 / 12, rel=0.01)
+    assert single < 0.55 * 60 / 12
+
+
 def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
