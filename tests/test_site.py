@@ -14,7 +14,7 @@ from tests.service.page.conftest import browser  # noqa: F401
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-# Of the other pages, wide tables scroll within the page.
+# Wide tables of the other pages scroll within the page.
 WHOLE_PAGES = ("commands", "genindex", "index", "install")
 
 

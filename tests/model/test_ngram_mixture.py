@@ -51,7 +51,7 @@ def with_mixture(run: Run) -> Run:
     ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
     variable = run.schema.categories[0]
     counts = CountModels(ngram, variable, value_orders(ngram, corpus, len(variable.values)), (NGRAM, VALUE, CACHE))
-    weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.bucket_count)
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.length_count)
     run.mixture = NGramMixture(run.model, run.schema, counts, weights)
     return run
 

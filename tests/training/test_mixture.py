@@ -16,8 +16,9 @@ from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.scoring import mixed_nats
 from factorcell.training.mixture import Mixture, mix, open_scorer
-from factorcell.training.mixture_weights import fit_weights, mixed_nats
+from factorcell.training.mixture_weights import fit_weights
 from tests import small_runs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -148,7 +148,7 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
 def _fit_blend(
     run: Run, rule: LearningRule, user_streams: Sequence[Stream], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Fit and save the weights of the blend, and return one row about them, or none if the run has no popular texts."""
+    """Fit and save the weights of the blend, and return one row about them; without popular texts, return no row."""
     if not (run.folder / POPULARITY).exists():
         return []
     completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)

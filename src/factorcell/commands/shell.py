@@ -21,7 +21,8 @@ def complete() -> NoReturn:
     """Send the shell the words that can come next on the command line, and end the process."""
     program_word_count = int(os.environ["_ARGCOMPLETE"])  # words before the arguments: 1 for `factorcell`
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    commands = main.find_commands(words[program_word_count:])  # these begin with the root command, which is no word
+    # The list begins with the root command, which is not among the words.
+    commands = main.find_commands(words[program_word_count:])
     # The parser is that of the last command, so argcomplete has to skip the commands as it skips the program.
     os.environ["_ARGCOMPLETE"] = str(program_word_count + len(commands) - 1)
     last_command = commands[-1]

@@ -103,7 +103,7 @@ def has_card_number(text: str) -> bool:
 
 
 def has_phone_number(text: str) -> bool:
-    """Return whether a text has a phone number with a prefix, or after a word such as phone, that is no date."""
+    """Return whether a text has a phone number, with a prefix or after a word such as phone; dates are excluded."""
     for match in _PHONE.finditer(text):
         count = sum(map(str.isdigit, match.group()))
         if MIN_PHONE_DIGITS <= count <= MAX_PHONE_DIGITS and not _DATE.search(match.group()):

@@ -63,7 +63,7 @@ class CountModels:
         self.ngram, self.variable, self.orders, self.names = ngram, variable, tuple(orders), tuple(names)
 
     @property
-    def bucket_count(self) -> int:
+    def length_count(self) -> int:
         """The number of lengths l that the longest counted history can have."""
         return len(self.ngram.order_tables)
 
@@ -81,7 +81,7 @@ class CountModels:
         begins = np.arange(count) * size
         histories, grams = self.ngram.look_up(tokens.reshape(-1), begins)
         histories, grams = ([ids.reshape(tokens.shape)[:, 1:].ravel() for ids in part] for part in (histories, grams))
-        buckets = longest_history(np.stack(histories, axis=1))
+        history_lengths = longest_history_lengths(np.stack(histories, axis=1))
         base = self.ngram.target_probabilities(histories, grams)
         parts = []
         for name in self.names:
@@ -96,7 +96,7 @@ class CountModels:
                 counted, total = _cached_counts(tokens)
                 probabilities = (counted.ravel() + CACHE_PRIOR * base) / (total.ravel() + CACHE_PRIOR)
             parts.append(probabilities.reshape(count, size - 1))
-        return np.stack(parts), buckets.reshape(count, size - 1)
+        return np.stack(parts), history_lengths.reshape(count, size - 1)
 
     def of_all_tokens(self, histories: Ids, recent: Ids, values: Ids) -> list[Floats]:
         """Compute the probabilities (N, V) of every next token under each component.
@@ -128,7 +128,7 @@ class CountModels:
         return parts
 
 
-def longest_history(histories: Ids) -> Ids:
+def longest_history_lengths(histories: Ids) -> Ids:
     """Return the length of the longest counted history in each row of ids (N, orders)."""
     lengths: Ids = (histories >= 0).sum(1) - 1
     return lengths

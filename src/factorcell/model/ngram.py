@@ -16,7 +16,7 @@ n-gram that was not counted.
 Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from factorcell import files, limits, lock
 from factorcell.config import Config, UserError
@@ -92,6 +93,14 @@ class OrderTables:
         # The n-grams of a history have consecutive ids; the result lists the histories one after the other.
         first_places = np.cumsum(follower_counts) - follower_counts
         return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, follower_counts)
+
+
+def counts_from_tensors(tensors: Mapping[str, Tensor], order: int) -> list[NGramCounts]:
+    """Return the counts of orders 1 to `order` from the tensors of a file; a missing tensor raises a `KeyError`."""
+    return [
+        NGramCounts(*(tensors[f"{name}{n}"].numpy().astype(np.int64) for name in ("keys", "counts")))
+        for n in range(1, order + 1)
+    ]
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
@@ -194,14 +203,18 @@ class NGram(TextModel):
 
     def _save(self) -> None:
         files.create_manifest(self.folder, (FILE, *self.tokenizer.FILES))
+        files.save_tensors(self.folder / TABLES, self.to_tensors(), {"vocabulary": len(self.tokenizer)})
+        self.tokenizer.save(self.folder)
+        reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
+        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading_options}, FORMAT)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the n-grams of all orders as tensors for a file; `counts_from_tensors` is the inverse."""
         tensors = {}
         for order, order_counts in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(order_counts.keys)
             tensors[f"counts{order}"] = torch.from_numpy(order_counts.counts.astype(np.int32))
-        files.save_tensors(self.folder / TABLES, tensors, {"vocabulary": len(self.tokenizer)})
-        self.tokenizer.save(self.folder)
-        reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
-        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading_options}, FORMAT)
+        return tensors
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
@@ -221,11 +234,7 @@ class NGram(TextModel):
             or metadata.get("vocabulary") != len(tokenizer)
         ):
             raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
-        arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        grams = [
-            NGramCounts(arrays[f"keys{order}"], arrays[f"counts{order}"]) for order in range(1, saved["order"] + 1)
-        ]
-        return cls(folder, config, tokenizer, grams)
+        return cls(folder, config, tokenizer, counts_from_tensors(tensors, saved["order"]))
 
     def nats(self, corpus: Corpus) -> Floats:
         """Return the nats of all targets of `corpus`, -log p(w | h)."""

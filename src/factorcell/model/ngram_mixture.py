@@ -32,9 +32,10 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.vocabulary import Specials
 from factorcell.model.backbone import BackboneState
-from factorcell.model.count_models import CACHE_SIZE, CountModels, ValueOrder, longest_history
+from factorcell.model.count_models import CACHE_SIZE, CountModels, ValueOrder, longest_history_lengths
 from factorcell.model.language_model import Conditioning, LanguageModel
-from factorcell.model.ngram import NGram, NGramCounts
+from factorcell.model.ngram import NGram, counts_from_tensors
+from factorcell.model.scoring import mixed_nats
 from factorcell.model.value_counts import ValueCounts
 
 FILE, TABLES = "ngram_mixture.json", "ngram_mixture.safetensors"
@@ -46,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 class Predictor(Protocol):
-    """What predicts the tokens of a run: its `LanguageModel`, or its `NGramMixture`."""
+    """The part of a run that predicts tokens: its `LanguageModel`, or its `NGramMixture`."""
 
     specials: Specials
 
@@ -184,19 +185,17 @@ class NGramMixture:
     def __call__(self, batch: Batch, conditioning: MixtureConditioning | None = None) -> Tensor:
         """Compute the exact nats (B, T) of all targets, zero on padding; there are no gradients."""
         conditioning = conditioning or self.condition(batch.context)
-        nats, buckets = self.component_nats(batch, conditioning)
-        weights = np.moveaxis(self.weights[buckets], -1, 0)
-        lowest = nats.min(axis=0)
-        mixed = lowest - np.log((np.exp(lowest - nats) * weights).sum(axis=0))
+        nats, history_lengths = self.component_nats(batch, conditioning)
+        mixed = mixed_nats(nats, self.weights[history_lengths])
         return torch.from_numpy(mixed.astype(np.float32)).to(self.device).masked_fill(~batch.mask(), 0.0)
 
     def component_nats(self, batch: Batch, conditioning: MixtureConditioning) -> tuple[Floats, Ids]:
-        """Return the nats of each target under each component (M, B, T), and its longest counted history (B, T)."""
+        """Return the nats of each target under each component (B, T, M), and l, its longest counted history (B, T)."""
         with torch.inference_mode():
             neural = self.neural(batch, conditioning.neural).double().cpu().numpy()
         tokens, values = batch.tokens.cpu().numpy().astype(np.int64), conditioning.values.numpy()
-        probabilities, buckets = self.counts.of_targets(tokens, values)
-        return np.concatenate([neural[None], -np.log(probabilities)]), buckets
+        probabilities, history_lengths = self.counts.of_targets(tokens, values)
+        return np.stack([neural, *-np.log(probabilities)], axis=-1), history_lengths
 
     def step(
         self, token: Tensor, conditioning: MixtureConditioning, state: MixtureState | None = None
@@ -213,7 +212,7 @@ class NGramMixture:
             recent = np.concatenate([tokens[:, None], state.recent.numpy()[:, :-1]], axis=1)
         histories = self.counts.ngram.extend_histories(before, tokens)
         parts = self.counts.of_all_tokens(histories, recent, values)
-        weights = self.weights[longest_history(histories)]
+        weights = self.weights[longest_history_lengths(histories)]
         mixed = weights[:, :1] * logs.double().exp().cpu().numpy()
         for index, part in enumerate(parts, start=1):
             mixed += weights[:, index, None] * part
@@ -223,10 +222,7 @@ class NGramMixture:
 
     def save(self, folder: Path) -> None:
         """Write the count-based components and the weights into the folder of the run."""
-        tensors = {}
-        for order, table in enumerate(self.counts.ngram.grams, 1):
-            tensors[f"keys{order}"] = torch.from_numpy(table.keys)
-            tensors[f"counts{order}"] = torch.from_numpy(table.counts.astype(np.int32))
+        tensors = self.counts.ngram.to_tensors()
         for by_value in self.counts.orders:
             order = by_value.history_length + 1
             tensors[f"value_keys{order}"] = torch.from_numpy(by_value.grams.keys)
@@ -257,15 +253,14 @@ def open_mixture(
     try:
         if facts != {"vocabulary": len(tokenizer)}:
             raise ValueError("it belongs to another vocabulary")
-        arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        orders = range(1, int(saved["order"]) + 1)
-        grams = [NGramCounts(arrays[f"keys{order}"], arrays[f"counts{order}"]) for order in orders]
+        grams = counts_from_tensors(tensors, int(saved["order"]))
         ngram = NGram(folder, config, tokenizer, grams)
         variable = None if saved["column"] is None else schema.variable(saved["column"])
         by_value = []
         for order, alpha in saved["alphas"].items():
             assert variable is not None
-            pairs = ValueCounts(len(variable.values), arrays[f"value_keys{order}"], arrays[f"value_counts{order}"])
+            arrays = (tensors[f"value_{name}{order}"].numpy().astype(np.int64) for name in ("keys", "counts"))
+            pairs = ValueCounts(len(variable.values), *arrays)
             histories = pairs.of_histories(len(tokenizer), grams[int(order) - 1].keys)
             by_value.append(ValueOrder(int(order) - 1, pairs, histories, float(alpha)))
         counts = CountModels(ngram, variable, by_value, saved["components"][1:])

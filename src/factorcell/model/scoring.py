@@ -54,6 +54,18 @@ class Tally:
         return math.exp(self.nats / self.targets) if self.targets else math.nan
 
 
+def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the nats of a mixture from those of its M models.
+
+    Args:
+        nats: The nats of targets under each model (..., M).
+        weights: The weights of the models, of the same shape or (M,).
+    """
+    lowest = nats.min(axis=-1, keepdims=True)
+    mixed: NDArray[np.float64] = lowest[..., 0] - np.log((np.exp(lowest - nats) * weights).sum(axis=-1))
+    return mixed
+
+
 def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
     """Return the rows of `Run.score` from the nats of all targets of `corpus`; `with_tokens` adds each target."""
     starts, rows = target_offsets(corpus), []

@@ -83,7 +83,7 @@ def _read(folder: Path) -> Row:
         "by": saved_results.latest_gains(results),
         "classification": classification,
         "texts": saved_text_figures(folder, texts_key),
-        # The same for all trainings on the same texts:
+        # Trainings on the same texts have equal lists:
         "trained": [texts_key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": find_warnings([run]),
     }

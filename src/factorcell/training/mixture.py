@@ -23,8 +23,8 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
 from factorcell.model.precision import FLOAT32
-from factorcell.model.scoring import Scorer
-from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights, mixed_nats
+from factorcell.model.scoring import Scorer, mixed_nats
+from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
 from factorcell.training.per_value import INDEX_FILE as SEPARATE_INDEX_FILE
 from factorcell.training.per_value import SeparateRuns
 

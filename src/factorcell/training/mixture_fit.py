@@ -9,7 +9,7 @@ Shapes: B texts, T targets, M components, K values.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,9 @@ from factorcell.model.count_models import CACHE, NGRAM, VALUE, CountModels, Valu
 from factorcell.model.ngram import DEFAULT_CHARACTER_ORDER, DEFAULT_ORDER, NGram, count_ngrams
 from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
+from factorcell.model.scoring import mixed_nats
 from factorcell.model.value_counts import ValueCounts
-from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights, mixed_nats
+from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
 
 MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
 MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
@@ -103,16 +104,16 @@ class _DevFigures:
     Attributes:
         nats: The nats (T, M).
         names: The names of the components, without `neural` (M - 1).
-        buckets: The length of the longest counted history of each target (T,).
+        history_lengths: The length of the longest counted history of each target (T,).
         halves: The half of the development texts to which each target belongs (T,).
-        bucket_count: The number of lengths that the longest counted history can have.
+        length_count: The number of lengths that the longest counted history can have.
     """
 
     nats: Floats
     names: tuple[str, ...]
-    buckets: Ids
+    history_lengths: Ids
     halves: Ids
-    bucket_count: int
+    length_count: int
 
     def of_components(self, names: Sequence[str]) -> Floats:
         """Return the nats under the neural model and the components `names`."""
@@ -132,11 +133,11 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
         The mixture and its perplexities; nothing is saved.
     """
     ngram = ngram or _count_ngrams(run.folder, run.config, corpus)
-    variable, orders = _best_value_counts(run, ngram, corpus, _limit_targets(dev, MAX_DEV_TARGETS))
+    sample = _limit_targets(dev, MAX_DEV_TARGETS)
+    variable, orders = _best_value_counts(run, ngram, _limit_targets(corpus, MAX_COUNTED_TARGETS), sample)
     names = [NGRAM, *([VALUE] if variable else []), CACHE]
     counts = CountModels(ngram, variable, orders, names)
-    uniform = np.full((counts.bucket_count, len(names) + 1), 1 / (len(names) + 1))
-    sample = _limit_targets(dev, MAX_DEV_TARGETS)
+    uniform = np.full((counts.length_count, len(names) + 1), 1 / (len(names) + 1))
     figures = _dev_figures(run, NGramMixture(run.model, run.schema, counts, uniform), sample)
     chosen, mixed = _choose_components(figures)
     weights = _fit_weights_by_history(figures, chosen, np.ones(len(mixed), dtype=bool))
@@ -172,47 +173,66 @@ def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> t
     The user column is left out: counts of one user would reproduce what this user wrote. An unadapted run has no
     context, and therefore no counts by value.
     """
-    best: tuple[float, Variable | None, list[ValueOrder]] = (np.inf, None, [])
-    for column, variable in enumerate(run.schema.categories if run.model.is_adapted else ()):
-        if variable.source_column == run.config.data.user:
-            continue
-        nats, orders = _fit_value_counts(ngram, corpus, dev, column, len(variable.values))
-        if orders and nats < best[0]:
-            best = nats, variable, orders
-    return best[1:]
-
-
-def _fit_value_counts(
-    ngram: NGram, corpus: Corpus, dev: Corpus, column: int, size: int
-) -> tuple[float, list[ValueOrder]]:
-    """Count n-grams by the values of a column, and fit alpha_n on development texts order by order.
-
-    An order that does not raise the likelihood is left out.
-
-    Returns:
-        The nats of the development texts, and the counts.
-    """
+    base = np.concatenate([ngram.target_probabilities(*ids) for *ids, _ in ngram.blocks(dev)])
+    fits = [
+        _ValueFit(column, variable, base, [])
+        for column, variable in enumerate(run.schema.categories)
+        if run.model.is_adapted and variable.source_column != run.config.data.user
+    ]
     highest = VALUE_CHARACTER_ORDER if corpus.tokenizer.is_character_level else VALUE_ORDER
-    counted = _limit_targets(corpus, MAX_COUNTED_TARGETS)
-    train_values, dev_values = (_values_of_targets(texts, column, size) for texts in (counted, dev))
-    base = -np.concatenate([np.log(ngram.target_probabilities(*ids)) for *ids, _ in ngram.blocks(dev)])
-    probabilities, orders = np.exp(-base), list[ValueOrder]()
-    for order in range(min(highest, len(ngram.order_tables))):
-        pairs = ValueCounts.of_pairs(_ids(ngram, counted, order)[1], train_values, size)
-        histories = pairs.of_histories(len(ngram.tokenizer), ngram.grams[order].keys)
-        history_ids, gram_ids = _ids(ngram, dev, order)
-        total, count = histories.with_value(history_ids, dev_values), pairs.with_value(gram_ids, dev_values)
-        by_alpha = {alpha: (count + alpha * probabilities) / (total + alpha) for alpha in ALPHAS}
+    for history_length in range(min(highest, len(ngram.order_tables)) if fits else 0):
+        _, gram_ids = _ids(ngram, corpus, history_length)
+        dev_ids = _ids(ngram, dev, history_length)
+        for fit in fits:
+            size = len(fit.variable.values)
+            pairs = ValueCounts.of_pairs(gram_ids, _values_of_targets(corpus, fit.column, size), size)
+            histories = pairs.of_histories(len(ngram.tokenizer), ngram.grams[history_length].keys)
+            fit.add(ValueOrder(history_length, pairs, histories, alpha=np.inf), dev_ids, dev)
+    best = min((fit for fit in fits if fit.orders), key=lambda fit: fit.nats, default=None)
+    return (best.variable, best.orders) if best else (None, [])
+
+
+@dataclass
+class _ValueFit:
+    """The counts by the values of one column, fitted on development texts order by order.
+
+    Attributes:
+        column: The index of the column among the categories.
+        variable: The column.
+        probabilities: The probability of each development target under the counts so far (T,).
+        orders: The counts of the orders that raise the likelihood of the development texts.
+    """
+
+    column: int
+    variable: Variable
+    probabilities: Floats
+    orders: list[ValueOrder]
+
+    @property
+    def nats(self) -> float:
+        """The nats of the development texts."""
+        return float(-np.log(self.probabilities).sum())
+
+    def add(self, order: ValueOrder, dev_ids: tuple[Ids, Ids], dev: Corpus) -> None:
+        """Fit alpha_n of an order; add the order if it raises the likelihood.
+
+        Args:
+            order: The counts of the order, still without alpha_n.
+            dev_ids: The ids of the history and of the n-gram of every development target, (T,) each.
+            dev: The development texts.
+        """
+        (history_ids, gram_ids), values = dev_ids, _values_of_targets(dev, self.column, len(self.variable.values))
+        total, count = order.histories.with_value(history_ids, values), order.grams.with_value(gram_ids, values)
+        by_alpha = {alpha: (count + alpha * self.probabilities) / (total + alpha) for alpha in ALPHAS}
         alpha = max(by_alpha, key=lambda alpha: float(np.log(by_alpha[alpha]).sum()))
-        if np.log(by_alpha[alpha]).sum() > np.log(probabilities).sum():
-            probabilities = by_alpha[alpha]
-            orders.append(ValueOrder(order, pairs, histories, alpha))
-    return float(-np.log(probabilities).sum()), orders
+        if np.log(by_alpha[alpha]).sum() > np.log(self.probabilities).sum():
+            self.probabilities = by_alpha[alpha]
+            self.orders.append(replace(order, alpha=alpha))
 
 
-def _ids(ngram: NGram, corpus: Corpus, order: int) -> tuple[Ids, Ids]:
-    """Return the ids of the history and of the n-gram of every target, for n-grams of `order` + 1 tokens."""
-    blocks = [(histories[order], grams[order]) for histories, grams, _ in ngram.blocks(corpus)]
+def _ids(ngram: NGram, corpus: Corpus, history_length: int) -> tuple[Ids, Ids]:
+    """Return the ids of the history and of the n-gram of every target, for histories of this number of tokens."""
+    blocks = [(histories[history_length], grams[history_length]) for histories, grams, _ in ngram.blocks(corpus)]
     histories, grams = (np.concatenate(part) for part in zip(*blocks, strict=True))
     return histories, grams
 
@@ -226,15 +246,15 @@ def _values_of_targets(corpus: Corpus, column: int, size: int) -> Ids:
 def _dev_figures(run: Run, mixture: NGramMixture, dev: Corpus) -> _DevFigures:
     """Compute the nats of all development targets under every component."""
     count, starts = dev.target_count, target_offsets(dev)
-    nats, buckets = np.zeros((count, len(mixture.counts.names) + 1)), np.zeros(count, dtype=np.int64)
+    nats, history_lengths = np.zeros((count, len(mixture.counts.names) + 1)), np.zeros(count, dtype=np.int64)
     with run.scoring():
         for batch in run.batches(dev):
-            batch_nats, batch_buckets = mixture.component_nats(batch, mixture.condition(batch.context))
+            batch_nats, batch_lengths = mixture.component_nats(batch, mixture.condition(batch.context))
             for index, (row, length) in enumerate(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)):
                 targets = slice(starts[row], starts[row] + length)
-                nats[targets], buckets[targets] = batch_nats[:, index, :length].T, batch_buckets[index, :length]
+                nats[targets], history_lengths[targets] = batch_nats[index, :length], batch_lengths[index, :length]
     halves = np.repeat(np.arange(len(dev)) % 2, dev.lengths)
-    return _DevFigures(nats, tuple(mixture.counts.names), buckets, halves, mixture.counts.bucket_count)
+    return _DevFigures(nats, tuple(mixture.counts.names), history_lengths, halves, mixture.counts.length_count)
 
 
 def _choose_components(figures: _DevFigures) -> tuple[tuple[str, ...], Floats]:
@@ -251,7 +271,7 @@ def _choose_components(figures: _DevFigures) -> tuple[tuple[str, ...], Floats]:
         for half in (0, 1):
             weights = _fit_weights_by_history(figures, names, figures.halves != half)
             rows = figures.halves == half
-            mixed[rows] = mixed_nats(figures.of_components(names)[rows], weights[figures.buckets[rows]])
+            mixed[rows] = mixed_nats(figures.of_components(names)[rows], weights[figures.history_lengths[rows]])
         mean = float(mixed.mean())
         if best is None or mean < best[0] - MIN_IMPROVEMENT:
             best = mean, names, mixed
@@ -261,6 +281,7 @@ def _choose_components(figures: _DevFigures) -> tuple[tuple[str, ...], Floats]:
 
 def _fit_weights_by_history(figures: _DevFigures, names: Sequence[str], is_used: NDArray[np.bool_]) -> Floats:
     """Fit the weights (lengths of the longest counted history, M) on the targets that `is_used` (T,) marks."""
-    nats, buckets = figures.of_components(names)[is_used], figures.buckets[is_used]
+    nats, history_lengths = figures.of_components(names)[is_used], figures.history_lengths[is_used]
     prior = PRIOR_TARGETS * fit_weights(nats, tolerance=TOLERANCE)
-    return np.stack([fit_weights(nats[buckets == bucket], prior, TOLERANCE) for bucket in range(figures.bucket_count)])
+    parts = [nats[history_lengths == length] for length in range(figures.length_count)]
+    return np.stack([fit_weights(part, prior, TOLERANCE) for part in parts])

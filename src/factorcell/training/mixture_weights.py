@@ -50,10 +50,3 @@ def fit_weights(nats: Array, prior: Array | None = None, tolerance: float = MIN_
         previous_objective, weights = objective, (shares.sum(axis=0) + prior) / total
     normalized: Array = weights / weights.sum()
     return normalized
-
-
-def mixed_nats(nats: Array, weights: Array) -> Array:
-    """Return the nats (N,) of a mixture from the nats (N, M) of its models and their `weights`, (M,) or (N, M)."""
-    lowest = nats.min(axis=1)
-    mixed: Array = lowest - np.log((np.exp(lowest[:, None] - nats) * weights).sum(axis=1))
-    return mixed

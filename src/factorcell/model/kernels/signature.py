@@ -20,7 +20,7 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
-# What an array must have: its element type, its shape, and the largest integer in it (None: no limit).
+# Requirements of an array: its element type, its shape, and the largest integer in it (None: no limit).
 Expected = tuple[torch.dtype, tuple[int, ...], int | None]
 MAX_SIZE = 2**31 - 1  # largest valid size, because compiled code stores ids of tokens and hypotheses in 32 bits
 DTYPES = {
