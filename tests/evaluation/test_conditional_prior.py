@@ -16,7 +16,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.conditional_prior import ConditionalPrior, load_prior, save_priors
+from factorcell.evaluation.conditional_prior import ConditionalPrior, load_dependences, load_prior, save_priors
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -121,8 +121,8 @@ def test_saved_priors_are_read_back(run: Run) -> None:
     prior.fit(corpus)
     loaded = load_prior(run.folder, run.schema, "stars")
     assert loaded is not None
-    np.testing.assert_array_equal(loaded[0].log_probs(corpus), prior.log_probs(corpus))
-    assert loaded[1] == prior.dependence(corpus)
+    np.testing.assert_array_equal(loaded.log_probs(corpus), prior.log_probs(corpus))
+    assert prior.dependence(corpus) in load_dependences(run.folder)
     assert load_prior(run.folder, run.schema, "other") is None
     with pytest.raises(UserError, match="does not belong to this schema"):
         load_prior(run.folder, read(ROWS, "stars", "city").schema, "stars")
@@ -133,13 +133,13 @@ def test_classification_uses_the_conditional_prior_by_default(run: Run) -> None:
     assert (result.priors, result.name) == ("conditional", "model, conditional priors")
     corpus, loaded = run.prepare(ROWS), load_prior(run.folder, run.schema, "city")
     assert loaded is not None
-    joint = log_likelihoods(run, corpus, [{"city": name} for name in result.names]) + loaded[0].log_probs(corpus)
+    joint = log_likelihoods(run, corpus, [{"city": name} for name in result.names]) + loaded.log_probs(corpus)
     expected = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
     np.testing.assert_allclose(result.probabilities, expected, rtol=1e-5)
     names = ["model, uniform priors", "model, training priors", "other columns, without the text"]
     assert list(result.other_predictions) == names
     assert (result.other_predictions[names[0]] == classify(run, ROWS, "city", priors="uniform").predicted).all()
-    assert (result.other_predictions[names[2]] == loaded[0].log_probs(corpus).argmax(1)).all()
+    assert (result.other_predictions[names[2]] == loaded.log_probs(corpus).argmax(1)).all()
     one_row = classify(run, ROWS[:1], "city", calibrate=ROWS)
     assert one_row.temperature == pytest.approx(classify(run, ROWS, "city", calibrate=ROWS).temperature)
 
@@ -176,7 +176,8 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     )
     notices: list[str] = []
     fit(train, test, config, tmp_path / "run", notify=notices.append)
-    clause = "group predicts kind without the text (accuracy 1.00 on development texts, majority class 0."
+    clause = "the other columns, mainly group, predict kind without the text (accuracy 1.00 on development texts, "
+    clause += "majority class 0."
     assert any(line.startswith(clause) and "`classify --target kind`" in line for line in notices)
     capsys.readouterr()
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind"]) == 0

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from factorcell.bootstrap import Interval
 from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
@@ -73,8 +74,6 @@ def run_complete(arguments: argparse.Namespace) -> None:
 
 def run_tune_online(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune-online`."""
-    from factorcell.bootstrap import Interval
-
     run = options.open_on_device(Run.open, arguments.run, arguments)
     user_column = online.user_variable(run).source_column
     user_streams = replay_streams.read_streams(
@@ -86,9 +85,8 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
-    if arguments.unknown != "error":
-        rows = [row for stream in user_streams for row in stream.rows]
-        report_unseen_rows(rows, run.schema, str(arguments.dev), arguments.unknown, without=user_column)
+    rows = [row for stream in user_streams for row in stream.rows]
+    report_unseen_rows(rows, run.schema, str(arguments.dev), arguments.unknown, without=user_column)
     rule_rows = []
     for row in tuning.try_rates(
         run,
@@ -99,7 +97,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         unknown=arguments.unknown,
     ):
         rule_rows.append(row)
-        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {_format_interval(row, 'perplexity')}")
+        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {terminal.format_interval(row, 'perplexity')}")
     learning_rows = rule_rows[1:]  # the first row is for completion without learning
     best = min(learning_rows, key=lambda row: float(row["perplexity"]))
     rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
@@ -110,15 +108,15 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     shown_rows = []
     for row in rule_rows:
         change = Interval.from_row(row, "change")
-        cells = {"perplexity": _format_interval(row, "perplexity")}
+        cells = {"perplexity": terminal.format_interval(row, "perplexity")}
         cells["change"] = "" if change is None else change.to_text(".1f", 100, "%")
         shown_rows.append({**row, "rate": f"{row['rate']:g}", **cells})
     terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
     terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
     for row in blend_rows:
         terminal.show(f"mean reciprocal rank on {row['queries']:,} texts of {row['users']:,} users:")
-        terminal.show(f"  blend        {_format_interval(row, 'mrr')} (blend.json)")
-        terminal.show(f"  model alone  {_format_interval(row, 'mrr_model')}")
+        terminal.show(f"  blend        {terminal.format_interval(row, 'mrr')} (blend.json)")
+        terminal.show(f"  model alone  {terminal.format_interval(row, 'mrr_model')}")
         difference = Interval.from_row(row, "mrr_difference")
         assert difference is not None  # the row has figures of at least one text
         terminal.show(f"  difference   {difference.to_text('.4f')}")
@@ -159,12 +157,6 @@ def _fit_blend(
     weights.save(run)
     row = tuning.compare_with_model(Blend(completer, popularity, weights), examples_of_users)
     return [{**row, "weights": dict(weights.values)}]
-
-
-def _format_interval(row: Mapping[str, Any], name: str) -> str:
-    """Format the figure `name` of a row with its interval, if there is one."""
-    point, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
-    return f"{point:.4f}" if low is None else f"{point:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:

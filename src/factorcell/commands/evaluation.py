@@ -10,7 +10,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify, has_labels
+from factorcell.evaluation.classification import CONTEXT_CLASSIFIER, classify, has_labels
 from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
 from factorcell.evaluation.conditional_prior import classification_notices
@@ -192,7 +192,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
         terminal.notify(f"{counted_texts} classified{output}; accuracy not computed: no text has {missing_value}")
-    if arguments.target:
+    if CONTEXT_CLASSIFIER in result.other_predictions:  # conditional priors can be used
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*training_warnings([run]))
 

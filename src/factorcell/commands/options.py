@@ -186,8 +186,8 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 def add_unknown(parser: Parser, default: str = "group") -> None:
     """Add --unknown, the policy for context values that were not in the training table.
 
-    By default, tables are read as training reads the development table. Commands for whose context the user types the
-    values have the default "error", because an unknown value is then probably a mistake.
+    By default, tables are read as training reads the development table. If the user types the context values on the
+    command line, the default is "error", because an unknown value is then probably a typing mistake.
     """
     help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
     help_text += "missing values (expected)"

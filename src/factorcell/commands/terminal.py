@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -157,7 +157,7 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     if as_json:
         return show_json([metrics])
     text_counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
-    accuracy = _format_interval(metrics, "accuracy")
+    accuracy = format_interval(metrics, "accuracy")
     figures = f"accuracy {accuracy}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({text_counts})")
     show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
@@ -188,21 +188,16 @@ def _show_classifiers(name: str, metrics: Row) -> None:
     """Print the accuracies of a classification and of other classifiers, and its differences to them."""
     from factorcell.bootstrap import Interval
 
-    rows = [
-        {"classifier": row["classifier"], "accuracy": _format_interval(row, "accuracy"), "difference": difference}
-        for row in metrics["others"]
-        if (difference := Interval.from_row(row, "difference")) is not None
-    ]
-    shown_rows = [
-        {"classifier": name, "accuracy": _format_interval(metrics, "accuracy")},
-        *({**row, "difference": row["difference"].to_text(".4f")} for row in rows),
-    ]
+    shown_rows = [{"classifier": name, "accuracy": format_interval(metrics, "accuracy")}]
+    for row in metrics["others"]:
+        difference = Interval(row["difference"], row["difference_low"], row["difference_high"]).to_text(".4f")
+        shown_rows.append({**row, "accuracy": format_interval(row, "accuracy"), "difference": difference})
     show("", f"accuracy of each classifier, and the difference of {name!r} to it (95 % CI in brackets)")
     show_table(shown_rows, ("classifier", "accuracy", "difference"))
     show("")
 
 
-def _format_interval(row: Row, name: str) -> str:
+def format_interval(row: Mapping[str, Any], name: str) -> str:
     """Return a figure of a row with its interval, if it has one."""
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
     return f"{row[name]:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")

@@ -180,9 +180,11 @@ def report_unseen_rows(
         rows: Rows that map columns to values.
         schema: The context variables of the model.
         table_name: The name of the table of the rows.
-        unknown: The policy by which the values are read, "group" or "expected".
+        unknown: The policy by which the values are read; with "error", there is no notice.
         without: A column that does not count, such as that of users.
     """
+    if unknown == "error":
+        return
     is_unseen: dict[str, NDArray[np.bool_]] = {}
     for variable in schema.categories:
         if (column := variable.source_column) != without:

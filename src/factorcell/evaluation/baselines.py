@@ -33,7 +33,7 @@ from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_off
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
-from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -114,9 +114,10 @@ def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uni
         int(test.lengths[labelled_texts].sum()),
     )
     true_values = [value_names[label] if label >= 0 else None for label in true_labels]
-    training_counts = dict(zip(value_names, np.bincount(train_labels[train_labels >= 0]).tolist(), strict=True))
     result = apply_bayes_rule(value_names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
-    return result.with_priors(training_counts) if priors == "training" else result, tally
+    if priors == "training":
+        result = result.with_log_prior(to_log_prior(np.bincount(train_labels[train_labels >= 0])), priors)
+    return result, tally
 
 
 class LinearClassifier:

@@ -46,7 +46,6 @@ class Classification:
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
         is_missing: Whether each text has no true value (B,); None if this is unknown.
-        name: What classified the texts, such as "model, uniform priors".
         priors: The name of the priors, such as "uniform".
         combination_weights: The weights of a combination of several classifiers, by their names; None for other
             classifications.
@@ -68,7 +67,6 @@ class Classification:
     truth: NDArray[np.int64]
     is_distractor: NDArray[np.bool_]
     is_missing: NDArray[np.bool_] | None = None
-    name: str = "model, uniform priors"
     priors: str = "uniform"
     combination_weights: Mapping[str, float] | None = None
     other_predictions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -78,6 +76,11 @@ class Classification:
     untempered_log_posterior: Floats | None = None
     truncated: NDArray[np.bool_] | None = None
     source_rows: NDArray[np.int64] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the classifier, such as "model, uniform priors"."""
+        return f"model, {self.priors} priors" if self.combination_weights is None else "combination"
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -122,10 +125,7 @@ class Classification:
 
         Raises a `UserError` unless this classification has a uniform prior and temperature 1.
         """
-        weights = np.array([priors[name] for name in self.names])
-        with np.errstate(divide="ignore"):
-            log_prior = np.log(weights / weights.sum())
-        return self.with_log_prior(log_prior, "specified")
+        return self.with_log_prior(to_log_prior([priors[name] for name in self.names]), "specified")
 
     def with_log_prior(self, log_prior: Floats, priors: str) -> "Classification":
         """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training".
@@ -134,9 +134,8 @@ class Classification:
         """
         if self.log_prior is not None or self.untempered_log_posterior is not None:
             raise UserError("priors: expected a classification with a uniform prior and temperature 1")
-        log_posterior = apply_temperature(self.log_posterior + log_prior, 1.0)
-        name = f"model, {priors} priors"
-        return replace(self, log_posterior=log_posterior, log_prior=log_prior, name=name, priors=priors)
+        log_posterior = normalize(self.log_posterior + log_prior)
+        return replace(self, log_posterior=log_posterior, log_prior=log_prior, priors=priors)
 
     def at_temperature(self, temperature: float) -> "Classification":
         """Return a copy whose log likelihoods are divided by `temperature`."""
@@ -202,11 +201,12 @@ class Classification:
 
     def _accuracies(self) -> Row:
         """Return the entries of `metrics` about accuracies, with intervals over texts."""
-        predictions = [self.predicted, *self.other_predictions.values()]
-        sums = [[accuracy_sums(self.key, predicted == self.truth, self.truth >= 0)] for predicted in predictions]
-        ratios = Ratios.from_sums(sums)
-        if ratios is None or not self.has_labels:
+        if not self.has_labels:
             return {"accuracy": math.nan, "others": []}
+        predictions = self.other_predictions.values()
+        sums = [accuracy_sums(self.key, predicted == self.truth, self.truth >= 0) for predicted in predictions]
+        ratios = Ratios.from_sums([[text_accuracies(self)], *([other] for other in sums)])
+        assert ratios is not None  # all figures have the same texts
         others = [
             {
                 "classifier": name,
@@ -257,7 +257,7 @@ def apply_bayes_rule(
     is_distractor = np.isin(np.array(truth, dtype=object), list(distractors))
     return Classification(
         names=tuple(names),
-        log_posterior=apply_temperature(log_likelihoods, 1.0),
+        log_posterior=normalize(log_likelihoods),
         detection_score=z_scores(-perplexities),
         truth=true_indices,
         is_distractor=is_distractor,
@@ -309,8 +309,20 @@ def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floa
     """
     finite_log_prior = _finite_log_prior(log_prior)
     log_joint = (log_posterior - finite_log_prior) / temperature + finite_log_prior
-    largest = log_joint.max(1, keepdims=True)
-    return np.asarray(log_joint - largest - np.log(np.exp(log_joint - largest).sum(1, keepdims=True)))
+    return normalize(log_joint)
+
+
+def normalize(log_probs: Floats) -> Floats:
+    """Return log probabilities (B, K) that are shifted so that the probabilities of each row sum to 1."""
+    largest = log_probs.max(1, keepdims=True)
+    return np.asarray(log_probs - largest - np.log(np.exp(log_probs - largest).sum(1, keepdims=True)))
+
+
+def to_log_prior(weights: Sequence[float] | NDArray[Any]) -> Floats:
+    """Return the log priors (K,) that are proportional to `weights`."""
+    values = np.asarray(weights, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(values / values.sum()))
 
 
 def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: Floats | None = None) -> float:

@@ -23,7 +23,7 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none
 from factorcell.evaluation.baselines import LinearClassifier
-from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
 from factorcell.evaluation.combination import (
     CombinationWeights,
     fit_linear_baseline,
@@ -130,14 +130,16 @@ class _ClassifiedTexts:
     uniform: Classification
     log_priors: Mapping[str, Floats]
 
-    def with_priors(self, priors: str) -> Classification:
+    def with_named_prior(self, priors: str) -> Classification:
         """Return the classification with the priors of this name."""
         return self.uniform if priors == "uniform" else self.uniform.with_log_prior(self.log_priors[priors], priors)
 
     def calibrated(self, priors: str, held_out: "_ClassifiedTexts | None") -> Classification:
         """Return the classification with these priors, at the temperature that fits the texts `held_out`."""
-        result = self.with_priors(priors)
-        return result if held_out is None else result.at_temperature(held_out.with_priors(priors).fitted_temperature())
+        result = self.with_named_prior(priors)
+        if held_out is None:
+            return result
+        return result.at_temperature(held_out.with_named_prior(priors).fitted_temperature())
 
     def log_probs(self, priors: str, linear: Floats) -> Floats:
         """Return the log probabilities (3, B, K) that a combination reads: likelihood, prior, linear posterior."""
@@ -190,8 +192,7 @@ class _Task:
         log_priors: dict[str, Floats] = {}
         counts = np.array([variable.counts_by_value[name] for name in names])
         if counts.any():
-            with np.errstate(divide="ignore"):
-                log_priors["training"] = np.log(counts / counts.sum())
+            log_priors["training"] = to_log_prior(counts)
         if prior is not None:
             log_priors["conditional"] = prior.candidate_log_probs(corpus, names)
         return _ClassifiedTexts(corpus, uniform, log_priors)
@@ -246,7 +247,6 @@ def _combine(
         texts.uniform,
         log_posterior=log_posterior,
         detection_score=log_posterior,
-        name="combination",
         priors=priors,
         combination_weights=asdict(weights),
     )

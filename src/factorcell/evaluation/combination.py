@@ -26,7 +26,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables import table_name
 from factorcell.evaluation.baselines import LinearClassifier, with_only_target
-from factorcell.evaluation.bayes_rule import apply_temperature
+from factorcell.evaluation.bayes_rule import normalize
 from factorcell.model.run import Run, training_facts
 
 Floats = NDArray[np.float64]
@@ -44,8 +44,8 @@ def relative_path(source: Any, folder: Path) -> str | None:
 
 def training_table(run: Run) -> Path | None:
     """Return the training table of a run; None if the run did not record a file, or the file does not exist."""
-    relative_path = training_facts(run.folder).get("path")
-    path = run.folder / relative_path if isinstance(relative_path, str) else None
+    recorded_path = training_facts(run.folder).get("path")
+    path = run.folder / recorded_path if isinstance(recorded_path, str) else None
     return path.resolve() if path is not None and path.exists() else None
 
 
@@ -66,7 +66,7 @@ def fit_linear_baseline(run: Run, train: Any, target: str, progress: bool = Fals
 def linear_log_posterior(classifier: LinearClassifier, corpus: Corpus, target: str, names: tuple[str, ...]) -> Floats:
     """Return log q(candidate | text) (B, K) for the candidates `names`."""
     result = classifier(with_only_target(corpus, target))
-    return apply_temperature(result.log_posterior[:, [result.names.index(name) for name in names]], 1.0)
+    return normalize(result.log_posterior[:, [result.names.index(name) for name in names]])
 
 
 @dataclass(frozen=True)
@@ -96,4 +96,4 @@ class CombinationWeights:
 
     def combine(self, log_probs: Floats) -> Floats:
         """Return the log posterior (B, K) from the three log probabilities (3, B, K)."""
-        return apply_temperature(np.tensordot([self.likelihood, self.prior, self.linear], log_probs, axes=1), 1.0)
+        return normalize(np.tensordot([self.likelihood, self.prior, self.linear], log_probs, axes=1))

@@ -28,6 +28,7 @@ from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
+from factorcell.evaluation.bayes_rule import normalize
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
 from factorcell.model.encoder import Prefix
@@ -49,7 +50,7 @@ class Dependence:
 
     Attributes:
         target: The target.
-        accuracy: The accuracy of predicting the value with the highest prior.
+        accuracy: The accuracy of predicting the value with the highest prior, given all other variables.
         majority: The accuracy of always predicting the most frequent value of the training texts.
         advantage: The difference of the two accuracies, with its interval.
         variable: The variable that alone predicts the target best.
@@ -69,7 +70,7 @@ class Dependence:
     def describe(self) -> str:
         """Return a clause with the two accuracies."""
         accuracies = f"accuracy {self.accuracy:.2f} on development texts, majority class {self.majority:.2f}"
-        return f"{self.variable} predicts {self.target} without the text ({accuracies})"
+        return f"the other columns, mainly {self.variable}, predict {self.target} without the text ({accuracies})"
 
 
 class ConditionalPrior(nn.Module):
@@ -109,8 +110,7 @@ class ConditionalPrior(nn.Module):
 
     def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
         """Return the log probabilities (B, candidates) of some values of the target, normalized over these values."""
-        log_probs = self.log_probs(corpus)[:, [self.values.index(name) for name in names]]
-        return log_probs - np.logaddexp.reduce(log_probs, axis=1, keepdims=True)
+        return normalize(self.log_probs(corpus)[:, [self.values.index(name) for name in names]])
 
     def fit(self, corpus: Corpus) -> None:
         """Fit the weights on the texts of a corpus, or on a random part of a large one, by L-BFGS."""
@@ -192,12 +192,12 @@ def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
         files.save_tensors(run.folder / FILE, tensors, facts)
 
 
-def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[ConditionalPrior, Dependence | None] | None:
-    """Read the prior of a target, and its dependence on other variables; None if the folder has no such prior."""
+def load_prior(folder: Path, schema: ContextSchema, target: str) -> ConditionalPrior | None:
+    """Read the prior of a target; None if the folder has no such prior."""
     path = folder / FILE
     if not path.exists() or target not in [variable.name for variable in schema.categories]:
         return None
-    tensors, facts = files.load_tensors(path)
+    tensors, _ = files.load_tensors(path)
     prefix = _prefix(schema, target)
     weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not weights:
@@ -207,7 +207,14 @@ def load_prior(folder: Path, schema: ContextSchema, target: str) -> tuple[Condit
     if expected != {name: weight.shape for name, weight in weights.items()}:
         raise UserError(f"{path}: does not belong to this schema; train the run again")
     prior.load_state_dict(weights)
-    return prior, _from_row(target, facts.get(target))
+    return prior
+
+
+def load_dependences(folder: Path) -> list[Dependence]:
+    """Read how well the other variables predict each target; no dependences without priors."""
+    path = folder / FILE
+    rows = files.load_tensors(path)[1] if path.exists() else {}
+    return [dependence for target, row in rows.items() if (dependence := _from_row(target, row))]
 
 
 def _prefix(schema: ContextSchema, target: str) -> str:
@@ -227,8 +234,8 @@ def usable_prior(
         problem = "the run has no other context column"
     elif set(others).isdisjoint(columns):
         problem = f"the texts have none of the other context columns ({format_names(others)})"
-    elif loaded := load_prior(run.folder, run.schema, target):
-        return loaded[0]
+    elif prior := load_prior(run.folder, run.schema, target):
+        return prior
     else:
         problem = f"the run has none (training saves one for columns with at most {MAX_VALUES} values)"
     if is_required:
@@ -241,28 +248,27 @@ def _to_row(dependence: Dependence) -> files.Row:
     return {**figures, **dependence.advantage.to_row("advantage")}
 
 
-def _from_row(target: str, row: Mapping[str, float | str] | None) -> Dependence | None:
-    advantage = Interval.from_row(row or {}, "advantage")
-    if row is None or advantage is None:
+def _from_row(target: str, row: Mapping[str, float | str]) -> Dependence | None:
+    advantage = Interval.from_row(row, "advantage")
+    if advantage is None:
         return None
     return Dependence(target, float(row["accuracy"]), float(row["majority"]), advantage, str(row["variable"]))
 
 
 def training_notices(run: Run) -> Iterator[str]:
     """Yield a notice for each target that the other variables predict."""
-    for variable in possible_targets(run.schema):
-        loaded = load_prior(run.folder, run.schema, variable.name)
-        if loaded and loaded[1] and loaded[1].is_strong:
-            yield f"{loaded[1].describe()}; `classify --target {variable.name}` uses this as a prior"
+    for dependence in load_dependences(run.folder):
+        if dependence.is_strong:
+            yield f"{dependence.describe()}; `classify --target {dependence.target}` uses this as a prior"
 
 
 def classification_notices(run: Run, target: str, priors: str) -> Iterator[str]:
     """Yield a notice if the other variables predict the target of a classification with these `priors`."""
-    loaded = load_prior(run.folder, run.schema, target) if run.schema.variables[1:] else None
-    if loaded and loaded[1] and loaded[1].is_strong:
-        advice = (
-            f"to classify by the text alone, train a run without {loaded[1].variable}"
-            if priors == "conditional"
-            else f"{priors} priors ignore this; choose --priors conditional"
-        )
-        yield f"{loaded[1].describe()}; {advice}"
+    for dependence in load_dependences(run.folder):
+        if dependence.target == target and dependence.is_strong:
+            advice = (
+                f"to classify by the text alone, train a run without {dependence.variable}"
+                if priors == "conditional"
+                else f"{priors} priors ignore this; choose --priors conditional"
+            )
+            yield f"{dependence.describe()}; {advice}"

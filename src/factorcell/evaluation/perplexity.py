@@ -98,25 +98,21 @@ def evaluate_by_columns(
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
     model_figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
-    group_rows_by_column: dict[str, list[Row]] = {}
+    model_sums, baseline_sums = model_figures["perplexity"], None
     if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
         baseline_corpus = baseline.prepare(source, unknown=unknown)
         baseline_figures = text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
         row |= _bits_difference_row(model_figures, baseline_figures, baseline_corpus, baseline)
     elif baseline is not None or (by and reads_context(run)):
         baseline_figures = _baseline_figures(run, baseline, corpus, source, unknown)
-        model_sums, baseline_sums = model_figures["perplexity"], baseline_figures["perplexity"]
+        baseline_sums = baseline_figures["perplexity"]
         row |= gain(model_sums, baseline_sums).to_row("gain")
         over = None if baseline is None else baseline.folder.name
         row |= {"perplexity_without": _perplexity(baseline_sums), "over": over}
         row |= {} if baseline is None else _bits_difference_row(model_figures, baseline_figures, corpus, baseline)
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
-        for column, groups in groups_by_column.items():
-            group_rows_by_column[column] = gains(model_sums, baseline_sums, groups)
-    else:
-        for column, groups in groups_by_column.items():
-            group_rows_by_column[column] = gains(model_figures["perplexity"], None, groups)
-    return Evaluation(row, group_rows_by_column, model_figures)
+    rows_by_column = {column: gains(model_sums, baseline_sums, groups) for column, groups in groups_by_column.items()}
+    return Evaluation(row, rows_by_column, model_figures)
 
 
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:

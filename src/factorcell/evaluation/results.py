@@ -95,7 +95,7 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
 
     Nothing is saved if no text has a true value.
     """
-    result = classify(run, table, target, unknown="group")
+    result = classify(run, table, target)
     metrics = result.metrics()
     texts = {"accuracy": text_accuracies(result)}
     if result.has_labels:

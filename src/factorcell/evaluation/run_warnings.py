@@ -37,8 +37,10 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
         return None
     indices = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held_out))[:MAX_TEXTS])
     sample = held_out.select(indices)
-    saved_sums = text_figures.load(run.folder, text_figures.texts_digest(held_out)).get("perplexity")
-    if saved_sums is None or run.mixture is not None:  # training saved the figures of the neural model
+    saved_sums = None
+    if run.mixture is None:  # training saved the figures of the neural model alone
+        saved_sums = text_figures.load(run.folder, text_figures.texts_digest(held_out)).get("perplexity")
+    if saved_sums is None:
         adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
     else:
         adapted_sums = saved_sums.select(indices)

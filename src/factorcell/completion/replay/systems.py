@@ -126,6 +126,9 @@ class Personalised(System):
         return learned
 
 
+BUILT_IN_SYSTEMS = ("mpc", "history", "blend")  # systems that are not the name of a run
+
+
 def split_item(item: str) -> tuple[str, Path | None]:
     """Return the name of a system in a list of systems, and the run folder of an item NAME=FOLDER."""
     name, separator, folder = item.partition("=")
@@ -142,7 +145,7 @@ def add_runs(folders: Mapping[str, Path], items: Sequence[str]) -> dict[str, Pat
     for name, path in map(split_item, items):
         if path is None:
             continue
-        if not name or name in (*all_folders, "mpc", "history", "blend"):
+        if not name or name in (*all_folders, *BUILT_IN_SYSTEMS):
             raise UserError(f"{name}={path}: expected a name that no other system has, got {name!r}")
         if not (path / "config.json").is_file():
             raise not_a_run_error(path, "a run folder")
@@ -221,7 +224,7 @@ def report_unseen_values(
         unknown: The policy by which the values are read; with "error", there is no notice.
     """
     rows = [row for stream in streams for row in stream.rows]
-    for path in _select_runs(run_folders(folder), names).values() if unknown != "error" else ():
+    for path in _select_runs(run_folders(folder), names).values():
         schema = ContextSchema.load(path / "schema.json")
         report_unseen_rows(rows, schema, str(table), unknown, without=user_column)
 
@@ -271,8 +274,9 @@ def open_systems(
         precision = run.precision  # all other runs use the precision that `auto` chose for the first run
         return Completer(run, unknown=unknown, seconds=seconds)
 
+    choices = (*BUILT_IN_SYSTEMS, *add_runs(folders, names))
     for name, _ in map(split_item, names):
-        check_choice("system", name, ("mpc", "history", "blend", *add_runs(folders, names)))
+        check_choice("system", name, choices)
         if name == "mpc":
             paths = list(folders.values())
             path = next((path for path in paths if (path / POPULARITY).exists()), paths[0])
@@ -294,7 +298,10 @@ def open_systems(
 
 
 def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the run folder of each system of `names` that is a run; that of `blend` is the folder named before it."""
+    """Return the run folder of each system of `names` that is a run.
+
+    `blend` has the run of the last name of `folders` before it, or without such a name, the last run of `folders`.
+    """
     all_folders = add_runs(folders, names)
     selected, latest_path = dict[str, Path](), list(folders.values())[-1]
     for name, _ in map(split_item, names):

@@ -178,10 +178,9 @@ def score_hypotheses(
     contexts = _utterance_contexts(model, nbest, context or {})
     optional = _absent_variables(model, contexts)
     _check_contexts(model, nbest, contexts, optional, unknown)
-    if unknown != "error":
-        data = model.config.data
-        anonymous_column = data.user if data.anonymous else ""
-        report_unseen_rows(contexts, model.schema, "n-best lists", unknown, without=anonymous_column)
+    data = model.config.data
+    anonymous_column = data.user if data.anonymous else ""
+    report_unseen_rows(contexts, model.schema, "n-best lists", unknown, without=anonymous_column)
     log_probs: list[Floats] = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
         for batch in batches(nbest):
