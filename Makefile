@@ -1,4 +1,4 @@
-# From a clean clone every target but `make wheel` first runs `make setup`: all it needs, in $(VENV), and nothing outside.
+# From a clean clone, every target that needs factorcell first runs `make setup`, which installs only into $(VENV).
 # The set-up does nothing until pyproject.toml, constraints.txt or the compiled part has changed.
 # `make docs` and `make wheel` never install factorcell again: a command may be running from $(VENV).
 
@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test fast check-slow faults bench tables docs wheel lint types format clean
 
 help:
-	@echo 'make setup       install everything into $(VENV); the other targets do so first'
+	@echo 'make setup       install factorcell and its tools into $(VENV); targets that need them do so first'
 	@echo 'make demo        train four models of place names, write demo.html (minutes)'
 	@echo 'make test        lint, types and tests'
 	@echo 'make check-slow  the tests that take minutes'
@@ -122,8 +122,8 @@ wheel: $(WHEEL_VENV)/.installed
 	@$(WHEEL_BIN)/python -m build --no-isolation >$(WHEEL_VENV)/log 2>&1 || { cat $(WHEEL_VENV)/log; exit 1; }
 	@cd dist && for wheel in *.whl; do case $$wheel in \
 	  *-any.whl) echo 'no manylinux wheel: the compiled part could not be built, so this one runs in plain PyTorch' ;; \
-	  *-linux_*) if said=$$(PATH="$(abspath $(WHEEL_BIN)):$$PATH" auditwheel repair --wheel-dir . $$wheel 2>&1); \
-	    then rm $$wheel; else echo "no manylinux wheel: $$(echo "$$said" | tail -n 1)"; fi ;; \
+	  *-linux_*) if output=$$(PATH="$(abspath $(WHEEL_BIN)):$$PATH" auditwheel repair --wheel-dir . $$wheel 2>&1); \
+	    then rm $$wheel; else echo "no manylinux wheel: $$(echo "$$output" | tail -n 1)"; fi ;; \
 	  esac; done; ls -l *
 
 format: setup

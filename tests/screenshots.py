@@ -7,7 +7,7 @@ writes a screenshot of every page of the package `reports`, drawn from made-up r
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def chromium_path() -> str | None:
     return next(filter(None, map(shutil.which, CHROMIUM)), None)
 
 
-def take_screenshots(folder: Path, addresses: Sequence[str], report: Callable[[str], object] = print) -> None:
+def take_screenshots(folder: Path, addresses: Sequence[str]) -> None:
     """Write a screenshot of every page in each window and theme, and report problems and messages of the console."""
     from playwright.sync_api import sync_playwright
 
@@ -143,11 +143,11 @@ def take_screenshots(folder: Path, addresses: Sequence[str], report: Callable[[s
                 for theme in THEMES:
                     window = {"viewport": {"width": width, "height": height}, "color_scheme": theme}
                     tab = chromium.new_page(**window)
-                    tab.on("console", lambda message, name=name: report(f"{name}: {message.text}"))
+                    tab.on("console", lambda message, name=name: print(f"{name}: {message.text}"))
                     tab.goto(address, wait_until="networkidle")
                     tab.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
                     for problem in find_problems(tab):
-                        report(f"{name}, {width} pixels: {problem}")
+                        print(f"{name}, {width} pixels, {theme}: {problem}")
                     tab.close()
         chromium.close()
 

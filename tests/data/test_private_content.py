@@ -33,6 +33,7 @@ SECRETS = {
         "the code for the front door is 4821",
         "I changed my password to tulip2021",
         "cvv: 1234",
+        "cvc=123",
         "my api key is a81kd93k",
         "token: 6f1d2c04-8a55-4f0e-9a53-0f4f5b1d2e11",
         "client_secret=ab12cd34",

@@ -83,6 +83,7 @@ def two_runs() -> list[dict[str, Any]]:
     plain = {
         "folder": "runs/a",
         "title": "hotels unadapted",
+        "is_adapted": False,
         "config": {"data": {"text": "review"}, "model": {"adapt": (), "rank": 12}},
         "schema": [],
         "evaluation": {"perplexity": 80.123, "perplexity_known": 70.0, "targets": 123_456},
@@ -100,6 +101,7 @@ def two_runs() -> list[dict[str, Any]]:
             **plain,
             "folder": "runs/b",
             "title": "hotels FactorCell",
+            "is_adapted": True,
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
             "schema": ["rating: category, 5 values, none rare"],
             "evaluation": {"perplexity": 72.0, "perplexity_known": 63.0, "targets": 123_456},

@@ -14,7 +14,7 @@ from factorcell.data.tables import FORMATS
 from factorcell.evaluation.likelihood_ratios import context_text, explain, read_texts, strength
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
-from factorcell.reports.wording import readable_token
+from factorcell.reports.wording import readable_token, token_separator
 
 # Pairs of a background and a foreground colour (numbers of the 256 terminal colours), for weak to strong ratios.
 # Tokens that are more probable given the first context are blue; the others are orange and also underlined.
@@ -112,7 +112,7 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
 
 def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None:
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
-    gap = " " if row["tokenizer"] in ("word", "space") else ""
+    gap = token_separator(row["tokenizer"])
     marked_tokens = [
         mark_token(readable_token(token["token"]), token["ratio"], has_colours=has_colours) for token in row["tokens"]
     ]

@@ -1,10 +1,12 @@
 """The command `rescore`, which reranks the n-best lists of a speech recognizer with a model."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from factorcell import files
+from factorcell.bootstrap import Interval
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, check_choice
 from factorcell.evaluation.rescoring import nbest, rescore
@@ -13,7 +15,6 @@ from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
-from factorcell.reports.wording import rescoring_table
 
 MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
 
@@ -41,7 +42,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
         all_utterances, *value_rows = summary
-        terminal.show_table(*rescoring_table([all_utterances, *value_rows[:MAX_SHOWN_VALUES]]))
+        terminal.show_table(*_rescoring_table([all_utterances, *value_rows[:MAX_SHOWN_VALUES]]))
     else:
         shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(shown_rows, ("utterance", "place", "text"))
@@ -100,3 +101,15 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, list
 def _score_lists(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoredNBest:
     context = options.parse_context(arguments.context)
     return rescore.score_hypotheses(model, lists, context=context, unknown=arguments.unknown, progress=True)
+
+
+def _rescoring_table(summary: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], list[str]]:
+    """Return a table of word error rates: a row of text for every row of `word_error_rates`, and the columns."""
+    rows = []
+    for row in summary:
+        cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
+        cells |= {name: f"{row[name]:,}" for name in ("utterances", "words")}
+        cells |= {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
+        cells["gain"] = Interval(row["gain"], row["gain_low"], row["gain_high"]).to_text(".2f", 100.0)
+        rows.append(cells)
+    return rows, ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]

@@ -61,8 +61,8 @@ def find_private_content(text: str) -> str | None:
         text: The text of a user.
     """
     digit_count = sum(map(str.isdigit, text))
-    recognizers = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
-    return next(recognizers, None)
+    labels = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
+    return next(labels, None)
 
 
 def is_public(text: str) -> bool:
@@ -103,7 +103,10 @@ def has_card_number(text: str) -> bool:
 
 
 def has_phone_number(text: str) -> bool:
-    """Return whether a text has a phone number, with a prefix or after a word such as phone; dates are excluded."""
+    """Return whether a text has a phone number; dates do not count.
+
+    It begins with + or 0, is grouped as in North America, or follows a word such as phone.
+    """
     for match in _PHONE.finditer(text):
         count = sum(map(str.isdigit, match.group()))
         if MIN_PHONE_DIGITS <= count <= MAX_PHONE_DIGITS and not _DATE.search(match.group()):

@@ -7,6 +7,8 @@ A phrase consists of a name of a secret, a link and a value. The link decides wh
     is, ist, est, ...  every value that continues no          4 to 12 digits         6 characters, letters and digits
                        sentence, unlike "wrong" or "stored"
     none               letters and digits, or 4 to 12 digits  4 to 12 digits         8 characters, letters and digits
+
+A CVV may have 3 digits, and after the French "mot de passe" a value needs no link.
 """
 
 import regex
@@ -79,23 +81,8 @@ TECHNICAL_WORD = regex.compile(
 
 # Every name contains one of these parts; texts without them are not searched.
 NAME_PARTS = (
-    *(
-        "pass",
-        "pwd",
-        "kennwort",
-        "mdp",
-        "pw",
-        "contrase",
-        "phrases secr",
-        "phrase secr",
-        "pin",
-        "zahl",
-        "puk",
-        "cv",
-        "otp",
-    ),
-    *("cod", "cód", "kod", "clav", "token", "bearer", "secret", "key", "schlüssel", "geheim", "jeton", "clé", "nøkkel"),
-    "hemmelig",
+    *"pass kennwort mdp pw contrase pin puk cv otp cod cód kod clav token bearer secret key schlüssel geheim".split(),
+    *("jeton", "clé", "nøkkel", "hemmelig", "phrases secr", "phrase secr"),
 )
 PHRASE = regex.compile(
     rf"(?:(?P<password>{PASSWORD_NAMES})|(?<![^\W_])(?:(?P<token>{TOKEN_NAMES})|(?P<pin>{PIN_NAMES})))"
@@ -129,8 +116,9 @@ def _is_secret(match: "regex.Match[str]") -> bool:
     if match["pass"]:
         return True
     value = match["value"].rstrip(".,;:!?")
+    min_length = 3 if (match["pin"] or "").lower().startswith("cv") else 4  # a CVV may have 3 digits
     if match["colon"]:
-        return bool(match["password"]) or (len(value) >= 4 and any(map(str.isdigit, value)))
+        return bool(match["password"]) or (len(value) >= min_length and any(map(str.isdigit, value)))
     has_verb = match["verb"] is not None
     if match["password"]:
         # French writes no link: "mot de passe soleil".
@@ -139,7 +127,7 @@ def _is_secret(match: "regex.Match[str]") -> bool:
     if match["pin"]:
         if not has_verb and match["pin"].lower() == "code":  # as in "Summer of Code 2012"
             return False
-        return value.isdigit() and (3 if match["pin"].lower().startswith("cv") else 4) <= len(value) <= 12
+        return value.isdigit() and min_length <= len(value) <= 12
     return _resembles_code(value, 6 if has_verb else 8) and not value.isdigit()
 
 

@@ -25,7 +25,7 @@ from factorcell.reports.charts import (
     display_name,
     styled,
 )
-from factorcell.reports.wording import readable_token
+from factorcell.reports.wording import readable_token, token_separator
 
 Row = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def _legend(contexts: Sequence[str]) -> str:
 
 def _shaded_text(row: Row) -> str:
     """Return a text with shaded tokens, then its total ratio; if there are several models, the model is the heading."""
-    separator = " " if row["tokenizer"] in ("word", "space") else ""
+    separator = token_separator(row["tokenizer"])
     heading = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{heading}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
@@ -173,7 +173,8 @@ def _strongest_tokens(rows: Sequence[Row], contexts: Sequence[str]) -> str:
 
 def _preceding(row: Row, index: int) -> str:
     """Return the last few tokens before a token."""
-    separator, count = (" ", 4) if row["tokenizer"] in ("word", "space") else ("", 12)
+    separator = token_separator(row["tokenizer"])
+    count = 4 if separator else 12
     start = max(0, index - count)
     text = separator.join(readable_token(token["token"]) for token in row["tokens"][start:index])
     return f"… {text}" if start > 0 else text
@@ -251,7 +252,7 @@ def _empty_strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Li
 
 def break_lines(row: Row) -> list[Line]:
     """Break a text into lines of at most `LINE_WIDTH` monospaced characters, with spaces between words."""
-    separator_width = 1 if row["tokenizer"] in ("word", "space") else 0
+    separator_width = len(token_separator(row["tokenizer"]))
     lines: list[Line] = []
     start = float(LINE_WIDTH)  # of the next token; the first token begins a new line
     for index, token in enumerate(row["tokens"]):

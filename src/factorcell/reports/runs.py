@@ -108,7 +108,6 @@ def run_report(runs: Sequence[Row]) -> str:
         {**row, "model": f"{title} (neural model alone)" if run.get("predictor") else title}
         for run, title in titled_runs
         for row in run.get("log") or []
-        if row["split"] == "dev"
     ]
     if charts.has_curve(curves):
         # The two curves of a single run differ only in the labels of the x axis.
@@ -155,8 +154,7 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
 
 def _sort_key(run: Row) -> tuple[bool, bool]:
     """Return whether a run is an n-gram model, and whether the run is adapted."""
-    model = run["config"].get("model", {})
-    return "schema" not in run, bool(run.get("is_adapted", model.get("adapt") or model.get("output_bias")))
+    return "schema" not in run, bool(run.get("is_adapted"))
 
 
 def _compare(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Comparison:

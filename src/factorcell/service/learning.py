@@ -60,7 +60,7 @@ class ServedModel:
             )
         return self._learner
 
-    def is_truncated(self, text: str, context: Mapping[str, Any], unknown: str = "error") -> bool:
+    def is_truncated(self, text: str, context: Mapping[str, Any], unknown: str) -> bool:
         """Return whether the model learns only the first `max_tokens` tokens of a text.
 
         Raises:
