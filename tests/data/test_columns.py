@@ -151,7 +151,7 @@ def test_the_mean_of_a_periodic_number_is_a_mean_on_a_circle() -> None:
         ("longitude", np.ones((40, 3)), "array.*\\.\\.\\., not a number of degrees"),
         ("text", 5, "5, not a text"),
         ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),
-        ("vector", [1, 2, 3], "has 3 numbers; expected 2, as in the first row"),
+        ("vector", [1, 2, 3], "has 3 numbers; expected 2, as in the first vector"),
         ("category", [1, 2], "is a list, not the name of a category \\(for vectors, use x:vector\\)"),
         ("category", np.zeros(2), "is a ndarray, not the name of a category"),
         ("category", {"a": 1}, "is a dict, not the name of a category$"),

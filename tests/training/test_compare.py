@@ -101,6 +101,14 @@ def test_a_comparison_with_other_options_is_not_resumed(tmp_path: Path) -> None:
         compare(TRAIN, ROWS, TEST, other, tmp_path, models=MODELS, target="city", ngram=False, resume=True)
 
 
+def test_a_comparison_with_the_option_of_mixtures_resumes(tmp_path: Path) -> None:
+    """The models are compared alone, whatever the option says."""
+    config = CONFIG.with_options(ngram_mixture=True)
+    for resume in (False, True):
+        compare(TRAIN, ROWS, TEST, config, tmp_path, models=MODELS, ngram=False, resume=resume)
+    assert all(Run.open(tmp_path / name).mixture is None for name in MODELS)
+
+
 def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Path) -> None:
     comparison = compare(TRAIN, None, TEST, CONFIG, tmp_path, models=MODELS)
     first, _, row, mixed = comparison

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -287,7 +288,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
     monkeypatch.setattr(plans, "FINISHING_SECONDS", 0.0)
-    complete = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes)).config
+    complete = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes), start=perf_counter()).config
     assert complete.training.epochs == pytest.approx(passes)
     assert (
         complete.format_options(("hidden_size", "dropout_recurrent"))
@@ -302,7 +303,7 @@ def test_compared_models_have_the_minutes_without_those_of_planning(monkeypatch:
     monkeypatch.setattr(plans, "measure_speed", lambda *_: Speed(12.0, 1, 0.0))
     monkeypatch.setattr(plans, "FINISHING_SECONDS", 30e-6)
     options = {"training": {"precision": "float32"}}
-    single = plan(options, *read(), Budget(1.0)).config.training.epochs
+    single = plan(options, *read(), Budget(1.0), start=perf_counter()).config.training.epochs
     shared = plan(options, *read(), Budget(1.0), models=("unadapted", "factorcell")).config.training.epochs
     assert shared == pytest.approx(0.97 * 60 / 12, rel=0.01)
     assert single < 0.55 * 60 / 12

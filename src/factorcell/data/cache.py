@@ -88,7 +88,7 @@ def prepare(
             _read_chunks(table, data_config.text, texts, columns, progress)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
         corpus = Corpus(**text_fields, **columns.corpus_fields(len(texts.sizes)))
-        is_unseen.update(columns.is_unseen)
+        is_unseen.update(columns.unseen_rows() if report_counts else {})
         return corpus
 
     if table.digest is None or schema is not None or not truncate:

@@ -26,13 +26,12 @@ READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": Te
 class ContextColumns:
     """The readers of all context columns of a table.
 
-    Without a `schema`, the method `arrays` creates a new one. The config or the first rows of a column determine the
-    kind of its variable; all values of the column determine the other fields of the variable.
+    Without a `schema`, the method `corpus_fields` creates a new one. The config or the first rows of a column determine
+    the kind of its variable; all values of the column determine the other fields of the variable.
 
     Attributes:
         readers: A reader for each variable.
         names: The columns that the table contains, once for each variable.
-        is_unseen: For each category of a known schema, whether training never saw the value of each row (rows,).
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class ContextColumns:
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         self.is_dropped = list[NDArray[np.bool_]]()  # whether each row of each chunk is dropped
-        self.is_unseen = dict[str, NDArray[np.bool_]]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column = variable.source_column
             policy = "expected" if variable.name in optional else unknown
@@ -94,12 +92,13 @@ class ContextColumns:
         self.is_dropped.append(is_dropped)
         indices: Sequence[int] = range(row_count)
         rows: Sequence[int] = range(row_offset + 1, row_offset + 1 + row_count)
-        if is_dropped.any():
+        has_dropped = bool(is_dropped.any())
+        if has_dropped:
             indices = np.flatnonzero(~is_dropped).tolist()
             rows = [row_offset + 1 + index for index in indices]
         for reader in self.readers:
             values = chunk.get(reader.column) or [None] * row_count
-            reader.add([values[index] for index in indices] if is_dropped.any() else values, rows)
+            reader.add([values[index] for index in indices] if has_dropped else values, rows)
         return indices
 
     def _has_empty_column(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> NDArray[np.bool_]:
@@ -120,6 +119,16 @@ class ContextColumns:
             has_empty_column |= is_empty
         return has_empty_column
 
+    def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
+        """Return, for each category of a known schema, whether training never saw the value of each row (rows,)."""
+        if self.schema is None:
+            return {}
+        return {
+            variable.name: reader.is_unseen(variable)
+            for reader, variable in zip(self.readers, self.schema.variables, strict=True)
+            if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.column == self.config.user)
+        }
+
     def corpus_fields(self, row_count: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
@@ -133,9 +142,6 @@ class ContextColumns:
                 users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])
-            is_anonymous = self.config.anonymous and reader.column == self.config.user
-            if isinstance(reader, CategoryReader) and self.schema is not None and not is_anonymous:
-                self.is_unseen[variable.name] = reader.is_unseen(variable)
         is_dropped = np.concatenate(self.is_dropped)
         return {
             "schema": schema,

@@ -359,12 +359,13 @@ class VectorReader(ColumnReader):
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         vectors: list[NDArray[np.float32] | None] = [None] * self.leading_count
         for row, value in zip(rows, values, strict=True):
-            if (vector := None if is_missing(value) else to_vector(value)) is None and not is_missing(value):
+            vector = None if is_missing(value) else to_vector(value)
+            if vector is None and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a list of numbers")
             if vector is not None:
                 self.size = self.size or len(vector)
                 if len(vector) != self.size:
-                    reference = "as in training" if self.is_known else "as in the first row"
+                    reference = "as in training" if self.is_known else "as in the first vector"
                     raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
             vectors.append(vector)
         self.leading_count = 0 if self.size else len(vectors)
@@ -379,10 +380,8 @@ class VectorReader(ColumnReader):
             raise self.no_values_error()
         vectors = np.concatenate(self.chunk_arrays)
         vectors = vectors[~np.isnan(vectors[:, 0])]
-        means = vectors.mean(0, dtype=np.float64)
-        return replace(
-            self.declared_variable, means=tuple(means.tolist()), deviations=tuple(deviations(vectors).tolist())
-        )
+        means, spreads = vectors.mean(0, dtype=np.float64).tolist(), deviations(vectors).tolist()
+        return replace(self.declared_variable, means=tuple(means), deviations=tuple(spreads))
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:

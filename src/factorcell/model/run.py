@@ -44,7 +44,6 @@ MANIFEST_FILES = (
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
-CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 
 
 def initial_files() -> tuple[str, ...]:
@@ -146,11 +145,11 @@ class Run(TextModel):
         """
         folder = Path(folder)
         if trained:
-            training_state.check_weights(folder, folder / CHECKPOINT)
+            training_state.check_weights(folder)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
-            sizes.check_header(folder / "weights.safetensors", sizes.tensor_shapes(config, len(tokenizer), schema))
+            sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         run = cls(folder, config, tokenizer, schema).to(find_device(device))
         check_choice("precision", precision, PRECISIONS)
         if trained:
@@ -197,7 +196,7 @@ class Run(TextModel):
         Raises:
             UserError: The weights are missing, damaged or belong to another model.
         """
-        path = self.folder / "weights.safetensors"
+        path = self.folder / training_state.WEIGHTS
         tensors, _, checksum = files.load_with_checksum(path)
         parameters = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
@@ -214,7 +213,7 @@ class Run(TextModel):
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""
-        files.save_tensors(self.folder / "weights.safetensors", self.model.saved_tensors(), facts)
+        files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
         """Write to the folder how often each token was a target of training (V,)."""
@@ -238,7 +237,7 @@ class Run(TextModel):
     @property
     def log_path(self) -> Path:
         """The path of the training log, a file with a JSON object per line."""
-        return self.folder / "log.jsonl"
+        return self.folder / training_state.LOG
 
     def log(self) -> list[dict[str, Any]]:
         """Read the rows of the training log."""
@@ -328,7 +327,7 @@ def read_config(folder: Path) -> Config:
 
 def training_facts(folder: Path) -> dict[str, Any]:
     """Read the facts about the training of the run in `folder`; return an empty mapping if training has not ended."""
-    path = folder / "training.json"
+    path = folder / training_state.FACTS
     facts = files.read_json(path) if path.exists() else {}
     if not isinstance(facts, dict):
         raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")

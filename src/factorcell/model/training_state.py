@@ -12,6 +12,7 @@ from factorcell.limits import UserError
 LOG = "log.jsonl"
 WEIGHTS = "weights.safetensors"
 FACTS = "training.json"  # written at the end of a training
+CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 
 
 class NoWeightsYetError(UserError):
@@ -22,14 +23,14 @@ class NoWeightsYetError(UserError):
         super().__init__(f"{folder}: {self.reason}; try again later")
 
 
-def check_weights(folder: Path, checkpoint: Path) -> None:
+def check_weights(folder: Path) -> None:
     """Raise a `UserError` if a training has begun in `folder` but has not saved weights."""
     if (folder / WEIGHTS).exists() or (folder / FACTS).exists():
         return
     is_running = lock.is_locked(folder)
     if is_running:
         raise NoWeightsYetError(folder)
-    if (folder / LOG).exists() or checkpoint.exists():
+    if (folder / LOG).exists() or (folder / CHECKPOINT).exists():
         problem = "training stopped before its first evaluation"
         condition = "" if is_running is False else "if it is not running, "
         raise UserError(f"{folder}: {problem}; {condition}run the training command again with --resume")

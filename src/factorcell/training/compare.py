@@ -134,7 +134,7 @@ def common_plan(
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():
-            return resumed_plan(config, Config.load(config_path))
+            return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.

@@ -164,9 +164,9 @@ class _Loop:
         if progress.measured_seconds < PLANNING_SHARE * progress.max_seconds or progress.step >= self.trainer.steps:
             return
         later_evaluations = self.trainer.config.evaluations - progress.evaluations
-        # Steps get at least half of the time, even if the evaluations then exceed the limit.
-        evaluation_seconds = min(later_evaluations * progress.evaluation_seconds, progress.max_seconds / 2)
-        seconds_for_steps = progress.max_seconds - progress.seconds - evaluation_seconds
+        seconds_left = progress.max_seconds - progress.seconds
+        # Steps get at least half of the remaining time, even if the evaluations then exceed the limit.
+        seconds_for_steps = max(seconds_left - later_evaluations * progress.evaluation_seconds, seconds_left / 2)
         step_seconds = progress.measured_seconds / progress.measured_steps
         steps = progress.step + max(1, int(seconds_for_steps / step_seconds))
         self.trainer.change_steps(min(steps, progress.max_steps))

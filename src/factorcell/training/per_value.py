@@ -9,6 +9,7 @@ All runs are unadapted and have the same vocabulary, so their perplexities are c
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ def separate(
                 run = Run.open(path, trained=False)
                 check_resumable(run, resumed_plan(options, run.config).config, corpus)
             else:
-                complete_config = plan(options, train_texts, dev_texts, budget).config
+                complete_config = plan(options, train_texts, dev_texts, budget, start=perf_counter()).config
                 run = Run.create(path, complete_config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
@@ -181,13 +182,14 @@ def _check_same_values(folder: Path, by: str, values: Sequence[str]) -> None:
 
 
 def _unadapted_options(config: ConfigLike, by: str) -> ConfigLike:
-    """Return the options for a model without adaptation, with `by` as the only context column."""
+    """Return the options for a model without adaptation and mixture, with `by` as the only context column."""
     adapt, output_bias = MODELS["unadapted"]
     data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
     model: dict[str, Any] = {"adapt": adapt, "output_bias": output_bias}
+    sections = {"data": data, "model": model, "training": {"ngram_mixture": False}}
     if isinstance(config, Mapping):
-        return {**config, "data": {**config.get("data", {}), **data}, "model": {**config.get("model", {}), **model}}
-    return config_with_defaults(config).with_options(**data, **model)
+        return {**config, **{name: {**config.get(name, {}), **options} for name, options in sections.items()}}
+    return config_with_defaults(config).with_options(**data, **model, ngram_mixture=False)
 
 
 def _texts_of(corpus: Corpus, index: int) -> Corpus:

@@ -34,7 +34,7 @@ FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
 # Processor seconds per training target for counting n-grams and measuring their mixture after the last evaluation.
 FINISHING_SECONDS = 9e-6
 MIN_TRAINING_SHARE = 0.3  # smallest share of the minutes for steps and evaluations, even if the minutes are exceeded
-MODEL_TRAINING_SHARE = 0.97  # share of the minutes that the steps and evaluations of one of several trainings may take
+STEPS_SHARE = 0.97  # share of the minutes for steps and evaluations, if the minutes do not include other work
 UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
@@ -46,7 +46,8 @@ class Budget:
 
     Args:
         minutes: The longest duration; None sets no limit.
-        preset: The number of passes: "quick", "good" or "best". The default is "good", or "best" with `minutes`.
+        preset: "quick", "good" or "best", which determines the number of passes; "best" also mixes the model with
+            n-gram counts, except in a training with users. The default is "good", or "best" with `minutes`.
     """
 
     minutes: float | None = None
@@ -141,7 +142,8 @@ def plan(
         dev: The development texts.
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
-        start: The time of `perf_counter` from which the minutes of the budget count; by default the time of the call.
+        start: The time of `perf_counter` from which the minutes of the budget count. By default, planning and the work
+            after the last evaluation do not count, as for several trainings that are planned once.
 
     Returns:
         The plan, with an expected duration if `config` is a mapping, and with a time limit if the budget has minutes.
@@ -164,7 +166,7 @@ def plan(
     preset = budget.preset_or_default
     if passes is None:
         passes = rules.default_passes(facts, preset)
-    large_plan = _with_defaults(config, facts, float(passes), preset=preset)
+    large_plan = _with_defaults(config, facts, float(passes), preset)
     if budget.minutes is None:
         large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
@@ -175,18 +177,19 @@ def plan(
     unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
     unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
-    small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset=preset), corpus, dev)
+    small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
-    # On a busy machine, all work takes longer than its processor time.
-    slowdown = max(1.0, (perf_counter() - planning_start) / max(0.1, process_time() - processor_start))
-    total_seconds, seconds_after = budget.minutes * 60, FINISHING_SECONDS * facts.targets * slowdown
-    seconds_before = perf_counter() - (planning_start if start is None else start)
-    seconds_left = max(total_seconds - seconds_before - seconds_after, MIN_TRAINING_SHARE * total_seconds)
-    if models:  # the minutes of each of several trainings do not include planning, which happens once for all
-        seconds_left = MODEL_TRAINING_SHARE * total_seconds
+    total_seconds = budget.minutes * 60
+    if start is None:
+        seconds_left = STEPS_SHARE * total_seconds
+    else:
+        # On a busy machine, all work takes longer than its processor time.
+        slowdown = max(1.0, (perf_counter() - planning_start) / max(0.1, process_time() - processor_start))
+        seconds_after = FINISHING_SECONDS * facts.targets * slowdown
+        seconds_left = max(total_seconds - (perf_counter() - start) - seconds_after, MIN_TRAINING_SHARE * total_seconds)
     limit = TimeLimit(seconds_left, max_passes, speed.evaluation_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, passes_for_sizes, preset)
+    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
     return _with_possible_passes(final_plan, speed, limit)
@@ -196,14 +199,15 @@ def _with_defaults(
     specified: SpecifiedOptions,
     facts: TableFacts,
     epochs: float,
+    preset: str,
     epochs_for_sizes: float | None = None,
-    preset: str = "good",
 ) -> Plan:
     """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
     defaults, chosen = rules.default_options(facts, epochs, epochs_for_sizes), unspecified_options(specified)
-    has_users = bool(config_with_defaults(specified).data.user)
-    defaults["training"]["ngram_mixture"] = preset == "best" and not has_users  # counts reproduce what one user wrote
-    if not head_class(config_with_defaults(specified).head.kind).has_sampled_loss:
+    config = config_with_defaults(specified)
+    # The counts would reproduce what single users wrote.
+    defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
+    if not head_class(config.head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
     complete = {section: {**options} for section, options in specified.items()}
     for section, options in defaults.items():
@@ -284,16 +288,12 @@ def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
         text_count *= 2
 
 
-class _TemporaryTrainer(Trainer):
-    """A trainer for measurements, which continues if the loss is not finite; the real training raises the error."""
-
-    raises_if_not_finite = False
-
-
 def _temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
     """Return a trainer of one pass over the training texts for measurements."""
     one_pass = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
-    return _TemporaryTrainer(Run(Path("measured"), one_pass, corpus.tokenizer, corpus.schema), corpus, dev)
+    trainer = Trainer(Run(Path("measured"), one_pass, corpus.tokenizer, corpus.schema), corpus, dev)
+    trainer.raises_if_not_finite = False  # the real training raises the error
+    return trainer
 
 
 def config_with_defaults(config: ConfigLike) -> Config:

@@ -10,13 +10,11 @@ Therefore the learning rate does not jump, and its decay ends at the last step.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from factorcell.config import TrainingConfig
 
-# The attributes of `Progress` that have other names in a checkpoint.
-CHECKPOINT_KEYS = {"evaluations_since_best": "worse", "tokens_at_last_row": "since"}
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 
 
@@ -104,16 +102,10 @@ class Progress:
     max_seconds: float = math.inf
     max_steps: int = 0
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return the counters by their keys in a checkpoint, of which `CHECKPOINT_KEYS` differ from the attributes."""
-        return {CHECKPOINT_KEYS.get(name, name): value for name, value in asdict(self).items()}
-
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Progress":
-        """Return the counters that `to_facts` returned as `facts`."""
-        names = {key: name for name, key in CHECKPOINT_KEYS.items()}
-        counters = {names.get(key, key): value for key, value in facts.items()}
-        return cls(**{**counters, "schedule": Schedule(**facts["schedule"])})
+        """Return the counters whose `asdict` a checkpoint stores as `facts`."""
+        return cls(**{**facts, "schedule": Schedule(**facts["schedule"])})
 
 
 def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:

@@ -8,7 +8,7 @@ Therefore a checkpoint needs no random state, and a resumed training has bitwise
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, RowValues, SampledRows
-from factorcell.model.run import CHECKPOINT, Run
+from factorcell.model.run import Run
+from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
@@ -80,8 +81,6 @@ class Trainer:
         raises_if_not_finite: Whether a loss or gradient that is not finite raises a `UserError`.
     """
 
-    raises_if_not_finite = True
-
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
         token_count = int(corpus.offsets[-1])
         required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
@@ -91,7 +90,7 @@ class Trainer:
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
-        self.progress = Progress()
+        self.progress, self.raises_if_not_finite = Progress(), True
         self.last_evaluation = -1  # the step of the last evaluation; -1 before the first
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
@@ -326,7 +325,7 @@ class Trainer:
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
         tensors |= {f"{number}:done": optimizer.last_steps for number, optimizer in enumerate(self.row_optimizers)}
-        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **self.progress.to_facts()})
+        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **asdict(self.progress)})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
