@@ -5,6 +5,7 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 """
 
 import dataclasses
+import os
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,6 +196,42 @@ class RecurrentOptions(KindOptions):
 
 
 @dataclass(frozen=True)
+class HuggingFaceOptions(KindOptions):
+    """Options of the backbone that is a causal language model of the Hugging Face library `transformers`."""
+
+    kind: str = "huggingface"
+    base: str = option(
+        "llama",
+        "pretrained model: the name of a model on the hub, a folder, or a GGUF file; or the architecture of a new model, "
+        "such as llama, gpt2 or qwen2",
+        metavar="MODEL",
+    )
+    base_digest: str = option(
+        "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
+    )
+    train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
+    base_precision: str = option(
+        "float32", "number type of the frozen weights of a pretrained model", choices=("float32", "bfloat16")
+    )
+    target_modules: tuple[str, ...] = option(
+        (),
+        "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
+        metavar="NAME",
+    )
+    prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
+    layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
+    hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
+    heads: int = int_option(0, "attention heads of a new model; 0: one per 64 numbers of the vectors", 0, MAX_SIZE)
+    dropout_input: float = rate_option("dropout rate of the token embeddings")
+    dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether `base` names a pretrained model rather than an architecture."""
+        return "/" in self.base or self.base.endswith(".gguf") or os.path.exists(self.base)
+
+
+@dataclass(frozen=True)
 class SoftmaxOptions(KindOptions):
     """Options of the head with a softmax whose weights are the token embeddings."""
 
@@ -214,7 +251,7 @@ class SoftmaxOptions(KindOptions):
 # The built-in kinds of the sections that have kinds; the first kind of a section is the default.
 OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
     "tokenizer": {"word": WordOptions, "space": SpaceOptions, "char": CharacterOptions, "grapheme": GraphemeOptions},
-    "backbone": {"recurrent": RecurrentOptions},
+    "backbone": {"recurrent": RecurrentOptions, "huggingface": HuggingFaceOptions},
     "head": {"softmax": SoftmaxOptions},
 }
 EXTENSIBLE = {
@@ -227,6 +264,12 @@ KIND_HELP = {
     "backbone": "network that turns the tokens read so far into a vector",
     "head": "network that turns the vector of the backbone into probabilities of the next token",
 }
+
+
+def kinds_of_base(base: str) -> dict[str, str]:
+    """Return the kinds, by section, that the option `base` selects if no others are specified."""
+    kinds = {"backbone": HuggingFaceOptions.kind}
+    return kinds | ({"tokenizer": "pretrained"} if HuggingFaceOptions(base=base).is_pretrained else {})
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:

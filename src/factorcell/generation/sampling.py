@@ -188,7 +188,7 @@ class _CompiledTask:
         """Read the last token of each text; return the new state, the next tokens, and their log probabilities."""
         with torch.inference_mode():
             vectors, state = self.read(texts)
-            projected = vectors @ self.head.projection
+            projected = self.head.project(vectors)
             return state, *next_tokens(projected, self.table, self.bias, texts.context_rows, forbidden, request)
 
     def read(self, texts: Hypotheses) -> tuple[Tensor, BackboneState]:

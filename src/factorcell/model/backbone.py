@@ -97,6 +97,11 @@ class Backbone(nn.Module):
     def __init__(self, options: Any, sizes: BackboneSizes) -> None:
         super().__init__()
 
+    @classmethod
+    def embedding_size(cls, options: Any) -> int | None:
+        """Return the size of token embeddings that a backbone with these `options` needs; by default None: any size."""
+        return None
+
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
         """Return the `Conditions` of B contexts.
 
@@ -142,6 +147,17 @@ class Backbone(nn.Module):
     def footprint(self) -> Footprint:
         """Estimate how many values this backbone stores; by default, those of one layer of its size."""
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
+
+    def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Return the token embeddings (V, E) of the input and of the output layer if the backbone is pretrained.
+
+        By default return None: the language model creates the embeddings.
+        """
+        return None
+
+    def output_bias(self, vocabulary_size: int) -> Tensor | None:
+        """Return the bias (V,) of the output layer if the backbone is pretrained and has one; by default None."""
+        return None
 
     def pack(self) -> Any:
         """Return weights in a form with which reading few texts is faster; by default None: there is no such form."""

@@ -7,7 +7,7 @@ Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,19 +19,21 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
+from factorcell.model import base_models
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
 from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadSizes
+from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.initial import normal
 from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
+from factorcell.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
-BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
+BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone, "huggingface": HuggingFaceBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 
@@ -52,6 +54,13 @@ class Conditioning:
     def select(self, rows: Tensor) -> "Conditioning":
         """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
+
+
+def with_identified_base(config: Config) -> Config:
+    """Return `config` with the digest of the weights of a pretrained backbone."""
+    if not isinstance(config.backbone, HuggingFaceOptions):
+        return config
+    return replace(config, backbone=base_models.identify(config.backbone))
 
 
 def head_class(kind: str) -> type[Head]:
@@ -80,18 +89,28 @@ class LanguageModel(nn.Module):
         adapt = weight_adapters(model) if schema.variables else ()
         has_encoder = bool(schema.variables and (adapt or model.output_bias))
         self.encoder = ContextEncoder(model, schema) if has_encoder else None
-        self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
-        self.is_adapted = has_encoder or self.prefix is not None
-        self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
-        context_size = model.context_size if self.encoder else 0
-        sizes = BackboneSizes(model.embedding_size, context_size, adapt, model.rank)
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
+        embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
+        self.prefix = Prefix(schema, embedding_size) if schema.variables and PREFIX in model.adapt else None
+        self.is_adapted = has_encoder or self.prefix is not None
+        self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
+        context_size = model.context_size if self.encoder else 0
+        sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
-        head_schema = schema if self.encoder else ContextSchema()
-        variable_sizes = tuple(self.encoder.variable_sizes) if self.encoder else ()
-        self.head: Head = head_class(config.head.kind)(
-            config.head, self.embedding, HeadSizes(self.backbone.size, model, head_schema, variable_sizes, specials)
+        output_table, is_pretrained = self.embedding, False
+        if (tables := self.backbone.token_tables(vocabulary_size)) is not None:
+            (self.embedding, output_table), is_pretrained = tables, True
+        head_sizes = HeadSizes(
+            vector_size=self.backbone.size,
+            model=model,
+            schema=schema if self.encoder else ContextSchema(),
+            variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
+            specials=specials,
+            is_pretrained=is_pretrained,
+            bias=self.backbone.output_bias(vocabulary_size),
         )
+        self.head: Head = head_class(config.head.kind)(config.head, output_table, head_sizes)
+        self._frozen_names = frozenset(name for name, value in self.named_parameters() if not value.requires_grad)
 
     @property
     def device(self) -> torch.device:
@@ -194,8 +213,11 @@ class LanguageModel(nn.Module):
             for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
         ]
         positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
-        (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
-        inputs = F.embedding(positions[:, :-1], embedding_rows)
+        if self.head.row_tables()[0][0] is self.embedding:
+            (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+            inputs = F.embedding(positions[:, :-1], embedding_rows)
+        else:
+            inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
         nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
@@ -218,12 +240,19 @@ class LanguageModel(nn.Module):
         return self.head.log_probabilities(vectors, conditioning.head), next_state
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias."""
+        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias.
+
+        The weights of a pretrained model are excluded unless they are trained.
+        """
         persistent_names = self.state_dict().keys()
         return {
-            **dict(self.named_parameters()),
+            **self.own_parameters(),
             **{name: buffer for name, buffer in self.named_buffers() if name in persistent_names},
         }
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, without those of a pretrained model that is not trained."""
+        return {name: value for name, value in self.named_parameters() if name not in self._frozen_names}
 
     def parameter_count(self) -> int:
         """Return the number of values in all parameters."""

@@ -46,7 +46,7 @@ def _describe_model(run: Run) -> str:
     backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
     sentences = [
         f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
-        f"{run.config.tokenizer.kind}, embeddings of {run.config.model.embedding_size} and a backbone ({backbone})."
+        f"{run.config.tokenizer.kind}, embeddings of {run.model.embedding.shape[1]} and a backbone ({backbone})."
     ]
     if run.model.is_adapted:
         sentences.append(_describe_adaptation(run))

@@ -66,7 +66,7 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     batch_tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
-    token_values = batch_tokens * (4 * config.model.embedding_size + backbone.token)
+    token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
     sample_values = 6 * training.samples if training.loss != "full" else 0
     parameter_values = TRAINING_VALUES * model.parameter_count()
     return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + sample_values)

@@ -93,7 +93,7 @@ class Trainer:
         self.progress, self.raises_if_not_finite = Progress(), True
         self.last_evaluation = -1  # the step of the last evaluation; -1 before the first
         self.stop = Stop()
-        self.parameters = dict(run.model.named_parameters())
+        self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
