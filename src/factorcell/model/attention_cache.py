@@ -110,11 +110,15 @@ class CacheState:
 
 
 class CacheTree:
-    """The states of many texts that share their first tokens; each token is stored once."""
+    """The states of many texts that share their first tokens; each token is stored once.
+
+    Attributes:
+        stored_tokens: The number of tokens whose keys and values the tree stores.
+    """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._layers: list[tuple[Tensor, Tensor]] = []  # keys and values (entries, A, d) of each layer
-        self._entry_count = 0
+        self.stored_tokens = 0
         self._entries = torch.zeros(rows, 0, dtype=torch.int64, device=device)  # (rows, S), padded on the right
         self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -157,13 +161,13 @@ class CacheTree:
     def _append(self, state: CacheState, width: int) -> Tensor:
         """Store the last `width` columns of `state`; return their entries (N, width)."""
         count = len(state.lengths) * width
-        if self._entry_count + count > (len(self._layers[0][0]) if self._layers else 0):
-            self._grow(state, max(INITIAL_ENTRIES, self._entry_count + count, 2 * self._entry_count))
-        rows = slice(self._entry_count, self._entry_count + count)
+        if self.stored_tokens + count > (len(self._layers[0][0]) if self._layers else 0):
+            self._grow(state, max(INITIAL_ENTRIES, self.stored_tokens + count, 2 * self.stored_tokens))
+        rows = slice(self.stored_tokens, self.stored_tokens + count)
         for stored_pair, pair in zip(self._layers, state.layers, strict=True):
             for stored, part in zip(stored_pair, pair, strict=True):
                 stored[rows] = part[:, :, state.width - width :].transpose(1, 2).flatten(0, 1)
-        self._entry_count += count
+        self.stored_tokens += count
         return torch.arange(rows.start, rows.stop, device=self._entries.device).view(-1, width)
 
     def _grow(self, state: CacheState, capacity: int) -> None:
@@ -174,7 +178,7 @@ class CacheTree:
             for part_index, part in enumerate(pair):
                 larger = part.new_empty(capacity, part.shape[1], part.shape[3])
                 if self._layers:
-                    larger[: self._entry_count] = self._layers[index][part_index][: self._entry_count]
+                    larger[: self.stored_tokens] = self._layers[index][part_index][: self.stored_tokens]
                 parts.append(larger)
             grown.append((parts[0], parts[1]))
         self._layers = grown

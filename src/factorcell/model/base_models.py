@@ -115,7 +115,7 @@ def _hub_folder(name: str, *, local_files_only: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
     except Exception as error:  # the library raises errors of many kinds if the network or the model is missing
-        problem = "it is not on this machine" if local_files_only else f"it cannot be downloaded ({error!s:.80})"
+        problem = "it is not on this machine" if local_files_only else f"it cannot be downloaded ({_first_line(error)})"
         raise UserError(f"base {name!r}: {problem}; download it with `hf download {name}`") from None
 
 
@@ -219,6 +219,25 @@ def new_config(options: HuggingFaceOptions) -> Any:
     names = {name: config_class.attribute_map.get(name, name) for name in sizes}
     known_sizes = {names[name]: value for name, value in sizes.items() if hasattr(config, names[name])}
     return config_class(**known_sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+def check_causal(base: nn.Module, name: str) -> None:
+    """Raise `UserError` if vectors of the model `base` depend on later tokens, or if it has no cache of all tokens."""
+    size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator, union-attr]
+    inputs = torch.ones(1, 3, size, dtype=next(base.parameters()).dtype)
+    changed = inputs.clone()
+    changed[:, 2, 0] = 2.0
+    cache = transformers().DynamicCache()
+    was_training = base.training
+    with torch.no_grad():
+        base.eval()
+        first, second = (base(inputs_embeds=values).last_hidden_state[:, :2] for values in (inputs, changed))
+        base(inputs_embeds=inputs, cache=cache, use_cache=True)
+    base.train(was_training)
+    if not torch.equal(first, second):
+        raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
+    if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
+        raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
 
 
 def output_bias(model: Any) -> Tensor | None:

@@ -74,17 +74,20 @@ class TransformerConditions:
         shifts: The shift of each projection.
         offset: A change (B, E) of the last vectors, or None.
         prefix: Vectors (B, P, E) that are read before each text, or None.
+        dtype: The number type of the vectors.
     """
 
     shifts: tuple[Shift, ...]
     offset: Tensor | None = None
     prefix: Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     def select(self, rows: Tensor) -> "TransformerConditions":
         return TransformerConditions(
             tuple(shift.select(rows) for shift in self.shifts),
             None if self.offset is None else self.offset[rows],
             None if self.prefix is None else self.prefix[rows],
+            self.dtype,
         )
 
 
@@ -109,6 +112,8 @@ class HuggingFaceBackbone(Backbone):
         self._output_bias = base_models.output_bias(model)
         self.input_scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
         self.base = model.base_model
+        if not self._tables[0].is_meta:
+            base_models.check_causal(self.base, options.base)
         self.base.set_input_embeddings(nn.Identity())
         self.is_frozen = self.is_pretrained and not options.train_base
         self.base.requires_grad_(not self.is_frozen)
@@ -176,12 +181,12 @@ class HuggingFaceBackbone(Backbone):
 
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
         if not self.has_constant:
-            return TransformerConditions(())
+            return TransformerConditions((), dtype=vector.dtype)
         vector = torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
         shifts = tuple(_cast(projection.condition(vector), projection.weight.dtype) for projection in self.projections)
         offset = None if self.offset is None else vector @ self.offset
         prefix = None if self.prefix is None else torch.einsum("bk,kpe->bpe", vector, self.prefix)
-        return TransformerConditions(shifts, offset, prefix)
+        return TransformerConditions(shifts, offset, prefix, vector.dtype)
 
     def fold(self, conditions: TransformerConditions, shared: bool = False) -> TransformerConditions:
         """Multiply the shifts of one context into the weights; a copy of the weights per context would be too large."""
@@ -242,7 +247,7 @@ class HuggingFaceBackbone(Backbone):
             )
         finally:
             _SHIFTS.reset(token)
-        vectors = outputs.last_hidden_state.float()
+        vectors = outputs.last_hidden_state.to(conditions.dtype)
         if conditions.offset is not None:
             vectors = vectors + conditions.offset[:, None]
         layers = [(layer.keys, layer.values) for layer in cache.layers]

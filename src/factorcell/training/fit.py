@@ -21,6 +21,7 @@ from factorcell.evaluation.run_warnings import format_context_effect, measure_co
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
+from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.training.loop import train
@@ -83,7 +84,7 @@ def fit(
         corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if should_resume:
             run = Run.open(folder, trained=False)
-            check_resumable(run, resumed_plan(config, run.config).config, corpus)
+            check_resumable(run, with_identified_base(resumed_plan(config, run.config).config), corpus)
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:

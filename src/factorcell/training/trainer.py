@@ -357,7 +357,7 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                saved_moments = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
+                saved_moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
                 if moments := self._moments(parameter):
                     for key in moments.keys() & saved_moments.keys():
                         moments[key].copy_(saved_moments[key])
@@ -365,6 +365,13 @@ class Trainer:
                     self.optimizer.state[parameter] = saved_moments
             for number, row_optimizer in enumerate(self.row_optimizers):
                 row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
+
+
+def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return `tensor` on the device of `parameter`, and in its memory layout, which fused Adam assumes."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device)
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
 def _gradient_or_zeros(tensor: Tensor) -> Tensor:
