@@ -10,11 +10,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from factorcell import pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
-from factorcell.model import base_models
 from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
@@ -123,7 +123,7 @@ def test_only_adapters_are_trained_and_stored(base: Path, tmp_path: Path) -> Non
     assert not any("base." in name and "adapters" not in name for name in run.model.saved_tensors())
     assert "embedding" not in run.model.saved_tensors()
     opened = Run.open(tmp_path / "run")
-    assert opened.config.backbone.base_digest == base_models.find_source(str(base)).digest()  # type: ignore[attr-defined]
+    assert opened.config.backbone.base_digest == pretrained.find_source(str(base)).digest()  # type: ignore[attr-defined]
     assert np.array_equal(opened.nats(opened.prepare(ROWS)), run.nats(run.prepare(ROWS)))
     original = transformers.AutoModelForCausalLM.from_pretrained(base)
     assert torch.equal(opened.model.embedding, original.get_input_embeddings().weight[: len(run.tokenizer)])

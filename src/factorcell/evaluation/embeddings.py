@@ -197,7 +197,8 @@ def most_shifted_tokens(
     order = np.argsort(-considered, kind="stable").tolist()
     token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
     token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
-    return [{"token": run.tokenizer.tokens[token_id], "nats": float(nats[token_id])} for token_id in token_ids]
+    tokens = map(run.tokenizer.readable, run.tokenizer.decode(token_ids))
+    return [{"token": token, "nats": float(nats[token_id])} for token, token_id in zip(tokens, token_ids, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def explain(
         for position, (token, token_id) in enumerate(zip(text_tokens, ids, strict=True)):
             is_known = token_id != tokenizer.specials.unknown
             figures = _figures(context_names, text_nats[:, position], posterior[:, position])
-            tokens.append({"token": token, "known": is_known} | figures)
+            tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
         totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     return rows

@@ -1,122 +1,20 @@
 """Causal language models of the Hugging Face library `transformers`, as bases of adapted models.
 
-A base is pretrained (a model on the hub, a folder, or a GGUF file) or new (the name of an architecture). Models are
-opened without network access; only `download` fetches a model of the hub, which training does at its start.
+A base is pretrained (`factorcell.pretrained`), or a new model of a named architecture with random weights.
 """
 
-import contextlib
-import functools
-import hashlib
-import logging
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import UserError
-from factorcell.digests import sha256_of
 from factorcell.option_fields import HuggingFaceOptions
+from factorcell.pretrained import INSTALL, find_source, first_line, offline, quiet, read_config, transformers
 
-INSTALL = 'pip install "factorcell[transformers]"'
 HEAD_SIZE = 64  # numbers per attention head of a new model
 FEED_FORWARD_FACTOR = 8 / 3  # size of the layer inside the feed-forward network, divided by the size of the vectors
-# Settings of a base that change its logits after the output layer, which the softmax head does not compute.
-UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "logits_scaling": (None, 1)}
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files of a pretrained model.
-
-    Attributes:
-        folder: The folder with config.json and the weights, or with the GGUF file.
-        gguf_file: The name of the GGUF file, or None.
-    """
-
-    folder: Path
-    gguf_file: str | None = None
-
-    def weight_files(self) -> list[Path]:
-        """Return the files with the weights, sorted by name.
-
-        Raises:
-            UserError: There are none.
-        """
-        pattern = "*.safetensors" if self.gguf_file is None else self.gguf_file
-        paths = sorted(self.folder.glob(pattern))
-        if not paths:
-            raise UserError(f"{self.folder}: expected weights in files {pattern}, got none")
-        return paths
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names."""
-        digests = []
-        for path in self.weight_files():
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
-
-
-def transformers() -> Any:
-    """Import `transformers`.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
-        with _offline():
-            import transformers
-    except ImportError as error:
-        raise UserError(f"a backbone of kind huggingface needs the package {error.name}: {INSTALL}") from None
-    return transformers
-
-
-def find_source(base: str) -> Source:
-    """Return the files of the pretrained model `base`, which must be on this machine.
-
-    Raises:
-        UserError: The files are missing.
-    """
-    path = Path(base)
-    if path.is_dir():
-        return Source(path)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"{path}: expected a folder with a model, or a GGUF file; got another file")
-        return Source(path.parent, path.name)
-    if path.suffix == ".gguf" or base.count("/") != 1:
-        raise UserError(f"base {base!r}: there is no such file or folder")
-    return Source(_hub_folder(base, local_files_only=True))
-
-
-def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
-    """Return `options` with the digest of the weights of the base; a model of the hub is downloaded if necessary.
-
-    Raises:
-        UserError: The base is missing, or it has another digest than that in `options`.
-    """
-    if not options.is_pretrained:
-        return options
-    if not Path(options.base).exists() and options.base.count("/") == 1:
-        _hub_folder(options.base, local_files_only=False)
-    source = find_source(options.base)
-    read_config(source)  # raises the error about a model that is not supported
-    return replace(options, base_digest=options.base_digest or source.digest())
-
-
-def _hub_folder(name: str, *, local_files_only: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
-    except Exception as error:  # the library raises errors of many kinds if the network or the model is missing
-        problem = "it is not on this machine" if local_files_only else f"it cannot be downloaded ({_first_line(error)})"
-        raise UserError(f"base {name!r}: {problem}; download it with `hf download {name}`") from None
 
 
 def new_base(options: HuggingFaceOptions) -> Any:
@@ -139,7 +37,7 @@ def new_base(options: HuggingFaceOptions) -> Any:
         raise UserError(f"base {options.base!r}: {expected}")
     precision = torch.float32 if options.train_base else getattr(torch, options.base_precision)
     try:
-        with _offline(), _quiet(library):
+        with offline(), quiet(library):
             return library.AutoModelForCausalLM.from_pretrained(
                 source.folder,
                 gguf_file=source.gguf_file,
@@ -152,39 +50,7 @@ def new_base(options: HuggingFaceOptions) -> Any:
     except ImportError as error:
         raise UserError(f"base {options.base!r}: needs the package {error.name}: {INSTALL}") from None
     except Exception as error:  # damaged files raise errors of many kinds
-        raise UserError(f"base {options.base!r}: cannot be loaded ({_first_line(error)})") from None
-
-
-def read_config(source: Source) -> Any:
-    """Return the `transformers` config of a pretrained model.
-
-    Raises:
-        UserError: The config is missing or damaged, or the model is not a supported causal language model.
-    """
-    path = source.folder / (source.gguf_file or "config.json")
-    if not path.is_file():
-        raise UserError(f"{source.folder}: expected a model with a config.json, got none")
-    return _read_config(source, path.stat().st_mtime_ns, path.stat().st_size)
-
-
-@functools.lru_cache(maxsize=4)  # reading the config of a GGUF file takes seconds
-def _read_config(source: Source, time: int, size: int) -> Any:
-    library = transformers()
-    try:
-        with _offline(), _quiet(library):
-            config = library.AutoConfig.from_pretrained(
-                source.folder, gguf_file=source.gguf_file, local_files_only=True
-            )
-    except ImportError as error:
-        raise UserError(f"{source.folder}: needs the package {error.name}: {INSTALL}") from None
-    except Exception as error:  # damaged files raise errors of many kinds
-        raise UserError(f"{source.folder}: the config of the model cannot be read ({_first_line(error)})") from None
-    if type(config) not in library.AutoModelForCausalLM._model_mapping:
-        raise UserError(f"{source.folder}: expected a causal language model, got the architecture {config.model_type}")
-    for name, neutral_values in UNSUPPORTED.items():
-        if getattr(config, name, None) not in neutral_values:
-            raise UserError(f"{source.folder}: models with {name} are not supported")
-    return config
+        raise UserError(f"base {options.base!r}: cannot be loaded ({first_line(error)})") from None
 
 
 def new_config(options: HuggingFaceOptions) -> Any:
@@ -258,36 +124,5 @@ def linear_maps(layers: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]
 
 def _from_config(config: Any) -> Any:
     library = transformers()
-    with _quiet(library):
+    with quiet(library):
         return library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{error!s:.200}".strip().partition("\n")[0] or type(error).__name__
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Forbid network access of the libraries of Hugging Face in this block, where they read environment variables."""
-    previous = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = previous or "1"
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ["HF_HUB_OFFLINE"]
-
-
-@contextlib.contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Show neither progress bars nor notices of `transformers` in this block, except errors."""
-    logger = logging.getLogger("transformers")
-    level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
-    library.utils.logging.disable_progress_bar()
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if has_bars:
-            library.utils.logging.enable_progress_bar()

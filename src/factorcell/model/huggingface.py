@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from factorcell import pretrained
 from factorcell.config import UserError
 from factorcell.model import base_models
 from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
@@ -131,7 +132,7 @@ class HuggingFaceBackbone(Backbone):
         """Return the size of the vectors of the base."""
         if not options.is_pretrained:
             return options.hidden_size
-        config = base_models.read_config(base_models.find_source(options.base))
+        config = pretrained.read_config(pretrained.find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
 
     def _adapt(self, sizes: BackboneSizes) -> list[Projection]:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell import pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
-from factorcell.model import base_models
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
 from factorcell.model.devices import compute_on_one_thread_after_fork
@@ -60,7 +60,7 @@ def with_identified_base(config: Config) -> Config:
     """Return `config` with the digest of the weights of a pretrained backbone."""
     if not isinstance(config.backbone, HuggingFaceOptions):
         return config
-    return replace(config, backbone=base_models.identify(config.backbone))
+    return replace(config, backbone=pretrained.identify(config.backbone))
 
 
 def head_class(kind: str) -> type[Head]:
