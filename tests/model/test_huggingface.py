@@ -271,7 +271,8 @@ def test_unusable_bases_give_one_clear_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "lama" in error_of("lama") and "such as llama" in error_of("lama")
+    assert "lama" in error_of("lama")
+    assert "such as llama" in error_of("lama")
     assert "no such file or folder" in error_of(str(tmp_path / "absent" / "folder"))
     assert "not on this machine" in error_of("nobody/absent-model") or "downloaded" in error_of("nobody/absent-model")
     write_bert(tmp_path / "bert")
@@ -305,8 +306,10 @@ def test_new_models_have_the_requested_sizes(architecture: str) -> None:
     model = LanguageModel(config, 12, prepare([{"text": "a"}], Config.of(tokenizer="char", min_count=1)).schema)
     backbone = model.backbone
     assert isinstance(backbone, HuggingFaceBackbone)
-    assert backbone.size == 32 and backbone.base.config.num_hidden_layers == 3
-    assert backbone.base.config.num_attention_heads == 2 and model.embedding.shape == (12, 32)
+    assert backbone.size == 32
+    assert backbone.base.config.num_hidden_layers == 3
+    assert backbone.base.config.num_attention_heads == 2
+    assert model.embedding.shape == (12, 32)
 
 
 def test_odd_sizes_of_new_models_are_refused() -> None:

@@ -149,7 +149,9 @@ class CacheTree:
             return CacheState(lengths)
         columns = torch.arange(width, device=rows.device) - (width - lengths)[:, None]
         entries = self._entries[rows].gather(1, columns.clamp(min=0))  # (N, S), padded on the left
-        layers = tuple((keys[entries].transpose(1, 2), values[entries].transpose(1, 2)) for keys, values in self._layers)
+        layers = tuple(
+            (keys[entries].transpose(1, 2), values[entries].transpose(1, 2)) for keys, values in self._layers
+        )
         return CacheState(lengths, layers, TreePaths(self, entries))
 
     def _stored_entries(self, state: CacheState) -> Tensor:

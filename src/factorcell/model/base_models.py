@@ -84,7 +84,9 @@ def new_config(options: HuggingFaceOptions) -> Any:
     config = config_class()
     names = {name: config_class.attribute_map.get(name, name) for name in sizes}
     known_sizes = {names[name]: value for name, value in sizes.items() if hasattr(config, names[name])}
-    return config_class(**known_sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    return config_class(
+        **known_sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
 
 
 def check_causal(base: nn.Module, name: str) -> None:
