@@ -220,8 +220,8 @@ class HuggingFaceOptions(KindOptions):
     kind: str = "huggingface"
     base: str = option(
         "llama",
-        "pretrained model: the name of a model on the hub, a folder, or a GGUF file; or the architecture of a new model, "
-        "such as llama, gpt2 or qwen2",
+        "pretrained model: the name of a model on the hub, a folder, or a GGUF file; or the architecture of a new "
+        "model, such as llama, gpt2 or qwen2",
         metavar="MODEL",
     )
     base_digest: str = option(
@@ -285,7 +285,10 @@ EXTENSIBLE = {
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
 KIND_HELP = {
-    "tokenizer": "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a pretrained model does",
+    "tokenizer": (
+        "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a "
+        "pretrained model does"
+    ),
     "backbone": "network that turns the tokens read so far into a vector",
     "head": "network that turns the vector of the backbone into probabilities of the next token",
 }

@@ -96,7 +96,7 @@ class CacheState:
             return CacheState(self.lengths + new_count, tuple(layers), self.paths)
         all_lengths = self.lengths + lengths
         new_width = int(all_lengths.max())
-        # The tokens of a text are consecutive columns, which end at column S + lengths. Move the end to the last column.
+        # The tokens of a text are consecutive columns, which end at column S + lengths. Move them to the last columns.
         columns = torch.arange(new_width, device=lengths.device) + (self.width + lengths - new_width)[:, None]
         columns = columns.clamp(min=0)[:, None, :, None]
         moved = tuple(

@@ -46,7 +46,7 @@ class Head(nn.Module):
 
     Args:
         options: An instance of `Options`, the options of this kind.
-        embedding: The token embeddings (V, E) of the input layer, which a head may share; if the backbone is pretrained,
+        embedding: The token embeddings (V, E) of the input layer, which a head may share; of a pretrained backbone,
             those of its output layer.
         sizes: Sizes, variables and special tokens that the rest of the model determines.
     """
