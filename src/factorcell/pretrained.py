@@ -7,6 +7,7 @@ network access; only `identify`, which training calls at its start, downloads a 
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import os
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ class Source:
     folder: Path
     gguf_file: str | None = None
 
+    def __str__(self) -> str:
+        return str(self.folder if self.gguf_file is None else self.folder / self.gguf_file)
+
     def weight_files(self) -> list[Path]:
         """Return the files with the weights, sorted by name.
 
@@ -46,6 +50,11 @@ class Source:
         if not paths:
             raise UserError(f"{self.folder}: expected weights in files {pattern}, got none")
         return paths
+
+    def version(self) -> tuple[int, ...]:
+        """Return numbers that change when the weights are replaced: the sizes and times of their files."""
+        statistics = [path.stat() for path in self.weight_files()]
+        return tuple(number for file in statistics for number in (file.st_size, file.st_mtime_ns))
 
     def digest(self) -> str:
         """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names."""
@@ -135,14 +144,14 @@ def _read_config(source: Source, time: int, size: int) -> Any:
                 source.folder, gguf_file=source.gguf_file, local_files_only=True
             )
     except ImportError as error:
-        raise UserError(f"{source.folder}: needs the package {error.name}: {INSTALL}") from None
+        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
     except Exception as error:  # damaged files raise errors of many kinds
-        raise UserError(f"{source.folder}: the config of the model cannot be read ({first_line(error)})") from None
+        raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
     if type(config) not in library.AutoModelForCausalLM._model_mapping:
-        raise UserError(f"{source.folder}: expected a causal language model, got the architecture {config.model_type}")
+        raise UserError(f"{source}: expected a causal language model, got the architecture {config.model_type}")
     for name, neutral_values in UNSUPPORTED.items():
         if getattr(config, name, None) not in neutral_values:
-            raise UserError(f"{source.folder}: models with {name} are not supported")
+            raise UserError(f"{source}: models with {name} are not supported")
     return config
 
 
@@ -161,10 +170,10 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
                 source.folder, gguf_file=source.gguf_file, local_files_only=True
             )
     except Exception as error:  # damaged files raise errors of many kinds
-        raise UserError(f"{source.folder}: the tokenizer of the model cannot be read ({first_line(error)})") from None
+        raise UserError(f"{source}: the tokenizer of the model cannot be read ({first_line(error)})") from None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"{source.folder}: expected a tokenizer with a tokenizer.json, got {type(tokenizer).__name__}")
+        raise UserError(f"{source}: expected a tokenizer with a tokenizer.json, got {type(tokenizer).__name__}")
     return backend, (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 
@@ -192,7 +201,8 @@ def quiet(library: Any) -> Iterator[None]:
     library.utils.logging.disable_progress_bar()
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that the library does not disable
+            yield
     finally:
         logger.setLevel(level)
         if has_bars:

@@ -3,6 +3,8 @@
 A base is pretrained (`factorcell.pretrained`), or a new model of a named architecture with random weights.
 """
 
+import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from factorcell.config import UserError
 from factorcell.option_fields import HuggingFaceOptions
-from factorcell.pretrained import INSTALL, find_source, first_line, offline, quiet, read_config, transformers
+from factorcell.pretrained import INSTALL, Source, find_source, first_line, offline, quiet, read_config, transformers
 
 HEAD_SIZE = 64  # numbers per attention head of a new model
 FEED_FORWARD_FACTOR = 8 / 3  # size of the layer inside the feed-forward network, divided by the size of the vectors
@@ -25,32 +27,41 @@ def new_base(options: HuggingFaceOptions) -> Any:
     Raises:
         UserError: The base is missing, is not a causal language model, or has other weights than training recorded.
     """
-    library = transformers()
     if not options.is_pretrained:
         return _from_config(new_config(options))
     source = find_source(options.base)
-    config = read_config(source)
     if torch.get_default_device().type == "meta":
-        return _from_config(config)
-    if options.base_digest and (digest := source.digest()) != options.base_digest:
-        expected = f"expected weights with SHA-256 {options.base_digest[:12]}, as in training, got {digest[:12]}"
-        raise UserError(f"base {options.base!r}: {expected}")
+        return _from_config(read_config(source))
     precision = torch.float32 if options.train_base else getattr(torch, options.base_precision)
+    model = _load(source, source.version(), options.base_digest, precision)
+    if options.train_base:
+        return copy.deepcopy(model)
+    # Frozen weights are shared by all models of this process.
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+@functools.lru_cache(maxsize=1)  # a training opens its base several times: to measure speed, and to train
+def _load(source: Source, version: tuple[int, ...], digest: str, precision: torch.dtype) -> Any:
+    """Return the pretrained model with these files, whose digest must be `digest` if it is not empty."""
+    library = transformers()
+    if digest and (actual_digest := source.digest()) != digest:
+        expected = f"expected weights with SHA-256 {digest[:12]}, as in training, got {actual_digest[:12]}"
+        raise UserError(f"{source}: {expected}")
     try:
         with offline(), quiet(library):
             return library.AutoModelForCausalLM.from_pretrained(
                 source.folder,
                 gguf_file=source.gguf_file,
-                config=config,
+                config=read_config(source),
                 dtype=precision,
                 local_files_only=True,
                 use_safetensors=True if source.gguf_file is None else None,
                 attn_implementation="sdpa",
             )
     except ImportError as error:
-        raise UserError(f"base {options.base!r}: needs the package {error.name}: {INSTALL}") from None
+        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
     except Exception as error:  # damaged files raise errors of many kinds
-        raise UserError(f"base {options.base!r}: cannot be loaded ({first_line(error)})") from None
+        raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
 
 
 def new_config(options: HuggingFaceOptions) -> Any:
