@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from factorcell.bootstrap import Interval
+from factorcell.bootstrap import Interval, format_ends
 from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.reports import elements
 from factorcell.reports.charts import (
@@ -84,8 +84,7 @@ def _format_metric(row: Row, name: str) -> str:
     text = format(row[name], number_format) + (BEST_MARK if name in row.get("ahead", ()) else "")
     if not METRICS[name].has_interval:
         return text
-    low, high = (format(row[f"{name}_{end}"], number_format) for end in ("low", "high"))
-    return f"{text} [{low}, {high}]"
+    return f"{text} {format_ends(row[f'{name}_low'], row[f'{name}_high'], number_format)}"
 
 
 def replay_page(name: str, summary: Row) -> str:
