@@ -71,7 +71,7 @@ def test_the_precision_is_reported_once_at_the_end(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); use --precision to choose"
+    line = "products are computed in bfloat16, the faster format when tried; --precision sets it"
     assert capsys.readouterr().err.splitlines() == [line]
     assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
     assert "products of" not in capsys.readouterr().err

@@ -199,8 +199,10 @@ def _show_classifiers(name: str, metrics: Row) -> None:
 
 def format_interval(row: Mapping[str, Any], name: str) -> str:
     """Return a figure of a row with its interval, if it has one."""
+    from factorcell.bootstrap import format_ends
+
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
-    return f"{row[name]:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")
+    return f"{row[name]:.4f}" + ("" if low is None or high is None else f" {format_ends(low, high, '.4f')}")
 
 
 def _calibration_sentence(metrics: Row) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.bootstrap import Interval
+from factorcell.bootstrap import Interval, format_ends
 from factorcell.escapes import align_columns
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
@@ -207,7 +207,7 @@ def format_figure(row: Mapping[str, Any], name: str, number_format: str) -> str:
     deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
     text += BEST_MARK if name in row["ahead"] else ""
-    text += "" if low is None or high is None else f" [{low:{number_format}}, {high:{number_format}}]"
+    text += "" if low is None or high is None else f" {format_ends(low, high, number_format)}"
     return f"{LOWER_BOUND_MARK} {text}" if row.get(f"{name}_bound") else text
 
 

@@ -127,4 +127,5 @@ class TextModel:
                 report_counts=report_counts,
             )
         except UserError as error:
-            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
+            row_name = "in-memory table row 1" if len(rows) == 1 else "in-memory table row"
+            raise error.with_message(error.message.replace(row_name, "context", 1)) from None
