@@ -13,13 +13,14 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training import loop
+from factorcell.training import trainer as trainers
 from factorcell.training.loop import train
 from factorcell.training.schedule import Schedule, TimeLimit
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
 
 SECONDS = 100.0  # the time limit of the trainings in this file
-LIMIT = TimeLimit(SECONDS, max_epochs=40.0, evaluation_seconds=2.0)
+LIMIT = TimeLimit(SECONDS, start=0.0, max_epochs=40.0, evaluation_steps=2.0)
 
 
 class Machine:
@@ -39,7 +40,8 @@ class Machine:
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
-        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
+        for module in (loop, trainers):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
 
 
 def make_config(**options: Any) -> Config:
