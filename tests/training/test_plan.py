@@ -197,6 +197,7 @@ def test_a_command_with_minutes_ends_in_time(
     took = f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
     assert lines[-1] == took
     assert run.config == read_config(run.folder)
+    assert f"epochs {run.config.training.epochs:.3g}," in (run.folder / "README.md").read_text("utf-8")
     corpora = read(TIMED_OPTIONS)
     repeated = Run(tmp_path / "repeated", run.config, corpora[0].tokenizer, corpora[0].schema)
     assert Trainer(repeated, *corpora).steps == last_row["step"]

@@ -96,6 +96,21 @@ def test_a_fast_machine_does_not_exceed_the_largest_number_of_passes(
     assert rows[-1]["seconds"] < SECONDS
 
 
+def test_a_large_change_of_the_number_of_steps_is_explained_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(monkeypatch, 1.0, 3.0)
+    config = make_config()
+    corpus, dev = read_texts(config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    rows = list(train(run, corpus, dev, progress=True, limit=LIMIT))
+    explanations = [line for line in capsys.readouterr().err.splitlines() if "instead of" in line]
+    assert len(explanations) == 1
+    assert "because steps take " in explanations[0]
+    assert f"instead of {10 * len(corpus.batches(300, seed=0)):,} steps" in explanations[0]
+    assert rows[-1]["step"] == rows[-1]["steps"]
+
+
 def test_without_a_limit_the_number_of_steps_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Machine(monkeypatch, 9.0, 9.0)
     rows = train_in(tmp_path / "run", limit=None)

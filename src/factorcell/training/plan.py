@@ -6,7 +6,6 @@ The module `rules` chooses the options from properties of the table, and the mod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -159,21 +158,23 @@ def plan(
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
     small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
+    evaluation_steps = speed.evaluation_seconds / speed.step_seconds
     if start is None:
-        limit = TimeLimit(STEPS_SHARE * budget.minutes * 60, perf_counter(), max_passes)
+        limit = TimeLimit(STEPS_SHARE * budget.minutes * 60, perf_counter(), max_passes, evaluation_steps)
     else:
         has_ngrams = with_ngrams or small_plan.config.training.ngram_mixture
         finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
-        limit = TimeLimit(budget.minutes * 60, start, max_passes, finishing_seconds / speed.step_seconds)
+        finishing_steps = finishing_seconds / speed.step_seconds
+        limit = TimeLimit(budget.minutes * 60, start, max_passes, evaluation_steps, finishing_steps)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = _with_possible_passes(final_plan, speed, limit)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
-    assert final_plan.limit is not None and final_plan.seconds is not None
     if start is None:
-        return replace(final_plan, limit=None)
-    return replace(final_plan, limit_notice=_describe_limit(final_plan.limit, final_plan.seconds, finishing_seconds))
+        return final_plan
+    training_seconds = speed.total_seconds(final_plan.config)
+    return replace(final_plan, limit=limit, limit_notice=_describe_limit(limit, training_seconds, finishing_seconds))
 
 
 def _with_defaults(
@@ -199,13 +200,12 @@ def _with_defaults(
 
 def _with_possible_passes(draft: Plan, speed: Speed, limit: TimeLimit) -> Plan:
     """Return the plan `draft` with as many passes as `limit` permits."""
-    limit = replace(limit, evaluation_steps=speed.evaluation_seconds / speed.step_seconds)
     progress = Progress()
     progress.set_limit(limit, perf_counter(), speed.steps_per_pass)
     steps = progress.possible_steps(speed.step_seconds, draft.config.training.evaluations)
     rounded_passes = float(f"{steps / speed.steps_per_pass:.3g}")  # three significant digits
     draft = draft.with_training(epochs=min(limit.max_epochs, rounded_passes))
-    return replace(draft, seconds=speed.total_seconds(draft.config), limit=limit)
+    return replace(draft, seconds=speed.total_seconds(draft.config))
 
 
 def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds: float) -> str:

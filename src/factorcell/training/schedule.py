@@ -30,15 +30,15 @@ class TimeLimit:
         seconds: The longest duration of the command.
         start: The time of `perf_counter` at the start of the command.
         max_epochs: The largest number of passes, even if there is time for more.
-        finishing_steps: The cost of the work after the last step and evaluation, such as counting n-grams.
         evaluation_steps: The cost of an evaluation.
+        finishing_steps: The cost of the work after the last step and evaluation, such as counting n-grams.
     """
 
     seconds: float
     start: float
     max_epochs: float
+    evaluation_steps: float
     finishing_steps: float = 0.0
-    evaluation_steps: float = 0.0
 
 
 @dataclass(frozen=True)

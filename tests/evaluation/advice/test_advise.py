@@ -98,6 +98,19 @@ def test_missing_values_gain_nothing() -> None:
     assert half["information"] == pytest.approx(whole["information"], abs=0.12)
 
 
+def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
+    """Three quarters of the rows have a rare value; the dialect of the others is as easy to predict as without them."""
+    rows = [
+        {**row, "dialect": row["dialect"] if number % 4 == 0 else f"rare {number}"}
+        for number, row in enumerate(table())
+    ]
+    (row,) = advise(rows, config_of("dialect"))["columns"]
+    assert row["rare"] == pytest.approx(0.75, abs=0.02)
+    assert row["majority"] == pytest.approx(0.5, abs=0.1)
+    assert row["accuracy_all"] > 0.7
+    assert row["classifiers"] == ["n-grams", "linear"]
+
+
 def test_a_duplicate_column_adds_nothing() -> None:
     advice = advise(table(), config_of("dialect", "valley"))
     first, second = advice["columns"]

@@ -164,7 +164,7 @@ def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Float32s]
 
 
 def text_blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[int, slice, Float32s]]:
-    """Yield the index of a text, a slice of t of its targets, and p(w | h) of these targets for every token w (t, V)."""
+    """Yield the index of a text, a slice of t of its targets, and their p(w | h) for every token w (t, V)."""
     for target_span, probabilities in blocks(model, texts):
         first_text = int(np.searchsorted(texts.starts, target_span.start, side="right")) - 1
         end_text = int(np.searchsorted(texts.starts, target_span.stop, side="left"))
