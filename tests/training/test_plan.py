@@ -14,6 +14,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.ngram import count_ngrams
 from factorcell.model.run import Run, read_config, training_facts
 from factorcell.model.used_options import used_options
 from factorcell.training import fit as fitting
@@ -65,7 +66,7 @@ class Clock:
         reading: float = 0.0,
     ) -> None:
         self.now, self.slowdown, self.later_slowdown, self.change = 0.0, 1.0, 1.0, float("inf")
-        originals = Trainer.step, Run.nats, mixture_fit.count_ngrams, fitting.read_corpora
+        originals = Trainer.step, Run.nats, count_ngrams, fitting.read_corpora
 
         def timed_step(trainer: Trainer, batch: Any) -> None:
             self.advance(step)

@@ -45,7 +45,7 @@ def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
     assert training_facts(new.folder)["context"]["only_unknown_users"]
-    assert summary(new).endswith(f"minutes; {UNKNOWN_USERS.format(new.folder)}")
+    assert summary(new).endswith(f"minutes of training; {UNKNOWN_USERS.format(new.folder)}")
     assert EFFECT not in summary(new)
     assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
     both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))

@@ -299,7 +299,8 @@ def summary(run: Run) -> str:
     perplexity = format_number(best["perplexity"], ".2f")
     perplexity_known = format_number(best["perplexity_known"], ".2f")
     neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
-    steps_and_minutes = f" of {best['steps']:,}, {run.training_minutes():.1f} minutes{format_context_effect(run)}"
+    minutes = f"{run.training_minutes():.1f} minutes of training"
+    steps_and_minutes = f" of {best['steps']:,}, {minutes}{format_context_effect(run)}"
     mixed = model_card.mixture_perplexity(run)
     if mixed is None:
         return f"development perplexity {neural}{steps_and_minutes}"

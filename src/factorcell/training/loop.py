@@ -60,7 +60,7 @@ def train(
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
-    planned_steps = trainer.steps
+    planned_steps: float = trainer.steps
     with bar, trainer.stop:
         try:
             for row in loop.rows(bar.update):

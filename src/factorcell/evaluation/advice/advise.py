@@ -295,7 +295,7 @@ def _estimate_combined(split: Split, estimates: Sequence[ColumnEstimate], after_
     for count, row in enumerate(rows[1:], 2):
         models = [estimate.model for estimate in estimates[:count]]
         log_ratios = [model.log_ratios() for model in models]
-        beta = fit_exponents(split.model, split.tune, log_ratios, all_tune_labels[:count], start=beta)
+        beta = fit_exponents(split.model, split.tune, log_ratios, all_tune_labels[:count], beta.tolist())
         tune_log_probs = tilted_log_probs(split.model, split.tune, log_ratios, all_tune_labels[:count], beta)
         test_log_probs = tilted_log_probs(split.model, split.test, log_ratios, all_test_labels[:count], beta)
         tune_probabilities, test_probabilities = np.exp(tune_log_probs), np.exp(test_log_probs)
