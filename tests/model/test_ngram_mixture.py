@@ -217,11 +217,11 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     run.mixture = fitted.mixture
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
-    anonymous, named = run.config, run.config.with_options(user="city")
-    protected = named.with_options(min_users=2)
+    anonymous, with_users = run.config, run.config.with_options(user="city")
+    protected = with_users.with_options(min_users=2)
     for config, remedy in [
         (anonymous, ", or use the mixture (--ngram-mixture or --preset best)"),
-        (named, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
+        (with_users, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
         (protected, ""),
     ]:
         line = fitted.notices(2.0, config, is_saved=False)[-1]

@@ -56,32 +56,25 @@ class Clock:
     All work takes `slowdown` times as long; `later_slowdown` replaces this factor at the time `change`.
     """
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        step: float,
-        text: float = 0.0,
-        ngram: float = 0.0,
-        reading: float = 0.0,
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
         self.now, self.slowdown, self.later_slowdown, self.change = 0.0, 1.0, 1.0, float("inf")
+        costs = {"text": 0.0, "ngram": 0.0, "reading": 0.0, **costs}
         originals = Trainer.step, Run.nats, count_ngrams, fitting.read_corpora
 
         def timed_step(trainer: Trainer, batch: Any) -> None:
-            self.advance(step)
+            self.advance(costs["step"])
             originals[0](trainer, batch)
 
         def timed_nats(run: Run, corpus: Corpus) -> Any:
-            self.advance(text * len(corpus))
+            self.advance(costs["text"] * len(corpus))
             return originals[1](run, corpus)
 
         def timed_counting(corpus: Corpus, order: int) -> Any:
-            self.advance(ngram * corpus.target_count)
+            self.advance(costs["ngram"] * corpus.target_count)
             return originals[2](corpus, order)
 
         def timed_reading(*arguments: Any, **options: Any) -> Any:
-            self.advance(reading)
+            self.advance(costs["reading"])
             return originals[3](*arguments, **options)
 
         monkeypatch.setattr(Trainer, "step", timed_step)

@@ -60,14 +60,20 @@ def train(
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
-    planned_steps: float = trainer.steps
+    planned_steps, is_explained = trainer.steps, not progress
+
+    def after_step() -> None:
+        """Advance the bar; explain the first large change of its total."""
+        nonlocal is_explained
+        if not is_explained and abs(trainer.steps - planned_steps) > MIN_CHANGE * planned_steps:
+            bar.write(_describe_change(name, planned_steps, trainer.steps), file=sys.stderr)
+            is_explained = True
+        bar.total = trainer.steps
+        bar.update()
+
     with bar, trainer.stop:
         try:
-            for row in loop.rows(bar.update):
-                if progress and abs(trainer.steps - planned_steps) > MIN_CHANGE * planned_steps:
-                    bar.write(_describe_change(name, planned_steps, trainer.steps), file=sys.stderr)
-                    planned_steps = math.inf  # the change is explained once
-                bar.total = trainer.steps
+            for row in loop.rows(after_step):
                 if row["split"] == "dev":
                     bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
                 else:
@@ -80,7 +86,7 @@ def train(
     run.load_weights()
 
 
-def _describe_change(name: str, planned_steps: float, steps: int) -> str:
+def _describe_change(name: str, planned_steps: int, steps: int) -> str:
     """Return a notice about a large change of the number of steps."""
     change = "longer" if steps < planned_steps else "shorter"
     return (

@@ -158,23 +158,32 @@ def plan(
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
     small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
-    evaluation_steps = speed.evaluation_seconds / speed.step_seconds
-    if start is None:
-        limit = TimeLimit(STEPS_SHARE * budget.minutes * 60, perf_counter(), max_passes, evaluation_steps)
-    else:
+    finishing_seconds = 0.0
+    if start is not None:
         has_ngrams = with_ngrams or small_plan.config.training.ngram_mixture
         finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
-        finishing_steps = finishing_seconds / speed.step_seconds
-        limit = TimeLimit(budget.minutes * 60, start, max_passes, evaluation_steps, finishing_steps)
+    limit = _time_limit(budget.minutes * 60, start, max_passes, speed, finishing_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
-    final_plan = _with_possible_passes(final_plan, speed, limit)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
+    final_plan = _with_possible_passes(final_plan, speed, limit)
     if start is None:
         return final_plan
-    training_seconds = speed.total_seconds(final_plan.config)
-    return replace(final_plan, limit=limit, limit_notice=_describe_limit(limit, training_seconds, finishing_seconds))
+    notice = _describe_limit(limit, speed.total_seconds(final_plan.config), finishing_seconds)
+    return replace(final_plan, limit=limit, limit_notice=notice)
+
+
+def _time_limit(
+    seconds: float, start: float | None, max_passes: float, speed: Speed, finishing_seconds: float
+) -> TimeLimit:
+    """Return the limit of a command that started at `start`; if it is None, only the training counts."""
+    evaluation_steps, finishing_steps = (
+        work_seconds / speed.step_seconds for work_seconds in (speed.evaluation_seconds, finishing_seconds)
+    )
+    if start is None:
+        start, seconds = perf_counter(), STEPS_SHARE * seconds
+    return TimeLimit(seconds, start, max_passes, evaluation_steps, finishing_steps)
 
 
 def _with_defaults(
