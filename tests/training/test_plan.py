@@ -177,8 +177,7 @@ def test_a_command_with_minutes_ends_in_time(
 ) -> None:
     """The command takes about `minutes`, although all work gets slower or faster in the middle of the training."""
     clock = Clock(monkeypatch, **{"step": 1.5, "text": 0.05, **costs})
-    clock.slowdown, clock.later_slowdown = slowdowns
-    clock.change = minutes * 60 * 0.45
+    clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 60.0)
     lines: list[str] = []
     budget = Budget(minutes, "best")
@@ -188,8 +187,7 @@ def test_a_command_with_minutes_ends_in_time(
     assert clock() == pytest.approx(minutes * 60, rel=0.1)
     (planned,) = (line for line in lines if "for training, " in line)
     assert f" passes, about {minutes:.1f} minutes with a limit of {minutes:g}: " in planned
-    took = f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
-    assert lines[-1] == took
+    assert lines[-1] == f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
     assert run.config == read_config(run.folder)
     assert f"epochs {run.config.training.epochs:.3g}," in (run.folder / "README.md").read_text("utf-8")
     corpora = read(TIMED_OPTIONS)
