@@ -143,16 +143,14 @@ def plan(
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
     preset = budget.preset_or_default
-    if passes is None:
-        passes = rules.default_passes(facts, preset)
-    large_plan = _with_defaults(config, facts, float(passes), preset)
+    max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
+    large_plan = _with_defaults(config, facts, max_passes, preset)
     if budget.minutes is None:
         large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
         return replace(large_plan, seconds=speed.total_seconds(large_plan.config))
     # The sizes are those for the passes that an unadapted model of the large sizes can make in the minutes, so that
     # models with different adaptations have the same sizes. The model then makes as many passes as it can.
-    max_passes = large_plan.config.training.epochs
     unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
     unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
