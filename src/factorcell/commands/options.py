@@ -157,7 +157,7 @@ def add_training_files(parser: Parser) -> None:
     parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     help_text = "TOML or JSON file of options; options on the command line take precedence"
     parser.add_argument("--config", type=Path, help=help_text)
-    help_text = "time limit of each training, in minutes (default: chosen from the table)"
+    help_text = "minutes for each training, with reading and the work after it (default: chosen from the table)"
     parser.add_argument("--minutes", type=float, help=help_text)
     help_text = "effort to spend on each training (default: good; with --minutes: best)"
     parser.add_argument("--preset", choices=PRESETS, help=help_text)

@@ -112,11 +112,16 @@ class ConditionalPrior(nn.Module):
         """Return the log probabilities (B, candidates) of some values of the target, normalized over these values."""
         return normalize(self.log_probs(corpus)[:, [self.values.index(name) for name in names]])
 
+    @property
+    def max_texts(self) -> int:
+        """The largest number of texts on which the weights are fitted."""
+        return min(MAX_TEXTS, MAX_ELEMENTS // self.size)
+
     def fit(self, corpus: Corpus) -> None:
         """Fit the weights on the texts of a corpus, or on a random part of a large one, by L-BFGS."""
         labels = corpus.categories[:, self.column].astype(np.int64) - 1
         rows = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 0))
-        rows = np.sort(rows[: min(MAX_TEXTS, MAX_ELEMENTS // self.size)])
+        rows = np.sort(rows[: self.max_texts])
         if not len(rows):
             return
         contexts, indices = self.other_context(corpus, rows), torch.arange(len(rows))
@@ -177,17 +182,22 @@ def possible_targets(schema: ContextSchema) -> list[Variable]:
     return [variable for variable in schema.categories if 3 <= len(variable.values) <= MAX_VALUES + 1]
 
 
+def create_priors(run: Run) -> dict[str, ConditionalPrior]:
+    """Return a prior that is not yet fitted for each possible target of a run; none for an unadapted run."""
+    targets = [variable.name for variable in possible_targets(run.schema)] if run.model.is_adapted else []
+    return {target: ConditionalPrior(run.schema, target) for target in targets}
+
+
 def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
     """Fit the priors of a run, measure on held-out texts how well they predict, and save both in the run folder."""
     tensors: dict[str, Tensor] = {}
     facts: files.Row = {}
-    for variable in possible_targets(run.schema) if run.model.is_adapted else ():
-        prior = ConditionalPrior(run.schema, variable.name)
+    for target, prior in create_priors(run).items():
         prior.fit(train)
-        prefix = _prefix(run.schema, variable.name)
+        prefix = _prefix(run.schema, target)
         tensors |= {f"{prefix}{name}": parameter for name, parameter in prior.named_parameters()}
         if (dependence := prior.dependence(held_out)) is not None:
-            facts[variable.name] = _to_row(dependence)
+            facts[target] = _to_row(dependence)
     if tensors:
         files.save_tensors(run.folder / FILE, tensors, facts)
 

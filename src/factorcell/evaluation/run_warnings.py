@@ -72,7 +72,10 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
 
     `kind_of_text` names the texts, such as "development text".
     """
-    command = f"factorcell tune-online {run.folder} TABLE"
+    if run.tokenizer.is_character_level:
+        command = f"factorcell replay {run.folder} TABLE --out FOLDER"
+    else:  # `replay` completes texts, which requires characters
+        command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 
 

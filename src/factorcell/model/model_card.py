@@ -124,9 +124,10 @@ def _describe_training(run: Run) -> str:
     if log:
         last_row = log[-1]
         minutes = last_row["seconds"] / 60
+        passes = f" ({last_row['tokens'] / max(1, facts['targets']):.3g} passes)" if facts else ""
         lines.append(
-            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen, {minutes:.1f} minutes, "
-            f"seed {run.config.training.seed}"
+            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen{passes}, "
+            f"{minutes:.1f} minutes of training, seed {run.config.training.seed}"
         )
     return "\n".join(lines)
 
