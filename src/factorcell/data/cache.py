@@ -30,7 +30,7 @@ from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 2  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 3  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(
