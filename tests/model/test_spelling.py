@@ -19,7 +19,7 @@ WORDS = ("ab", "abb", "ba", "aab", "bab")
 
 def read(words: tuple[str, ...], kind: str = "word", corpus: Corpus | None = None) -> Corpus:
     config = Config.of(tokenizer=kind, min_count=1)
-    return prepare([{"text": word} for word in words], config, tokenizer=corpus and corpus.tokenizer)
+    return prepare([{"text": word} for word in words], config, tokenizer=None if corpus is None else corpus.tokenizer)
 
 
 def test_the_probabilities_of_all_other_strings_sum_to_one() -> None:

@@ -284,8 +284,8 @@ def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, 
     values = parse_context_values(texts, option)
     for name, values_of_column in values.items():
         if len(values_of_column) > 1:
-            got = " and ".join(map(repr, values_of_column))
-            raise UserError(f"{option}: expected one value of {name}, got {got}")
+            actual = " and ".join(map(repr, values_of_column))
+            raise UserError(f"{option}: expected one value of {name}, got {actual}")
     return {name: value for name, (value,) in values.items()}
 
 

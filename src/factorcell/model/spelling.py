@@ -72,7 +72,7 @@ def spelling_nats(corpus: Corpus) -> NDArray[np.float64]:
         return np.zeros(len(corpus))
     distinct_tokens, indices = np.unique(np.array(tokens, dtype=object), return_inverse=True)
     nats = spelling_model(corpus.tokenizer).nats(distinct_tokens.tolist())
-    return np.bincount(texts, nats[indices], minlength=len(corpus))
+    return np.bincount(texts, nats[indices], minlength=len(corpus)).astype(np.float64)
 
 
 def _rows(tokens: Sequence[str]) -> list[dict[str, str]]:
