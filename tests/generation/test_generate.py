@@ -180,6 +180,7 @@ def test_the_command_generates_for_each_of_several_values(run: Run, capsys: pyte
 
 def test_a_notice_reports_probable_unknown_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     notice = r"^out-of-vocabulary words \(such as numbers and names\) have a probability of \d+% on average; they are"
+    monkeypatch.setattr("factorcell.generation.generate.MIN_UNKNOWN_SHARE", 0.001)
     with pytest.warns(Notice, match=notice):
         generate_rows(run)
     with pytest.warns(Notice, match=notice):
