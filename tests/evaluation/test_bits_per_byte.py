@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from factorcell.config import UserError
+from factorcell.data.vocabulary import UNKNOWN
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.spelling import spelling_model
 from tests.small_runs import make_letters, make_run
 
 LETTERS = ("abc", "cab", "ba", "caf\u00e9", "👩‍👩‍👧", "", "abcabcabcabcabcabc")
@@ -26,12 +28,14 @@ def rows_of(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def bits(run: Any, texts: list[str]) -> tuple[list[float], list[int]]:
-    """Return the bits and the bytes of every text that is not truncated, scored one by one."""
+    """Return the bits and the bytes of every text that is not truncated, scored and spelled one by one."""
     costs, sizes = [], []
     for text in texts:
         corpus = run.prepare(rows_of([text]))
         if not corpus.truncated.any():
-            costs.append(float(run.nats(corpus).astype(np.float64).sum()) / math.log(2))
+            unknown = [token for token in run.tokenizer.split(text) if run.tokenizer.encode([token]) == [UNKNOWN]]
+            nats = run.nats(corpus).astype(np.float64).sum() + spelling_model(run.tokenizer).nats(unknown).sum()
+            costs.append(float(nats) / math.log(2))
             sizes.append(len(text.encode()))
     return costs, sizes
 
@@ -66,8 +70,9 @@ def test_bytes_are_counted_before_unicode_normalization() -> None:
     ("texts", "counted", "bound"),
     [
         (["abc"] * 12, 12, False),
-        (["abc"] * 12 + ["xyz"], 13, True),  # out of vocabulary
-        (["abc"] * 12 + ["x" * 12], 12, False),  # the only unknown targets are in a truncated text
+        (["abc"] * 12 + ["xyz"], 13, False),  # out of vocabulary, but spelled
+        (["abc"] * 12 + ["cafe\u0301"], 13, True),
+        (["abc"] * 12 + ["cafe\u0301" * 12], 12, False),  # the only text that NFC changes is truncated
         (["abc"] * 12 + [""], 13, False),
     ],
 )

@@ -106,10 +106,7 @@ def _bits_per_byte_lines(total: Row) -> list[str]:
     figure = format_figure({**total, "ahead": ()}, "bits_per_byte", ".3f")
     lines = [f"bits per byte {figure}{restriction}"]
     if total["bits_per_byte_bound"]:
-        lines.append(
-            f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}; "
-            f"{total['unknown_targets']:,} targets out of vocabulary"
-        )
+        lines.append(f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}")
     return lines
 
 

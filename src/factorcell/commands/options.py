@@ -273,23 +273,33 @@ def set_max_memory(gib: float | None) -> None:
         os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
-def add_context(parser: Parser) -> None:
-    """Add --context, which sets the value of one context column."""
-    help_text = "value of a context column (repeatable; all other columns have their expected value)"
+def add_context(parser: Parser, repetition: str = "repeatable") -> None:
+    """Add --context, which sets the value of one context column; the help explains its `repetition`."""
+    help_text = f"value of a context column ({repetition}; all other columns have their expected value)"
     parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=help_text)
 
 
 def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
     """Return a context, column -> value, from texts `NAME=VALUE`; error messages begin with `option`."""
-    context: dict[str, str] = {}
+    values = parse_context_values(texts, option)
+    for name, values_of_column in values.items():
+        if len(values_of_column) > 1:
+            actual = " and ".join(map(repr, values_of_column))
+            raise UserError(f"{option}: expected one value of {name}, got {actual}")
+    return {name: value for name, (value,) in values.items()}
+
+
+def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
+    """Return the values of each column, without repetitions, from texts `NAME=VALUE`."""
+    values: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UserError(f"{option}: expected NAME=VALUE, got {text!r}")
-        if name in context:
-            raise UserError(f"{option}: {name} is given twice")
-        context[name] = value
-    return context
+        values.setdefault(name, [])
+        if value not in values[name]:
+            values[name].append(value)
+    return values
 
 
 def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.originals import OriginalTexts
+from factorcell.data.originals import SPELLING_END, OriginalTexts
+from factorcell.data.readers import Ragged
 from factorcell.data.tokenizer import Tokenizer
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
@@ -89,7 +90,30 @@ class TokenizedTexts:
             "offsets": offsets,
             "tokenizer": tokenizer,
             "originals": OriginalTexts.concatenated(self.originals),
+            "spellings": self._spellings(final_ids == tokenizer.specials.unknown, offsets),
         }
+
+    def _spellings(self, is_unknown: NDArray[np.bool_], offsets: NDArray[np.int64]) -> Ragged:
+        """Return the field `spellings` of a `Corpus`.
+
+        Args:
+            is_unknown: For each provisional id, whether its token is out of vocabulary.
+            offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
+        """
+        encoded_tokens = {
+            token_id: token.encode("utf-8", "surrogatepass") + SPELLING_END
+            for token, token_id in self.id_by_token.items()
+            if is_unknown[token_id]
+        }
+        parts, begin, byte_counts = list[bytes](), 0, np.zeros(len(self.sizes), np.int64)
+        for block in self._read_blocks():
+            indices = np.flatnonzero(is_unknown[block])
+            block_parts = [encoded_tokens[token_id] for token_id in block[indices].tolist()]
+            texts = np.searchsorted(offsets, begin + indices, side="right") - 1
+            np.add.at(byte_counts, texts, np.fromiter(map(len, block_parts), np.int64, count=len(block_parts)))
+            parts += block_parts
+            begin += len(block)
+        return Ragged(np.frombuffer(b"".join(parts), np.uint8), np.append(0, np.cumsum(byte_counts)))
 
     def _read_blocks(self) -> Iterator[NDArray[np.uint32]]:
         """Yield the provisional ids of all texts in blocks of at most `BLOCK_TOKENS` ids."""

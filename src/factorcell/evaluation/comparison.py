@@ -29,7 +29,7 @@ FIGURE_FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "bits_per_byte
 AVERAGED_FIGURES = ("perplexity", "perplexity_known", "bits_per_byte", "accuracy", "macro_f1", "auc", "minutes")
 BEST_MARK = "*"  # follows a figure that is significantly better than all others
 LOWER_BOUND_MARK = "≥"  # precedes a lower bound
-LOWER_BOUND_NOTE = "it omits the bits that restore original texts from tokens (unknown words, case, white space)"
+LOWER_BOUND_NOTE = "it omits the bits that restore original texts from tokens (case, white space)"
 
 
 @dataclass(frozen=True)

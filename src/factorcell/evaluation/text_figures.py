@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
+from factorcell.model.spelling import spelling_nats
 
 Floats = NDArray[np.float64]
 
@@ -99,12 +100,13 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
     """Return the figure `bits_per_byte` from the `nats` (N,) of the texts; None if the original texts are unknown.
 
-    Truncated texts are omitted, because the number of bytes of the part that was read is unknown.
+    The bits include the spellings of out-of-vocabulary tokens. Truncated texts are omitted, because the number of bytes
+    of the part that was read is unknown.
     """
     if corpus.originals is None:
         return None
     is_truncated = corpus.truncated
-    bits = np.where(is_truncated, math.nan, nats / math.log(2))
+    bits = np.where(is_truncated, math.nan, (nats + spelling_nats(corpus)) / math.log(2))
     sizes = np.where(is_truncated, math.nan, corpus.originals.sizes)
     return TextSums(key, bits, sizes, corpus.originals.key)
 
@@ -112,11 +114,9 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
     """Return for each text (N,) whether its bits are only a lower bound.
 
-    The bits are a lower bound if the tokens do not determine the original text, for example because of an
-    out-of-vocabulary token.
+    The bits are a lower bound if the tokens do not determine the original text, for example because of white space.
     """
-    has_unknown_token = sum_per_text(~is_known_target(corpus), corpus) > 0
-    return has_unknown_token if corpus.originals is None else has_unknown_token | ~corpus.originals.restorable
+    return np.zeros(len(corpus), np.bool_) if corpus.originals is None else ~corpus.originals.restorable
 
 
 def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.bool_]) -> TextSums:
