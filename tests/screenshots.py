@@ -5,7 +5,6 @@
 writes a screenshot of every page of the package `reports`, drawn from made-up results, and of the addresses.
 """
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,8 @@ from factorcell.reports.explain import explanation_page
 from factorcell.reports.replay import replay_page
 from factorcell.reports.runs import run_report
 from factorcell.reports.search import search_page
+from tests.chromium import open_chromium
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
 THEMES = ("light", "dark")
 # Elements that a reader must scroll to the side to read; blocks of code may.
@@ -122,22 +120,15 @@ def find_problems(tab: Any) -> list[str]:
     return problems + [f"wider than its box: {part}" for part in tab.evaluate(HIDDEN_PARTS)]
 
 
-def chromium_path() -> str | None:
-    return next(filter(None, map(shutil.which, CHROMIUM)), None)
-
-
 def take_screenshots(folder: Path, addresses: Sequence[str]) -> None:
     """Write a screenshot of every page in each window and theme, and report problems and messages of the console."""
-    from playwright.sync_api import sync_playwright
-
     folder.mkdir(parents=True, exist_ok=True)
     pages = {f"page-{index}": address for index, address in enumerate(addresses)}
     for name, content in static_pages().items():
         path = (folder / f"{name}.html").resolve()
         path.write_text(content, encoding="utf-8")
         pages[name] = path.as_uri()
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_OPTIONS)
+    with open_chromium() as chromium:
         for name, address in pages.items():
             for width, height in WINDOWS.items():
                 for theme in THEMES:
@@ -149,7 +140,6 @@ def take_screenshots(folder: Path, addresses: Sequence[str]) -> None:
                     for problem in find_problems(tab):
                         print(f"{name}, {width} pixels, {theme}: {problem}")
                     tab.close()
-        chromium.close()
 
 
 if __name__ == "__main__":

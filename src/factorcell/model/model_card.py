@@ -51,7 +51,7 @@ def _describe_model(run: Run) -> str:
     if run.model.is_adapted:
         sentences.append(_describe_adaptation(run))
     else:
-        sentences.append(f"{_capitalize(describe_missing_context(run))}.")
+        sentences.append(f"{escape_markdown(_capitalize(describe_missing_context(run)))}.")
     if has_mixture(run):
         components = training_facts(run.folder).get("ngram", {}).get("components", ())
         names = f" ({', '.join(components)})" if components else ""

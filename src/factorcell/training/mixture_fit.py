@@ -150,7 +150,8 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
         text_figures.figures_from_nats(nats, sample)["perplexity"]
         for nats in (figures.nats[:, 0], figures.of_components([NGRAM])[:, 1], mixed)
     ]
-    neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
+    with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
+        neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
     gain, ngram_gain = (perplexity.gain(part, sums[0]) for part in (sums[2], sums[1]))
     return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
 
