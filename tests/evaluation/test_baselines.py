@@ -229,12 +229,12 @@ def test_like_reads_texts_with_the_tokenizer_of_a_model(folder: Path, capsys: py
 def test_the_features_of_other_columns_are_values_waves_words_and_standardized_numbers() -> None:
     rows = [
         {"text": "a b", "place": "x", "kind": "p", "age": 1.0, "hour": "06:00", "tags": "red blue", "v": [1.0, 3.0]},
-        {"text": "b", "place": "y", "kind": "q", "age": 3.0, "hour": "18:00", "tags": "red", "v": [3.0, 3.0]},
+        {"text": "b", "place": "y", "kind": "q", "age": 3.0, "hour": "17:00", "tags": "red", "v": [3.0, 3.0]},
         {"text": "b a b", "place": "x", "kind": None, "age": None, "hour": "06:00", "tags": "", "v": [2.0, 9.0]},
-        {"text": "a", "place": "y", "kind": "p", "age": 5.0, "hour": "00:00", "tags": "blue", "v": [2.0, 5.0]},
+        {"text": "a", "place": "y", "kind": "p", "age": 5.0, "hour": "03:00", "tags": "blue", "v": [2.0, 5.0]},
     ]
     context = ["kind", "age:number", "hour:hour", "tags:text", "v:vector"]
-    config = Config.of(min_count=1, min_context_count=1, missing="expected")
+    config = Config.of(min_count=1, min_context_count=1, min_context_word=1, missing="expected")
     train, test = read_train_and_test(rows, rows, "place", config, context=context)
     schema, features = train.schema, np.zeros((4, sum(sizes_of_features(train.schema))))
     for texts, columns, values in _context_features(test):
@@ -242,7 +242,7 @@ def test_the_features_of_other_columns_are_values_waves_words_and_standardized_n
     expected = []
     for row in rows:
         kind = [float(value == row["kind"]) for value in schema.variable("kind").values]
-        age, hour, words = schema.variable("age"), schema.variable("hour"), str(row["tags"]).split()
+        age, hour, words = schema.variable("age"), schema.variable("hour.hour"), str(row["tags"]).split()
         number = 0.0 if row["age"] is None else (row["age"] - age.mean) / age.deviation  # type: ignore[operator]
         parameters = wave_parameters(24.0, len(hour.means) // 2)
         waves = [math.sin(f * int(str(row["hour"])[:2]) + p) for f, p in zip(*parameters, strict=True)]

@@ -11,7 +11,6 @@ from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import CONTEXT_CLASSIFIER, classify, has_labels
-from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
 from factorcell.evaluation.conditional_prior import classification_notices
 from factorcell.evaluation.likelihoods import check_adapted
@@ -165,10 +164,7 @@ def _table_of_linear_baseline(run: Run, arguments: argparse.Namespace) -> Path |
     variable = run.schema.variable(arguments.target)
     if not has_labels(arguments.table, variable, variable.values[1:]):
         return None
-    table = training_table(run)
-    if table is None:
-        terminal.notify(f"no linear baseline: {run.folder} records no existing training table; add --train TABLE")
-    return table
+    return options.training_table_or_notice(run, None, "no linear baseline")
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
