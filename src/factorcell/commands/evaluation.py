@@ -186,7 +186,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         output = f", written to {arguments.out}" if arguments.out else ""
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
-        task = f"{counted_texts} classified by the {result.name}{output}"
+        task = f"{counted_texts} classified ({result.name}){output}"
         terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
         if arguments.target and not arguments.calibrate:
             terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
