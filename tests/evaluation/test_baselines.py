@@ -227,7 +227,7 @@ def test_like_reads_texts_with_the_tokenizer_of_a_model(folder: Path, capsys: py
 
 
 def test_the_features_of_other_columns_are_values_waves_words_and_standardized_numbers() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"text": "a b", "place": "x", "kind": "p", "age": 1.0, "hour": "06:00", "tags": "red blue", "v": [1.0, 3.0]},
         {"text": "b", "place": "y", "kind": "q", "age": 3.0, "hour": "17:00", "tags": "red", "v": [3.0, 3.0]},
         {"text": "b a b", "place": "x", "kind": None, "age": None, "hour": "06:00", "tags": "", "v": [2.0, 9.0]},
@@ -243,16 +243,13 @@ def test_the_features_of_other_columns_are_values_waves_words_and_standardized_n
     for row in rows:
         kind = [float(value == row["kind"]) for value in schema.variable("kind").values]
         age, hour, words = schema.variable("age"), schema.variable("hour.hour"), str(row["tags"]).split()
-        number = 0.0 if row["age"] is None else (row["age"] - age.mean) / age.deviation  # type: ignore[operator]
+        number = 0.0 if row["age"] is None else (row["age"] - age.mean) / age.deviation
         parameters = wave_parameters(24.0, len(hour.means) // 2)
         waves = [math.sin(f * int(str(row["hour"])[:2]) + p) for f, p in zip(*parameters, strict=True)]
         waves = [(w - m) / d for w, m, d in zip(waves, hour.means, hour.deviations, strict=True)]
         bag = [words.count(word) / math.sqrt(max(1, len(words))) for word in schema.variable("tags").values]
         vector = schema.variable("v")
-        standardized = [
-            (x - m) / d
-            for x, m, d in zip(row["v"], vector.means, vector.deviations, strict=True)  # type: ignore[call-overload]
-        ]
+        standardized = [(x - m) / d for x, m, d in zip(row["v"], vector.means, vector.deviations, strict=True)]
         expected.append([*kind, number, *waves, *bag, *standardized])
     np.testing.assert_allclose(features, expected, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def run(tmp_path: Path, tables: tuple[Path, Path, Path]) -> Run:
 
 def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, tables: tuple[Path, Path, Path]) -> None:
     train, _, test = tables
-    options = {"tokenizer": run.tokenizer, "context": ["kind"]}
+    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
     corpora = read_train_and_test(train, test, "place", run.config, **options)
     expected = LinearClassifier(corpora[0])(corpora[1])
     result = classify(run, test, "place", train=train, values=["hill", "beach"])
@@ -106,7 +107,7 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     assert result.combination_weights is not None
     uniform, conditional = (classify(run, test, "place", priors=name) for name in ("uniform", "conditional"))
     assert conditional.log_prior is not None
-    options = {"tokenizer": run.tokenizer, "context": ["kind"]}
+    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
     train_and_test = read_train_and_test(tables[0], test, "place", run.config, **options)
     linear = LinearClassifier(train_and_test[0])(train_and_test[1])
     assert linear.names == result.names

@@ -63,8 +63,8 @@ def test_counts_of_contexts_are_those_of_their_texts(run: Run, contexts: tuple[d
         for token, count in zip(run.tokenizer.tokens, counts.tokens[index].tolist(), strict=True):
             assert count == (len(texts) if token == "</s>" else words[token])
     first, second = counts.tokens[:2]
-    for token, is_supported in enumerate(counts.supports(0, 1)):
-        rates = first[token] / max(1, first.sum()), second[token] / max(1, second.sum())
+    for place, is_supported in enumerate(counts.supports(0, 1)):
+        rates = first[place] / max(1, first.sum()), second[place] / max(1, second.sum())
         assert is_supported == (rates[0] > rates[1] and rates[0] * second.sum() >= 1)
 
 

@@ -101,7 +101,9 @@ def _compare_contexts(
     The texts `context` and `against` state the values in which the two contexts differ, with their training texts.
     """
     first, second = pair
-    counts = training_texts and TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
+    counts = None
+    if training_texts is not None:
+        counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
     token_rows = most_shifted_tokens(
         run,
         first,
