@@ -239,8 +239,8 @@ def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
     dense = [(next(begins), inputs(torch.from_numpy(np.array(corpus.numbers))).numpy())]
     for bag in corpus.bags:
         begin, counts = next(begins), np.diff(bag.offsets)
-        values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
-        yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), values
+        word_values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
+        yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), word_values
     for variable, vectors in zip(schema.vectors, corpus.vectors, strict=True):
         standardized = (vectors - np.array(variable.means)) / np.array(variable.deviations)
         dense.append((next(begins), np.nan_to_num(standardized)))
