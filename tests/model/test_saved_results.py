@@ -45,10 +45,10 @@ def test_classifications_with_other_settings_are_listed_separately() -> None:
         classification("1", 0.55, priors="uniform"),
     ]
     assert [measurement[:3] for measurement in latest_measurements(rows)] == [
-        ("a.csv", "accuracy of stars", 0.55),
+        ("a.csv", "accuracy of stars, uniform priors", 0.55),
         ("a.csv", "accuracy of stars, training priors", 0.6),
         ("a.csv", "accuracy of stars, training priors, calibrated", 0.7),
-        ("a.csv", "accuracy of stars, 1,000 samples", 0.4),
+        ("a.csv", "accuracy of stars, uniform priors, 1,000 samples", 0.4),
     ]
 
 
@@ -69,10 +69,11 @@ def test_comparison_replaces_results_of_its_parts() -> None:
         "texts_key": "9",
         "perplexity": 8.0,
         "target": "stars",
+        "priors": "uniform",
     }
     rows = [classification("1", 0.5, priors="uniform"), {**comparison, "accuracy": 0.5, "accuracy_key": "1"}]
     assert [measurement[:3] for measurement in latest_measurements(rows)] == [
-        ("a.csv", "accuracy of stars", 0.5),
+        ("a.csv", "accuracy of stars, uniform priors", 0.5),
         ("a.csv", "perplexity", 8.0),
     ]
 

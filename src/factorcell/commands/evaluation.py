@@ -11,9 +11,9 @@ from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import CONTEXT_CLASSIFIER, classify, has_labels
-from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
 from factorcell.evaluation.conditional_prior import classification_notices
+from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
@@ -124,8 +124,9 @@ def run_classify(arguments: argparse.Namespace) -> None:
         "--calibrate": arguments.calibrate,
         "--combine": arguments.combine,
         "--train": arguments.train,
-        "--priors": arguments.priors,
+        "--priors": arguments.priors != "conditional",
     }
+    check_adapted(run)
     for flag, value in options_of_target.items():
         if arguments.points and value:
             raise UserError(f"{flag} requires --target COLUMN; it does not apply to --points")
@@ -163,10 +164,7 @@ def _table_of_linear_baseline(run: Run, arguments: argparse.Namespace) -> Path |
     variable = run.schema.variable(arguments.target)
     if not has_labels(arguments.table, variable, variable.values[1:]):
         return None
-    table = training_table(run)
-    if table is None:
-        terminal.notify(f"no linear baseline: {run.folder} records no existing training table; add --train TABLE")
-    return table
+    return options.training_table_or_notice(run, None, "no linear baseline")
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
@@ -188,7 +186,10 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         output = f", written to {arguments.out}" if arguments.out else ""
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
-        terminal.notify(f"{counted_texts} classified{output}; accuracy not computed: no text has {missing_value}")
+        task = f"{counted_texts} classified ({result.name}){output}"
+        terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
+        if arguments.target and not arguments.calibrate:
+            terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
     if CONTEXT_CLASSIFIER in result.other_predictions:  # conditional priors can be used
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*training_warnings([run]))

@@ -30,6 +30,7 @@ from factorcell.option_fields import KIND_HELP, OPTION_KINDS
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
+    from factorcell.model.run import Run
     from factorcell.training.plan import Budget
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
@@ -313,3 +314,13 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
+
+
+def training_table_or_notice(run: "Run", specified: Path | None, consequence: str) -> Path | None:
+    """Return the specified training table, or that of a run; print a notice with the `consequence` if there is none."""
+    from factorcell.evaluation.combination import training_table
+
+    table = specified or training_table(run)
+    if table is None:
+        terminal.notify(f"{consequence}: {run.folder} records no existing training table; add --train TABLE")
+    return table

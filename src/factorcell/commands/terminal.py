@@ -163,7 +163,8 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
     show(_calibration_sentence(metrics))
     if weights := metrics.get("combination_weights"):
-        show(f"combination weights: {', '.join(f'{name} {weight:.2f}' for name, weight in weights.items())}")
+        shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())
+        show(f"weights of the combination, fitted on the development texts: {shown_weights}")
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):

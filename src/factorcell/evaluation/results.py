@@ -115,8 +115,7 @@ def classification_row(
         "texts_key": result.key,
         **prediction_fields(run),
     }
-    options = {"priors": result.priors, "samples": samples}
-    return {**identity, **options, **metrics, "confusion": confusion}
+    return {**identity, "samples": samples, **metrics, "confusion": confusion}
 
 
 def prediction_fields(model: Scorer) -> Row:

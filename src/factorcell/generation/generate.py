@@ -167,7 +167,8 @@ def category_values(schema: ContextSchema, column: str) -> list[str]:
     """Return the sorted values of a categorical context column, or raise a `UserError` if it has another kind."""
     variable = schema.variable(column)
     if variable.kind != "category":
-        raise UserError(f"{column}: expected a column of kind category, got {variable.kind}")
+        remedy = f"name its values in --context, or train with --context {variable.source_column}:category"
+        raise UserError(f"{column}: expected a column of kind category, got {variable.kind}; {remedy}")
     _unknown, *values = variable.values
     return sort_values(values)
 

@@ -97,9 +97,9 @@ def _measurement_fields(scores: files.Row, name: str) -> files.Row:
 
 
 def _classification_settings(row: files.Row) -> str:
-    """Describe the settings of a classification that differ from the defaults, to append to the name of its measure."""
+    """Describe the priors of a classification and its other settings that differ from the defaults."""
     parts = [f" of {row['target']}"] if row.get("target") else []
-    parts += [f", {row['priors']} priors"] if row.get("priors", "uniform") != "uniform" else []
+    parts += [f", {row['priors']} priors"] if row.get("target") and "priors" in row else []
     parts += [", combined with a linear classifier"] if row.get("combination_weights") else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
     return "".join(parts + ([", calibrated"] if "temperature" in row else []))
