@@ -129,8 +129,8 @@ def format_targets(count: int) -> str:
 
 def _sizes(run: Run) -> Row:
     """Return the sizes of the embeddings and of the layers of a run, by the names of their options."""
-    backbone = asdict(run.config.backbone)
-    layers = {name: backbone[name] for name in ("layers", "hidden_size") if name in backbone}
+    backbone: Row = asdict(run.config.backbone)
+    layers: Row = {name: backbone[name] for name in ("layers", "hidden_size") if name in backbone}
     return {"embedding_size": run.config.model.embedding_size, **layers}
 
 

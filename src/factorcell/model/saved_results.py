@@ -172,7 +172,7 @@ def latest_evaluations(rows: Iterable[files.Row]) -> list[files.Row]:
     return [{**evaluation, "gains": list(gains.values())} for evaluation, gains in latest.values()]
 
 
-def describe_gain(row: files.Row) -> list[tuple[str, str]]:
+def describe_gain(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the names and values of the gain and the difference in bits per byte in a row of `GAIN_FIELDS`."""
     lines = []
     if gain := Interval.from_row(row, "gain"):

@@ -87,7 +87,8 @@ def _with_accuracies(folder: Path, scores: Row) -> Row:
 def compared_texts(models: Sequence[Sequence[Row]]) -> str | None:
     """Return the id of the texts on which most models were evaluated; of several, those with the most texts."""
     ids = [{row["texts_id"]: row.get("texts", 0) for row in _evaluations(trainings)} for trainings in models]
-    return _most_frequent(ids)
+    most_frequent: str | None = _most_frequent(ids)
+    return most_frequent
 
 
 def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | None:
@@ -96,7 +97,10 @@ def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | No
         {accuracy_key(row): row.get("texts", 0) for run in trainings for row in run.get("accuracies") or ()}
         for trainings in models
     ]
-    return _most_frequent([{key: texts for key, texts in of_model.items() if key[-1] != "other"} for of_model in keys])
+    most_frequent: tuple[Any, ...] | None = _most_frequent(
+        [{key: texts for key, texts in of_model.items() if key[-1] != "other"} for of_model in keys]
+    )
+    return most_frequent
 
 
 def accuracy_key(row: Row) -> tuple[Any, ...]:
