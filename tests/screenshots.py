@@ -76,17 +76,16 @@ def contexts_results() -> dict[str, Any]:
 
 def many_runs() -> list[dict[str, Any]]:
     """Return six runs with long names, of which the report has a wide table."""
-    from tests.reports.test_report import text_sums, two_runs
+    from tests.reports.test_report import evaluation, two_runs
 
     plain, adapted = two_runs()
     runs = [plain, adapted]
     for number in range(4):
         perplexity = 71.0 - number
-        figures = {"perplexity": perplexity, "perplexity_known": 60.0, "bits_per_byte": 1.4, "targets": 123_456}
         name = {"folder": f"runs/hotels/a-long-name-{number}", "title": f"hotels of a long name {number}"}
-        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None, "table": "test.parquet"}
-        texts = {"perplexity": text_sums(np.log(perplexity))}
-        runs.append({**adapted, **name, "evaluation": {**figures, **gain}, "texts": texts})
+        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None}
+        evaluations = [evaluation(perplexity, bits_per_byte=1.4, gains=[gain])]
+        runs.append({**adapted, **name, "evaluations": evaluations})
     return runs
 
 

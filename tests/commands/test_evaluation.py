@@ -332,16 +332,22 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     precisions = [row.get("evaluation", row)["precision"] for row in rows]
     assert precisions == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
     card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
-    assert (
-        card.count("| test.jsonl | perplexity |")
-        == card.count("| test.jsonl | accuracy of city, training priors |")
-        == 1
-    )
-    assert f"| test.jsonl | perplexity | {rows[3]['evaluation']['perplexity']:.4g} |" in card
-    assert f"| other.jsonl | perplexity | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    accuracy = "| test.jsonl | accuracy of city, model, training priors |"
+    assert card.count("| test.jsonl | perplexity per word |") == card.count(accuracy) == 1
+    assert f"| test.jsonl | perplexity per word | {rows[3]['evaluation']['perplexity']:.4g} |" in card
+    assert f"| other.jsonl | perplexity per word | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d% ", card)
+    (baseline_row,) = files.read_rows(folder / "plain" / "results.jsonl")
+    baseline = {name: baseline_row["evaluation"][name] for name in ("table", "texts", "perplexity")}
+    expected = evaluate(Run.open(folder / "plain"), ROWS)["perplexity"]
+    assert baseline == {"table": "other.jsonl", "texts": len(ROWS), "perplexity": pytest.approx(expected)}
+    assert rows[2]["evaluation"]["perplexity_without"] == baseline["perplexity"]
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
-    assert '<td data-title="perplexity on">test.jsonl</td>' in page
+    assert page.index(">test.jsonl</td>") > page.index(">other.jsonl</td>")  # both tables, the last evaluated one last
+    head = page[: page.index("<section>")]
+    assert "perplexity per word, test.jsonl" in head  # the larger table
+    assert "accuracy of city, test.jsonl: model, training priors" in head
     assert "Perplexity on other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
 

@@ -163,7 +163,7 @@ def test_classify_prints_and_saves_the_combination(
     assert "weights of the combination, fitted on the development texts: likelihood " in output
     assert "accuracy" in output.splitlines()[0]
     assert any(line.startswith("linear baseline") for line in output.splitlines())
-    assert "accuracy of place, conditional priors, combined with a linear classifier" in (
+    assert "accuracy of place, model, conditional priors, combined with a linear classifier" in (
         run.folder / "README.md"
     ).read_text(encoding="utf-8")
     assert main([*command[:3], "--points", test, "--combine"]) == 2

@@ -49,6 +49,7 @@ class Tokenizer:
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
         is_character_level: Whether each token is one character or grapheme.
+        unit: What a token is, for the unit of perplexities: "perplexity per word".
 
     Args:
         options: The options, an instance of `Options`.
@@ -58,6 +59,7 @@ class Tokenizer:
     Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
     FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)
     is_character_level: ClassVar[bool] = False
+    unit: ClassVar[str] = "token"
 
     def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
         self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIAL_TOKENS)
@@ -146,6 +148,7 @@ class WordTokenizer(Tokenizer):
     """Splits into words, numbers and punctuation marks."""
 
     Options = WordOptions
+    unit = "word"
 
     def split(self, text: str) -> list[str]:
         """Return the words, numbers and punctuation marks of a text."""
@@ -198,6 +201,7 @@ class CharacterTokenizer(Tokenizer):
 
     Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
     is_character_level = True
+    unit = "character"
 
     def is_restorable(self, text: str) -> bool:
         """Return whether normalization does not change `text`."""
@@ -216,6 +220,7 @@ class GraphemeTokenizer(CharacterTokenizer):
     """Splits into grapheme clusters after NFC."""
 
     Options = GraphemeOptions
+    unit = "grapheme"
 
     def split(self, text: str) -> list[str]:
         """Return the grapheme clusters of a text."""

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.evaluation.statistics import Ratios, auc
-from factorcell.evaluation.text_figures import TextSums, accuracy_sums
+from factorcell.evaluation.text_figures import Figures, TextSums, accuracy_sums
+from factorcell.model.saved_results import classifier_name
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -77,7 +78,7 @@ class Classification:
     @property
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors"."""
-        return f"model, {self.priors} priors" if self.combination_weights is None else "combination"
+        return classifier_name(self.priors, is_combined=self.combination_weights is not None)
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -278,6 +279,14 @@ def log_odds(log_posterior: Floats) -> Floats:
         log_complements[rows, best] = np.log(others.sum(1))
     result: Floats = log_posterior - log_complements
     return result
+
+
+def accuracy_figures(result: Classification) -> Figures:
+    """Return the figure `accuracy` of a classification, and a figure such as "accuracy, linear" of each classifier."""
+    figures = {"accuracy": text_accuracies(result), f"accuracy, {result.name}": text_accuracies(result)}
+    for name, predicted in result.other_predictions.items():
+        figures[f"accuracy, {name}"] = accuracy_sums(result.key, predicted == result.truth, result.truth >= 0)
+    return figures
 
 
 def _ratio(count: Any, total: Any) -> float:

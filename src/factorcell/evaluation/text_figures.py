@@ -8,6 +8,8 @@ The key of a figure is a digest of the texts as the model reads them. Two models
 keys of their figures are equal. The figures of a table are saved in the file `texts-<key>.safetensors` of the run
 folder.
 
+The figure `bits_per_byte_exact` omits the texts whose bits are only a lower bound.
+
 Shapes: N texts.
 """
 
@@ -47,6 +49,13 @@ class TextSums(NamedTuple):
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
 
+    def omit(self, is_omitted: NDArray[np.bool_]) -> "TextSums":
+        """Return the contributions without those of the texts in the mask `is_omitted` (N,)."""
+        numerator, denominator = (
+            np.where(is_omitted, math.nan, values) for values in (self.numerator, self.denominator)
+        )
+        return self._replace(numerator=numerator, denominator=denominator)
+
     @property
     def texts(self) -> str:
         """The digest of the texts, which is equal for two models if these can be compared text by text."""
@@ -85,7 +94,7 @@ def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 
 def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Return the figures `perplexity`, `perplexity_known` and `bits_per_byte` from the nats of all targets."""
+    """Return the figures `perplexity`, `perplexity_known` and those of bits per byte from the nats of all targets."""
     is_known, key, nats_of_texts = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
     figures = {
         "perplexity": TextSums(key, nats_of_texts, corpus.lengths.astype(np.float64)),
@@ -94,7 +103,9 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
         ),
     }
     bits = bits_per_byte(key, nats_of_texts, corpus)
-    return figures if bits is None else {**figures, "bits_per_byte": bits}
+    if bits is None:
+        return figures
+    return {**figures, "bits_per_byte": bits, "bits_per_byte_exact": bits.omit(has_lower_bound(corpus))}
 
 
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:

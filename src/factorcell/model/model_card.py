@@ -136,19 +136,27 @@ def _results_table(run: Run) -> str:
     best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
     mixed, neural = mixture_perplexity(run), ", neural model alone" if has_mixture(run) else ""
+    measure = saved_results.measure_name("perplexity", run.tokenizer.unit)
     if mixed is not None:
-        lines.append(f"| development | perplexity, mixture | {format_number(mixed, '.2f')} |")
+        lines.append(f"| development | {measure}, mixture | {format_number(mixed, '.2f')} |")
     if best:
         perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
-        lines.append(f"| development | perplexity{neural} | {perplexity} |")
-        lines.append(f"| development | perplexity, known targets{neural} | {known} |")
+        lines.append(f"| development | {measure}{neural} | {perplexity} |")
+        lines.append(f"| development | {measure}, known targets{neural} | {known} |")
         if is_number(bits := best.get("bits_per_byte")):
             is_lower_bound = bool(best.get("bits_per_byte_bound"))
             bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
             lines.append(f"| development | {bits_per_byte.measure}{neural} | {_format_value(bits_per_byte)} |")
-    for result in saved_results.latest_measurements(saved_results.read(run.folder)):
+    results = saved_results.read(run.folder)
+    for result in saved_results.latest_measurements(results):
         table, measure = escape_markdown(result.table), escape_markdown(result.measure)
         lines.append(f"| {table} | {measure} | {_format_value(result)} |")
+    for evaluation in saved_results.latest_evaluations(results):
+        table = escape_markdown(evaluation["table"])
+        for gain in evaluation["gains"]:
+            remark = f"; {gain['training_difference']}" if gain.get("training_difference") else ""
+            for measure, value in saved_results.describe_gain(gain):
+                lines.append(f"| {table} | {escape_markdown(measure)} | {value}{remark} |")
     return "\n".join(lines)
 
 

@@ -153,7 +153,7 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     if target and run.model.is_adapted:
         scores, accuracy_figures = classify_and_save(run, table, target)
         row |= {key: value for key, value in scores.items() if key in CLASSIFICATION_SCORES and is_number(value)}
-        row |= {"target": target, "priors": scores["priors"], "accuracy_key": accuracy_figures["accuracy"].key}
+        row |= {"target": target, "priors": scores["priors"]}
         figures = {**figures, **accuracy_figures}
     save_result(run, row, figures)
     return row, figures
@@ -196,6 +196,7 @@ def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
     row: files.Row = {
         "kind": "compare",
         "table": table_name(table),
+        "unit": model.tokenizer.unit,
         "model": model.folder.name,
         **prediction_fields(model),
     }
