@@ -234,7 +234,7 @@ def write_training_facts(
 ) -> None:
     """Write the files that complete the folder of a trained run: training.json, counts, priors, and the model card.
 
-    A run with characters and users also gets counts of its popular texts.
+    A run with users, whose tokenizer has characters or pieces of words, also gets counts of its popular texts.
 
     Args:
         run: The trained run.
@@ -261,7 +261,7 @@ def write_training_facts(
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
-    if len(corpus.users) and corpus.tokenizer.is_character_level:
+    if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
