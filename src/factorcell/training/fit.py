@@ -298,7 +298,10 @@ def summary(run: Run) -> str:
     assert best is not None  # every training ends with an evaluation
     perplexity = format_number(best["perplexity"], ".2f")
     perplexity_known = format_number(best["perplexity_known"], ".2f")
-    neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
+    if run.tokenizer.is_subword and "bits_per_byte" in best:
+        neural = f"{perplexity} ({format_number(best['bits_per_byte'], '.3f')} bits per byte) at step {best['step']:,}"
+    else:
+        neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
     minutes = f"{run.training_minutes():.1f} minutes of training"
     steps_and_minutes = f" of {best['steps']:,}, {minutes}{format_context_effect(run)}"
     mixed = model_card.mixture_perplexity(run)
