@@ -7,6 +7,7 @@ byte as one letter of a fixed alphabet, such as `Ġ` for a space. Tokenizers wit
 space as `▁` and a byte without a token of its own as `<0xE2>`.
 """
 
+import bisect
 import codecs
 import json
 import math
@@ -234,12 +235,9 @@ class BpeTokenizer(Tokenizer):
         """Return the first tokens of every text that begins with `text`: those before its last two words."""
         unstable = UNSTABLE_END.search(text)
         encoding = self._library.encode(text[: unstable.start()] if unstable else text, add_special_tokens=False)
-        word_numbers = encoding.word_ids
-        if not word_numbers or None in word_numbers:
-            return []
-        return [
-            token for token, number in zip(encoding.tokens, word_numbers, strict=True) if number < word_numbers[-1] - 1
-        ]
+        word_numbers = [number for number in encoding.word_ids if number is not None]
+        count = bisect.bisect_left(word_numbers, word_numbers[-1] - 1) if word_numbers else 0
+        return encoding.tokens[:count]
 
     def train(self, counts: Mapping[str, int]) -> Self:
         """Return a tokenizer whose pieces are learned from the words of the training texts."""

@@ -188,11 +188,13 @@ class _FinalIds:
     def replace(self, block: NDArray[np.uint32], sizes: NDArray[np.int64], max_size: int) -> NDArray[np.uint32]:
         """Return the final ids of the texts of a block, at most `max_size` of each text; `sizes` is as for `sizes`."""
         if self.is_one_to_one:
-            return self.ids[block]
+            all_ids: NDArray[np.uint32] = self.ids[block]
+            return all_ids
         counts = self.counts[block]
         ids = self.ids[np.repeat(self.starts[block], counts) + _positions(counts)]
         text_sizes = np.add.reduceat(counts, np.cumsum(sizes) - sizes)
-        return ids[_positions(text_sizes) < max_size]
+        retained_ids: NDArray[np.uint32] = ids[_positions(text_sizes) < max_size]
+        return retained_ids
 
 
 def _positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
