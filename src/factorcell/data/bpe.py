@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Words, numbers of at most three digits, and punctuation, each with the space before it; other white space.
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
-MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 16_000  # bounds of the vocabulary that `default_vocabulary` chooses
+MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 32_000  # bounds of the vocabulary that `default_vocabulary` chooses
 MAX_TRAINING_WORDS = 20_000_000  # counts of words are scaled down to this sum, which takes a minute to learn from
 WORDS_PER_LINE = 1_000
 SPECIAL_KEYS = ("unk_token", "bos_token", "eos_token")  # keys of the file of special tokens, in the order of `Specials`
@@ -52,7 +52,8 @@ BYTE_BY_LETTER = _byte_by_letter()
 
 def default_vocabulary(word_count: int) -> int:
     """Return the size of the vocabulary for training texts of `word_count` words in total."""
-    size = 4_000 * math.sqrt(max(1, word_count) / 1e6)
+    # Of 1,000, 4,000 and 16,000, the largest size had the fewest bits per byte on 0.9 million words of news.
+    size = 16_000 * math.sqrt(max(1, word_count) / 1e6)
     return int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, size)) / 500) * 500
 
 
