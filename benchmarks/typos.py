@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from factorcell import Completer, Popularity, Run, TypoTolerantLookup
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import TypoCosts
 
 LETTERS = "etaoinsrhldcumfpgwybvk "

@@ -16,7 +16,7 @@ from benchmarks.service.report import Row
 from factorcell import files
 from factorcell.completion.replay import summary, systems
 from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.model.run import read_config
 from factorcell.service.privacy import Privacy
 

@@ -172,6 +172,17 @@ class GraphemeOptions(CharacterOptions):
 
 
 @dataclass(frozen=True)
+class BpeOptions(TokenizerOptions):
+    """Options of the tokenizer of pieces of words, which are learned by byte-pair encoding of the training texts."""
+
+    kind: str = "bpe"
+    min_count: int = int_option(2, "pairs that occur less often in the training texts are not merged", 1)
+    max_vocabulary: int = int_option(
+        0, "maximum size of the vocabulary; 0: chosen from the number of words in the training texts", 0
+    )
+
+
+@dataclass(frozen=True)
 class RecurrentOptions(KindOptions):
     """Options of the backbone with recurrent layers."""
 
@@ -213,7 +224,13 @@ class SoftmaxOptions(KindOptions):
 
 # The built-in kinds of the sections that have kinds; the first kind of a section is the default.
 OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
-    "tokenizer": {"word": WordOptions, "space": SpaceOptions, "char": CharacterOptions, "grapheme": GraphemeOptions},
+    "tokenizer": {
+        "word": WordOptions,
+        "space": SpaceOptions,
+        "char": CharacterOptions,
+        "grapheme": GraphemeOptions,
+        "bpe": BpeOptions,
+    },
     "backbone": {"recurrent": RecurrentOptions},
     "head": {"softmax": SoftmaxOptions},
 }
@@ -223,7 +240,7 @@ EXTENSIBLE = {
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
 KIND_HELP = {
-    "tokenizer": "how text is split into tokens: words, parts between spaces, characters or graphemes",
+    "tokenizer": "how text is split into tokens: words, parts between spaces, characters, graphemes or pieces of words",
     "backbone": "network that turns the tokens read so far into a vector",
     "head": "network that turns the vector of the backbone into probabilities of the next token",
 }

@@ -12,7 +12,7 @@ from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, SOURCES, Blen
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from tests.small_runs import make_letters

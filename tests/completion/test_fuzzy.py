@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, TypoCosts
 from tests.completion.test_typos import count_typos, max_typos_for
 

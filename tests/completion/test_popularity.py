@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import TextCounts
 

@@ -12,14 +12,8 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import (
-    MAX_COUNT,
-    MIN_PROPOSALS,
-    PlainEngine,
-    Suggestion,
-    merge_rounds,
-    sizes_of_rounds,
-)
+from factorcell.completion.search import PlainEngine
+from factorcell.completion.suggestions import MAX_COUNT, MIN_PROPOSALS, Suggestion, merge_rounds, sizes_of_rounds
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

@@ -19,7 +19,7 @@ from factorcell.completion import completer as completer_module
 from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.popularity import History
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import (
     FIRST_TOKEN_COST,
     TYPO_COST,

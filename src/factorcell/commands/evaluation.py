@@ -73,12 +73,16 @@ def _show(
     The tables have the gains over the baseline, or without a baseline, the effect of removing the context.
     """
     name = f"gain over {baseline.folder}" if baseline else EFFECT
-    terminal.show(
-        f"{total['texts']:,} texts, {total['targets']:,} targets ({total['unknown_share']:.1%} out of vocabulary)",
-        f"perplexity per {total['unit']} {total['perplexity']:.2f} over all targets, "
-        f"{total['perplexity_known']:.2f} over in-vocabulary targets",
-        *_bits_per_byte_lines(total),
-    )
+    counts = f"{total['texts']:,} texts, {total['targets']:,} targets"
+    perplexity = f"perplexity per {total['unit']} {total['perplexity']:.2f}"
+    if run.tokenizer.is_subword:  # no target is out of vocabulary
+        terminal.show(counts, *_bits_per_byte_lines(total), f"{perplexity}, which depends on the vocabulary")
+    else:
+        terminal.show(
+            f"{counts} ({total['unknown_share']:.1%} out of vocabulary)",
+            f"{perplexity} over all targets, {total['perplexity_known']:.2f} over in-vocabulary targets",
+            *_bits_per_byte_lines(total),
+        )
     if difference := format_difference("gain", total):
         meaning, hint = "", ""
         if not baseline:

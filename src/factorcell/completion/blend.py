@@ -26,7 +26,8 @@ from factorcell.completion.completer import Completer, Suggestions, TextFilter, 
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Stop, Suggestion, merge_rounds, sizes_of_rounds
+from factorcell.completion.search import Stop
+from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run

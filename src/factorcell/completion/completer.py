@@ -1,4 +1,4 @@
-"""Completion of typed text with a model of characters or graphemes.
+"""Completion of typed text with a model of characters, graphemes or pieces of words.
 
     run = Run.open("runs/queries")
     completer, user = Completer(run), User.new(run)
@@ -22,18 +22,10 @@ import numpy as np
 import torch
 
 from factorcell import limits
-from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.search import (
-    Ids,
-    PlainEngine,
-    PrefixState,
-    SearchRequest,
-    Stop,
-    Suggestion,
-    merge_rounds,
-    sizes_of_rounds,
-)
+from factorcell.completion.prefixes import typed_reader
+from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
+from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
 from factorcell.config import UserError
@@ -50,7 +42,7 @@ class TypedText:
     """Text typed so far, tokenized, with the search state for that prefix.
 
     Attributes:
-        tokens: The tokens of the typed text.
+        tokens: The characters or graphemes of the typed text.
         prefix_state: The state of the completer's search engine after these tokens.
         user: The user who types, or None for the unknown user.
         plain_state: The state of the search in PyTorch after these tokens, which the search for corrections uses; None
@@ -83,7 +75,7 @@ class Suggestions:
 
 
 class Completer:
-    """Completes typed texts with a model of characters or graphemes.
+    """Completes typed texts with a model of characters, graphemes or pieces of words.
 
     A suggested text has at most `max_tokens` - 1 tokens, where `max_tokens` is an option of the run's training.
     """
@@ -100,7 +92,7 @@ class Completer:
         """Pack the current weights of `run`; create a new completer after further training of the run.
 
         Args:
-            run: The run; its tokenizer must work on characters, such as `char` or `grapheme`.
+            run: The run; its tokenizer must be `bpe`, or work on characters, such as `char` or `grapheme`.
             unknown: How to read context values that training never saw, as in `Run.prepare`.
             seconds: Time limit of each search.
             typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
@@ -108,20 +100,21 @@ class Completer:
                 seem to contain private content (`find_private_content`) are never suggested.
 
         Raises:
-            UserError: The tokenizer does not work on characters, or a number is out of range.
+            UserError: The tokenizer is not one of these, a number is out of range, or `bpe` is to forgive typos.
         """
         limits.check(seconds=seconds)
         data = run.config.data
-        if not run.tokenizer.is_character_level:
-            expected = f"expected a tokenizer of characters, got {run.config.tokenizer.kind}"
-            raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
+        self.typed_reader = typed_reader(run)
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.typo_costs, self.tokenizer = TypoCosts.of(typos), run.tokenizer
+        if self.typo_costs.max_typos and self.typed_reader.returns_whole_texts:
+            kind = f"typos: expected a tokenizer of characters, got {run.config.tokenizer.kind}"
+            raise UserError(f"{run.folder}: {kind}; train with --tokenizer char")
         self.is_allowed = is_public if is_allowed is None else lambda text: is_public(text) and is_allowed(text)
         # Training cut longer texts, so the model has not learned where they end.
         self.max_text_tokens = data.max_tokens - 1
         self.plain_engine = PlainEngine(run.predictor)
-        self.engine = compiled.new_engine(run.predictor, run.precision)
+        self.engine = self.typed_reader.engine(run)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -180,7 +173,8 @@ class Completer:
         """
         tokens = self._split(text)
         with self.run.scoring():
-            ids = self.tokenizer.encode(tokens[: self.max_text_tokens])
+            fits = self.typed_reader.min_count(tokens) <= self.max_text_tokens
+            ids = self.typed_reader.ids(tokens if fits else ())  # a text that does not fit is not completed
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, ids)
             plain_state = typed_text.plain_state
             if plain_state is not None:
@@ -189,7 +183,7 @@ class Completer:
 
     def fits(self, prefix: str) -> bool:
         """Return whether a prefix has at most as many tokens as a suggested text may have."""
-        return len(self._split(prefix)) <= self.max_text_tokens
+        return self.typed_reader.min_count(self._split(prefix)) <= self.max_text_tokens
 
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
@@ -232,12 +226,17 @@ class Completer:
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
             nats = self.run.predictor(batch, self.run.predictor.condition(batch.context, vectors))
-            nats_after_prefix = nats[:, len(prefix_tokens) :].double().sum(1).tolist()
+            if self.typed_reader.returns_whole_texts:
+                first_target = 0
+                log_z = self.type_text(self.begin(user, context), prefix).prefix_state.log_probability
+            else:
+                first_target, log_z = len(prefix_tokens), 0.0
+            nats_after_prefix = nats[:, first_target:].double().sum(1).tolist()
         log_probs = []
         for tokens, text_nats in zip(tokens_of_texts, nats_after_prefix, strict=True):
             begins_with_prefix = tokens[: len(prefix_tokens)] == prefix_tokens
-            is_defined = begins_with_prefix and len(tokens) <= self.max_text_tokens
-            log_probs.append(-text_nats if is_defined else math.nan)
+            is_defined = begins_with_prefix and self.typed_reader.count(tokens) <= self.max_text_tokens
+            log_probs.append(-text_nats - log_z if is_defined else math.nan)
         return log_probs
 
     def suggest_all(
@@ -275,7 +274,7 @@ class Completer:
     def _is_completable(self, typed_text: TypedText) -> bool:
         """Return whether a typed text fits, and its complete words do not rule out every suggestion."""
         complete_words = typed_text.text[: typed_text.text.rfind(" ") + 1]
-        return len(typed_text.tokens) <= self.max_text_tokens and (
+        return self.typed_reader.min_count(typed_text.tokens) <= self.max_text_tokens and (
             not complete_words or self.is_allowed(complete_words)
         )
 
@@ -313,7 +312,7 @@ class Completer:
             """Return whether `ids` are an allowed continuation that the tokenizer splits into the same tokens."""
             if len(ids) < min_new_tokens:
                 return False
-            if not self.tokenizer.can_follow(typed_text.tokens, self.tokenizer.decode(ids)):
+            if not self.tokenizer.can_follow(self.typed_reader.whole_tokens(typed_text.tokens, ids), ()):
                 return False
             text = to_text(ids)
             if min_new_tokens:
@@ -323,12 +322,12 @@ class Completer:
             return is_continuation and self.is_allowed(text)
 
         to_text = partial(self._whole_text, typed_text)
-        max_tokens = self.max_text_tokens - len(typed_text.tokens)
+        max_tokens = self.max_text_tokens - (0 if self.typed_reader.returns_whole_texts else len(typed_text.tokens))
         return SearchRequest(typed_text.prefix_state, k, max_tokens, is_accepted, min_log_prob, stop, to_text)
 
     def _whole_text(self, typed_text: TypedText, ids: Ids) -> str:
         """Return the canonical form of the typed text followed by `ids`."""
-        return canonical(self.tokenizer.join(typed_text.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
+        return canonical(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
 
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
@@ -374,4 +373,4 @@ class Completer:
 
     def _split(self, text: str) -> tuple[str, ...]:
         """Return the tokens of a typed prefix or of a whole text."""
-        return tuple(self.tokenizer.split(self.tokenizer.normalize_fully(clean_prefix(text))))
+        return self.typed_reader.split(self.tokenizer.normalize_fully(clean_prefix(text)))

@@ -8,7 +8,7 @@ Shapes: N texts, M ranges of texts.
 import numpy as np
 
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import Band, Flags, Ints, TypedPrefix, TypoCosts, TypoCounts
 from factorcell.data.canonical import canonical_prefix
 

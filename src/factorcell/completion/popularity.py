@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix

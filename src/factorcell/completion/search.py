@@ -16,9 +16,9 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.data.context import Context
-from factorcell.limits import NUMBER_LIMITS
 from factorcell.model.backbone import BackboneState, StateBuffer
 from factorcell.model.ngram_mixture import Predictor
 
@@ -42,55 +41,6 @@ INITIAL_BATCH_SIZE = (
 GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
 MAX_EXPANDED = 10_000  # maximum number of hypotheses that one search expands
 MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
-MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend proposes, as in the lists that fit its weights
-MAX_COUNT = int(NUMBER_LIMITS["count"].high)
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A suggested text.
-
-    Attributes:
-        text: The whole text, including the prefix.
-        log_probability: The log probability of the text given the prefix, according to `source`.
-        source: The sources that propose the text, such as `model` or `model+history`.
-        typos: Number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix.
-        parts: Source of a blend -> the number that it adds to the score of the text; empty without a blend.
-    """
-
-    text: str
-    log_probability: float
-    source: str
-    typos: int = 0
-    parts: Mapping[str, float] = field(default_factory=dict)
-
-
-def sizes_of_rounds(k: int) -> list[int]:
-    """Return the sizes of the lists that `merge_rounds` merges: 10, 20, 40 and so on, until a size is at least `k`."""
-    sizes = [MIN_PROPOSALS]
-    while sizes[-1] < k:
-        sizes.append(min(2 * sizes[-1], MAX_COUNT))
-    return sizes
-
-
-def merge_rounds(best_of_proposals: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
-    """Return the best `k` texts; the list for a smaller `k` is the beginning of the list for a larger one.
-
-    The probabilities of all texts depend on how many texts are proposed. The texts are therefore proposed in several
-    rounds, with the sizes of `sizes_of_rounds`. Each round appends its new texts to the list, with probabilities no
-    higher than those of the texts before.
-
-    Args:
-        best_of_proposals: Returns the best texts among as many proposals as its argument says.
-        k: Maximum number of texts.
-    """
-    merged: dict[str, Suggestion] = {}
-    for size in sizes_of_rounds(k):
-        max_log_prob = min((suggestion.log_probability for suggestion in merged.values()), default=0.0)
-        for suggestion in best_of_proposals(size):
-            capped = replace(suggestion, log_probability=min(suggestion.log_probability, max_log_prob))
-            merged.setdefault(suggestion.text, capped)
-    return list(merged.values())[:k]
 
 
 @dataclass(frozen=True)
@@ -254,7 +204,7 @@ class PlainEngine:
         max_waiting: int,
     ) -> SearchResult:
         end = math.inf if deadline is None else deadline
-        frontier = _Frontier(self.model, request, max_expanded, max_waiting)
+        frontier = self._new_frontier(request, max_expanded, max_waiting)
         while frontier.scores.size:
             batch_size = min(
                 initial_batch_size + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count
@@ -263,6 +213,8 @@ class PlainEngine:
                 frontier.give_up()
                 break
             scores, parents, tokens = frontier.take(batch_size)
+            if not scores.size:
+                continue
             parent_states = frontier.states.select(torch.from_numpy(parents).to(self.model.device))
             log_probs, state = self.model.step(
                 _to_tensor(self.model, tokens.tolist()), request.prefix_state.conditioning, parent_states
@@ -270,8 +222,11 @@ class PlainEngine:
             frontier.add(scores, parents, tokens, log_probs, state)
         return frontier.result()
 
+    def _new_frontier(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> "Frontier":
+        return Frontier(self.model, request, max_expanded, max_waiting)
 
-class _Frontier:
+
+class Frontier:
     """All hypotheses of one search: those that wait to be expanded, the best k finished ones and the expanded ones.
 
     The expanded hypotheses form a tree. They are numbered in the order of their expansion; number 0 is the prefix. For
@@ -281,22 +236,42 @@ class _Frontier:
     """
 
     def __init__(self, model: Predictor, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
-        self.request, self.max_waiting, prefix_state = request, max_waiting, request.prefix_state
+        self.request, self.max_waiting = request, max_waiting
         self.vocabulary_size, self.tree_size, self.specials = model.vocabulary_size, 0, model.specials
-        self.parents, self.tokens, self.depths = (np.zeros(max_expanded + 1, dtype=np.int64) for _ in range(3))
-        self.depths[0] = -1  # the prefix is added as a child of itself, which gives it depth 0
-        self.states: StateBuffer = prefix_state.states[-1].reserve(max_expanded + 1)
+        capacity = max_expanded + self.first_count
+        self.parents, self.tokens, self.depths = (np.zeros(capacity, dtype=np.int64) for _ in range(3))
+        self.states: StateBuffer = self._first_state.reserve(capacity)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.finished: list[tuple[float, Ids]] = []  # score and tokens; a heap, whose first entry is the worst
         self.finished_by_key: dict[Hashable, tuple[float, Ids]] = {}  # duplicate key -> entry of `finished`
         self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
+        self._begin()
+
+    @property
+    def first_count(self) -> int:
+        """The number of expanded hypotheses that the model has read before the search: the prefix."""
+        return 1
+
+    @property
+    def _first_state(self) -> BackboneState:
+        """A state after the prefix or its beginning, which reserves memory for others."""
+        state: BackboneState = self.request.prefix_state.states[-1]
+        return state
+
+    def _begin(self) -> None:
+        """Add the prefix as an expanded hypothesis."""
+        self._add_root(self.request.prefix_state.log_probs[-1], self._first_state)
+
+    def _add_root(self, log_probs: Tensor, state: BackboneState) -> None:
+        """Add expanded hypothesis 0, which has no tokens."""
+        self.depths[0] = -1  # it is added as a child of itself, which gives it depth 0
         zero = np.zeros(1, dtype=np.int64)
-        self.add(np.zeros(1), zero, zero + model.specials.start, prefix_state.log_probs[-1], prefix_state.states[-1])
+        self.add(np.zeros(1), zero, zero + self.specials.start, log_probs, state)
 
     @property
     def expanded_count(self) -> int:
-        """The number of hypotheses that the model has read in this search; it read the prefix before."""
-        return self.tree_size - 1
+        """The number of hypotheses that the model has read in this search."""
+        return self.tree_size - self.first_count
 
     @property
     def min_score(self) -> float:

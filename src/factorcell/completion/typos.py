@@ -32,7 +32,8 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.completion.search import Ids, PrefixState, Stop, Suggestion
+from factorcell.completion.search import Ids, PrefixState, Stop
+from factorcell.completion.suggestions import Suggestion
 from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.run import Run
 

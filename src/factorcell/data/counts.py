@@ -80,7 +80,7 @@ class TextCounts:
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
-        """Count the texts of a corpus that has a user column and a tokenizer of characters.
+        """Count the texts of a corpus that has a user column and a tokenizer whose `join` restores texts.
 
         Texts that were cut and texts with an out-of-vocabulary token are not counted, because they cannot be restored.
         Texts with half of a surrogate pair are not counted either, because nobody can type them.

@@ -1,23 +1,24 @@
-"""Tokenizers: split texts into tokens, convert tokens to ids and back, and join tokens to texts.
+"""The kinds of tokenizers, and how a config and a run folder select one.
 
-The kinds are `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC) and
-`grapheme` (grapheme clusters, such as a letter with its accents, a flag or a family emoji).
+The kinds are `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC),
+`grapheme` (grapheme clusters, such as a letter with its accents, a flag or a family emoji) and `bpe` (pieces of words,
+`bpe.BpeTokenizer`).
 
 The word tokenizer normalizes texts to NFC. A word consists of letters, marks and digits. It may contain apostrophes and
 hyphens inside (`don't`, `well-kept`), and one of the marks . , : / between digits (`3.50`, `10:30`). A run of one
 repeated punctuation mark (`...`, `!!`) is one token, and so is any other visible character.
 """
 
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import regex
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Vocabulary
+from factorcell.data.base_tokenizer import Tokenizer as Tokenizer
+from factorcell.data.bpe import BpeTokenizer
 from factorcell.option_fields import (
     EXTENSIBLE,
     KIND_CHECKS,
@@ -38,110 +39,6 @@ OPENING = regex.compile(r"[(\[{«“$#@]+")  # marks that precede a word without
 QUOTE = '"'  # opens and closes alternately
 # Each match ends with a letter that `sentence_case` capitalizes.
 LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
-
-
-class Tokenizer:
-    """Base of all tokenizers: splits and joins texts, and converts tokens to ids with a `Vocabulary`.
-
-    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids, such as those
-    of subword pieces, also overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
-
-    Attributes:
-        FILES: The names of the files that store the tokenizer in a run folder.
-        is_character_level: Whether each token is one character or grapheme.
-        unit: What a token is, for the unit of perplexities: "perplexity per word".
-
-    Args:
-        options: The options, an instance of `Options`.
-        vocabulary: The tokens that have ids; without it the tokenizer can only `split`, `join` and `train`.
-    """
-
-    Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
-    FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)
-    is_character_level: ClassVar[bool] = False
-    unit: ClassVar[str] = "token"
-
-    def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
-        self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIAL_TOKENS)
-
-    def __len__(self) -> int:
-        """Return the number of tokens in the vocabulary, special tokens included."""
-        return len(self.tokens)
-
-    def split(self, text: str) -> list[str]:
-        """Return the tokens of a text, in-vocabulary or not."""
-        raise NotImplementedError
-
-    def join(self, tokens: Sequence[str]) -> str:
-        """Return the text of `tokens`; the text of more tokens must begin with the text of the first ones."""
-        raise NotImplementedError
-
-    @property
-    def tokens(self) -> Sequence[str]:
-        """The token of each id, special tokens included."""
-        return self._vocabulary.tokens
-
-    @property
-    def specials(self) -> Specials:
-        """The ids of the unknown token, the start token and the end token."""
-        return SPECIAL_IDS
-
-    def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the id of each token; an out-of-vocabulary token has the id of the unknown token."""
-        return self._vocabulary.encode(tokens)
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """Return the token of each id."""
-        tokens = self.tokens
-        return [tokens[token_id] for token_id in ids]
-
-    def train(self, counts: Mapping[str, int]) -> Self:
-        """Return a tokenizer of this class with a vocabulary built from the training texts.
-
-        Args:
-            counts: How often each token that `split` returns occurs in the training texts.
-        """
-        options = self.options
-        return type(self)(options, Vocabulary.build(counts, options.min_count, options.max_vocabulary))
-
-    def contents(self) -> dict[str, bytes]:
-        """Return the content of each file of `FILES` by name, for `from_contents`."""
-        return {self.FILES[0]: self._vocabulary.content()}
-
-    @classmethod
-    def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with these options and the content of its files, which `Tokenizer.contents` returned.
-
-        Raises:
-            ValueError: A file is damaged.
-        """
-        return cls(options, Vocabulary.from_content(contents[cls.FILES[0]]))
-
-    def normalize(self, text: str) -> str:
-        """Return `text` in NFC, lower-cased if the options require it."""
-        text = unicodedata.normalize("NFC", text)
-        return text.lower() if self.options.lowercase else text
-
-    def normalize_fully(self, text: str) -> str:
-        """Return `text` normalized twice, because lower-casing can produce letters that NFC then composes."""
-        return self.normalize(self.normalize(text))
-
-    def is_restorable(self, text: str) -> bool:
-        """Return whether joining the tokens of `text` returns `text`, provided that they are in the vocabulary."""
-        return self.join(self.split(text)) == text
-
-    def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """Return whether `split` splits the joined text of `tokens` and `more` into exactly these tokens.
-
-        Searches and samplers generate only sequences that pass this test, so that no text can be generated in two ways.
-        """
-        all_tokens = [*tokens, *more]
-        return self.split(self.join(all_tokens)) == all_tokens
-
-    def save(self, folder: Path) -> None:
-        """Write the files of the tokenizer into `folder`."""
-        for name, content in self.contents().items():
-            files.write(folder / name, content)
 
 
 class WordTokenizer(Tokenizer):
@@ -232,6 +129,7 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "space": SpaceTokenizer,
     "char": CharacterTokenizer,
     "grapheme": GraphemeTokenizer,
+    "bpe": BpeTokenizer,
 }
 
 

@@ -2,12 +2,16 @@
 
 `TokenizedTexts` numbers the tokens in order of appearance and writes these provisional ids of all texts to a temporary
 file. After the last text, it counts the tokens to build a vocabulary, reads the file block by block, and replaces each
-provisional id by the id of the token in the vocabulary.
+provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer of pieces cuts the token.
 """
 
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +53,7 @@ class TokenizedTexts:
     def add(self, texts: Sequence[str]) -> None:
         """Add the texts of one chunk."""
         ids, id_of = array("I"), self.id_by_token.__getitem__  # an array takes half the memory of a list
-        split = self.tokenizer.split
-        for text in texts:
-            tokens = split(text)
+        for tokens in self.tokenizer.split_all(texts):
             begin = len(ids)
             ids.append(START)
             if self.max_tokens is None or len(tokens) < self.max_tokens:
@@ -72,8 +74,17 @@ class TokenizedTexts:
             folder: The folder of the memory-mapped file `tokens.npy`; None keeps the tokens in memory.
         """
         tokenizer = self.tokenizer.train(self._count_tokens()) if train else self.tokenizer
-        final_ids = np.array([*tokenizer.specials, *tokenizer.encode(self.id_by_token)], dtype=np.uint32)
-        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        if train:  # the tokens are words, of which a tokenizer of pieces makes several ids
+            ids_of_tokens = tokenizer.encode_words(self.id_by_token)
+        else:
+            ids_of_tokens = [(token_id,) for token_id in tokenizer.encode(self.id_by_token)]
+        final_ids = _FinalIds.of([(special,) for special in tokenizer.specials] + ids_of_tokens)
+        max_size = sys.maxsize if self.max_tokens is None else 1 + self.max_tokens  # with the start token
+        final_sizes = [
+            sizes if final_ids.is_one_to_one else final_ids.sizes(block, sizes, max_size)
+            for block, sizes in self._read_blocks()
+        ]
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(final_sizes))]).astype(np.int64)
         token_count = int(offsets[-1])
         dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         tokens: NDArray[Any] = (
@@ -82,15 +93,16 @@ class TokenizedTexts:
             else np.empty(token_count, dtype=dtype)
         )
         begin = 0
-        for block in self._read_blocks():
-            tokens[begin : begin + len(block)] = final_ids[block]
-            begin += len(block)
+        for block, sizes in self._read_blocks():
+            ids = final_ids.replace(block, sizes, max_size)
+            tokens[begin : begin + len(ids)] = ids
+            begin += len(ids)
         return {
             "tokens": tokens,
             "offsets": offsets,
             "tokenizer": tokenizer,
             "originals": OriginalTexts.concatenated(self.originals),
-            "spellings": self._spellings(final_ids == tokenizer.specials.unknown, offsets),
+            "spellings": self._spellings(final_ids.ids[final_ids.starts] == tokenizer.specials.unknown, offsets),
         }
 
     def _spellings(self, is_unknown: NDArray[np.bool_], offsets: NDArray[np.int64]) -> Ragged:
@@ -106,7 +118,7 @@ class TokenizedTexts:
             if is_unknown[token_id]
         }
         parts, begin, byte_counts = list[bytes](), 0, np.zeros(len(self.sizes), np.int64)
-        for block in self._read_blocks():
+        for block, _ in self._read_blocks():
             indices = np.flatnonzero(is_unknown[block])
             block_parts = [encoded_tokens[token_id] for token_id in block[indices].tolist()]
             texts = np.searchsorted(offsets, begin + indices, side="right") - 1
@@ -115,20 +127,79 @@ class TokenizedTexts:
             begin += len(block)
         return Ragged(np.frombuffer(b"".join(parts), np.uint8), np.append(0, np.cumsum(byte_counts)))
 
-    def _read_blocks(self) -> Iterator[NDArray[np.uint32]]:
-        """Yield the provisional ids of all texts in blocks of at most `BLOCK_TOKENS` ids."""
+    def _read_blocks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
+        """Yield the provisional ids of texts and the sizes of these texts, in blocks of about `BLOCK_TOKENS` ids."""
         self.id_file.seek(0)
-        while block := self.id_file.read(BLOCK_TOKENS * np.dtype(np.uint32).itemsize):
-            yield np.frombuffer(block, dtype=np.uint32)
+        sizes = np.array(self.sizes, dtype=np.int64)
+        ends = np.cumsum(sizes)
+        first = read_count = 0
+        while first < len(sizes):
+            last = max(first + 1, int(np.searchsorted(ends, read_count + BLOCK_TOKENS, side="right")))
+            count = int(ends[last - 1]) - read_count
+            block = self.id_file.read(count * np.dtype(np.uint32).itemsize)
+            yield np.frombuffer(block, dtype=np.uint32), sizes[first:last]
+            first, read_count = last, read_count + count
 
     def _count_tokens(self) -> dict[str, int]:
         """Return how often each token occurs in all texts, including the parts after cuts."""
         counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
-        for block in self._read_blocks():
+        for block, _ in self._read_blocks():
             counts += np.bincount(block, minlength=len(counts))
         for token_id, count in self.cut_counts.items():
             counts[token_id] += count
         return dict(zip(self.id_by_token, counts[END + 1 :].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _FinalIds:
+    """The final ids of each provisional id, one list after the other.
+
+    Attributes:
+        ids: All final ids.
+        starts: The index in `ids` of the first final id of each provisional id.
+        counts: The number of final ids of each provisional id.
+    """
+
+    ids: NDArray[np.uint32]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, ids_of_tokens: Sequence[Sequence[int]]) -> "_FinalIds":
+        counts = np.fromiter(map(len, ids_of_tokens), np.int64, len(ids_of_tokens))
+        ids = np.fromiter(chain.from_iterable(ids_of_tokens), np.uint32, int(counts.sum()))
+        return cls(ids, np.cumsum(counts) - counts, counts)
+
+    @cached_property
+    def is_one_to_one(self) -> bool:
+        """Whether every provisional id has one final id, so that the sizes of texts do not change."""
+        return bool((self.counts == 1).all())
+
+    def sizes(self, block: NDArray[np.uint32], sizes: NDArray[np.int64], max_size: int) -> NDArray[np.int64]:
+        """Return the number of final ids of each text of a block, at most `max_size`.
+
+        Args:
+            block: The provisional ids of the texts; every text has at least a start token.
+            sizes: The number of provisional ids of each text.
+            max_size: The maximum number of final ids of a text.
+        """
+        return np.minimum(np.add.reduceat(self.counts[block], np.cumsum(sizes) - sizes), max_size)
+
+    def replace(self, block: NDArray[np.uint32], sizes: NDArray[np.int64], max_size: int) -> NDArray[np.uint32]:
+        """Return the final ids of the texts of a block, at most `max_size` of each text; `sizes` is as for `sizes`."""
+        if self.is_one_to_one:
+            all_ids: NDArray[np.uint32] = self.ids[block]
+            return all_ids
+        counts = self.counts[block]
+        ids = self.ids[np.repeat(self.starts[block], counts) + _positions(counts)]
+        text_sizes = np.add.reduceat(counts, np.cumsum(sizes) - sizes)
+        retained_ids: NDArray[np.uint32] = ids[_positions(text_sizes) < max_size]
+        return retained_ids
+
+
+def _positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return 0, 1, ... for each of several ranges of these sizes, one range after the other."""
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, distinguishes_users
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.config import UserError
 from factorcell.data.canaries import CANARIES_FILE, MAX_REPETITIONS, Canaries, replace_texts
 from factorcell.data.counts import POPULARITY
@@ -191,9 +191,9 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
     """Return for each canary which sources of completions suggest it to an unseen user.
 
     A row has an entry (true or false) for each source. The user has typed the first half of the canary. The rows are
-    empty unless the tokenizer of the run is character-level, because only such runs complete texts.
+    empty unless the tokenizer of the run can complete texts.
     """
-    if not run.tokenizer.is_character_level:
+    if not run.tokenizer.restores_texts:
         return [{} for _ in canaries.texts]
     completer = Completer(run, unknown="group")
     user = User.new(run) if distinguishes_users(run) else None

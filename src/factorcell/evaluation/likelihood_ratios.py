@@ -89,7 +89,7 @@ def explain(
             figures = _figures(context_names, text_nats[:, position], posterior[:, position])
             if token_counts is not None:
                 figures["counts"] = dict(zip(context_names, token_counts.tokens[:, token_id].tolist(), strict=True))
-            tokens.append({"token": token, "known": is_known} | figures)
+            tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
         totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     return rows

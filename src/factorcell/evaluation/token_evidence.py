@@ -109,7 +109,7 @@ def most_shifted_tokens(
     token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
     token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
     rows: list[Row] = [
-        {"token": run.tokenizer.tokens[token_id], "nats": float(nats[token_id])} for token_id in token_ids
+        {"token": run.tokenizer.readable(run.tokenizer.tokens[i]), "nats": float(nats[i])} for i in token_ids
     ]
     if counts is not None:
         for row, (first, second) in zip(rows, counts.tokens[:, token_ids].T.tolist(), strict=True):

@@ -128,6 +128,9 @@ class GenerationOptions:
             UserError: A banned word or a stop contains an out-of-vocabulary word.
         """
         specials = run.tokenizer.specials
+        if run.tokenizer.is_subword and (self.banned or self.stops):
+            kind = f"the tokenizer {run.config.tokenizer.kind} cuts a word into pieces that other words contain"
+            raise UserError(f"{run.folder}: cannot ban words or stop after a text, because {kind}; omit these options")
         banned = {specials.unknown}
         for word in self.banned:
             banned.update(encode_known(run, word, "banned"))

@@ -113,9 +113,8 @@ def _describe_training(run: Run) -> str:
         share = row["nonzero"] / max(1, row["coefficients"])
         nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
         lines.append(f"- sparse softmax bias: {nonzero} are not zero ({share:.2%})")
-    lines.append(
-        f"- vocabulary of {len(run.tokenizer):,} tokens (seen at least {run.config.tokenizer.min_count} times)"
-    )
+    frequency = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
+    lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
     lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:
         canaries = f"{run.config.training.canaries:,} canaries (random texts)"

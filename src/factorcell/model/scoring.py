@@ -78,6 +78,7 @@ def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list
             # The first token of a text is its start token, which is not a target.
             target_ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
             targets = zip(corpus.tokenizer.decode(target_ids), text_nats, strict=True)
-            row["tokens"] = [{"token": token, "nats": float(value)} for token, value in targets]
+            readable = corpus.tokenizer.readable
+            row["tokens"] = [{"token": readable(token), "nats": float(value)} for token, value in targets]
         rows.append(row)
     return rows

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 from factorcell import limits
 from factorcell.completion.completer import TypedText
-from factorcell.completion.search import Stop, Suggestion
+from factorcell.completion.search import Stop
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text, clean_prefix, clean_text
 from factorcell.config import UserError
 from factorcell.service import changes

@@ -234,7 +234,7 @@ def write_training_facts(
 ) -> None:
     """Write the files that complete the folder of a trained run: training.json, counts, priors, and the model card.
 
-    A run with characters and users also gets counts of its popular texts.
+    A run with users, whose tokenizer has characters or pieces of words, also gets counts of its popular texts.
 
     Args:
         run: The trained run.
@@ -261,7 +261,7 @@ def write_training_facts(
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
-    if len(corpus.users) and corpus.tokenizer.is_character_level:
+    if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
@@ -298,7 +298,10 @@ def summary(run: Run) -> str:
     assert best is not None  # every training ends with an evaluation
     perplexity = format_number(best["perplexity"], ".2f")
     perplexity_known = format_number(best["perplexity_known"], ".2f")
-    neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
+    if run.tokenizer.is_subword and "bits_per_byte" in best:
+        neural = f"{perplexity} ({format_number(best['bits_per_byte'], '.3f')} bits per byte) at step {best['step']:,}"
+    else:
+        neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
     minutes = f"{run.training_minutes():.1f} minutes of training"
     steps_and_minutes = f" of {best['steps']:,}, {minutes}{format_context_effect(run)}"
     mixed = model_card.mixture_perplexity(run)

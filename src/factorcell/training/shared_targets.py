@@ -2,7 +2,7 @@
 
 A target is learned if at least `min_users` users wrote its n-gram: the target and the n - 1 tokens before it.
 The model still reads all texts, but rare content (a password, a name) adds nothing to the loss.
-n is 4 for characters and graphemes, and 2 for words. N-grams at the start of a text are shorter.
+n is 4 for characters, graphemes and pieces of words, and 2 for words. N-grams at the start of a text are shorter.
 
 Shapes: B texts, T targets of the longest text.
 """
@@ -36,7 +36,8 @@ class SharedTargets:
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
         """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
-        order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
+        is_word_level = not (corpus.tokenizer.is_character_level or corpus.tokenizer.is_subword)
+        order = WORD_ORDER if is_word_level else CHARACTER_ORDER
         distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
         user_of_target = np.repeat(corpus.users, corpus.lengths)
         user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))

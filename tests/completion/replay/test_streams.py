@@ -25,7 +25,7 @@ from factorcell.completion.replay.streams import (
     read_streams,
     replay,
 )
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.config import Config, UserError
 
 DATA = Config.of(tokenizer="char")

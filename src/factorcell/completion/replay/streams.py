@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import files, limits
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text
 from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated

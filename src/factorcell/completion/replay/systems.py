@@ -22,7 +22,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import Stream, System
-from factorcell.completion.search import Suggestion
+from factorcell.completion.suggestions import Suggestion
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import report_unseen_rows
 from factorcell.data.counts import POPULARITY

@@ -22,7 +22,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import SUGGESTION_COUNT, Stream, rank_of
-from factorcell.completion.search import MIN_PROPOSALS
+from factorcell.completion.suggestions import MIN_PROPOSALS
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
