@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corpora import Tables
 from factorcell.data.tables import open_table
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.results import read_points
+from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement
 
@@ -51,7 +55,7 @@ def measure_classification(run: Run, tables: Tables, target: str, samples: int =
     classification = classify_table(tables["judged"])
     metrics = classification.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
-    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
+    row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "calibration_error", "value_nats")}
     measured = Measurement(row, {"accuracy": text_accuracies(classification)})
     return (
         measured | calibrated_figures(classification, classify_table(tables["calibration"]), variable.counts_by_value)
@@ -89,14 +93,29 @@ def measure_detection(
     if len(names) < 2:  # an unadapted model, or a trial where all values are rare
         return Measurement({})
     others = [*distractors, *(value for value in values if value not in known)]
-    classification = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group")
-    return detection_figures(classification)
+    options: dict[str, Any] = {"values": names, "distractors": others, "priors": "uniform", "unknown": "group"}
+    classification = classify(run, tables["judged"], target, **options)
+    lengths = run.prepare(tables["judged"], unknown="group").lengths
+    return detection_figures(classification, detection_scores(classification, lengths))
 
 
-def detection_figures(classification: Classification) -> Measurement:
-    metrics = classification.metrics()
-    row = {"candidates": len(classification.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
-    return Measurement({**row, "auc": metrics["auc"]})
+def detection_scores(classification: Classification, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return minus the perplexities of texts given candidates, as z-scores over the candidates; the prior is uniform.
+
+    A constant that is added to the log posteriors of a text changes its perplexities by a factor, but not the z-scores.
+    """
+    perplexities = np.exp(-classification.log_posterior / np.maximum(1, lengths)[:, None])
+    deviations = perplexities.std(1, keepdims=True)
+    return (perplexities.mean(1, keepdims=True) - perplexities) / np.where(deviations > 0, deviations, 1.0)
+
+
+def detection_figures(classification: Classification, scores: NDArray[np.float64]) -> Measurement:
+    """Return the mean AUC of the candidates, which rank texts and distractors by their `scores` (B, K)."""
+    truth, is_distractor = classification.truth, classification.is_distractor
+    is_judged = (truth >= 0) | is_distractor
+    areas = [auc(scores[is_judged, place], truth[is_judged] == place) for place in range(len(classification.names))]
+    row = {"candidates": len(areas), "judged": int((truth >= 0).sum()), "distractors": int(is_distractor.sum())}
+    return Measurement({**row, "auc": float(np.nanmean(areas))})
 
 
 def measure_nearest_city(run: Run, tables: Tables, cities: Cities) -> Measurement:

@@ -75,15 +75,11 @@ class TargetValues:
         """Return a classification of the texts of `corpus` with these values as the only candidates."""
         places = [classification.names.index(name) for name in self.names]
         truth = np.array([places.index(place) if place in places else -1 for place in classification.truth.tolist()])
-        score, posterior = (
-            classification.detection_score[:, places],
-            apply_temperature(classification.log_posterior[:, places], 1.0),
-        )
+        posterior = apply_temperature(classification.log_posterior[:, places], 1.0)
         key = texts_digest(corpus, *self.key)
         return replace(
             classification,
             names=tuple(self.names),
-            detection_score=score,
             log_posterior=posterior,
             truth=truth,
             key=key,
@@ -96,7 +92,7 @@ class TargetValues:
         likelihoods = [-sum_per_text(scorer.nats(with_context(corpus, context)), corpus) for context in contexts]
         values = corpora.read(table)[self.target].to_pylist()
         truth = [None if value is None else category_name(value) for value in values]
-        return self.restrict(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
+        return self.restrict(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), truth), corpus)
 
 
 def measure_accuracy(classification: Classification) -> Measurement:
@@ -239,7 +235,7 @@ def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, t
 def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
     """Return a function that classifies texts, trained on a corpus with n-grams up to `order`."""
     if kind == "bayes":
-        return lambda texts: baselines.classify_with_naive_bayes(corpus, texts)[0]
+        return lambda texts: baselines.classify_with_naive_bayes(corpus, texts, priors="uniform")[0]
     if kind == "linear":
         return baselines.LinearClassifier(corpus, order=order, seed=seed)
     return baselines.FastTextClassifier(corpus, order=order, seed=seed)

@@ -25,10 +25,9 @@ import tacl
 from communities import titles
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.evaluation.bayes_rule import z_scores
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from measures import detection_figures, measure_classification, measure_detection
+from measures import detection_figures, detection_scores, measure_classification, measure_detection
 from study import ROWS, Baseline, Experiment, Measurement, Options, Row
 from tacl_baselines import TargetValues, classifier, classifiers, labelled_texts, ngram_row, per_value
 
@@ -162,8 +161,8 @@ def detect_by_classifier(
         return Measurement({})
     classification = classifier(kind, train, order, config.training.seed)(test)
     among_detected = TargetValues(target, names, names).restrict(classification, test)
-    score = z_scores(among_detected.detection_score) if kind == "bayes" else among_detected.log_posterior
-    return detection_figures(replace(among_detected, detection_score=score, is_distractor=among_detected.truth < 0))
+    scores = detection_scores(among_detected, test.lengths) if kind == "bayes" else among_detected.log_posterior
+    return detection_figures(replace(among_detected, is_distractor=among_detected.truth < 0), scores)
 
 
 def experiment(

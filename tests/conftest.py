@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests import synthetic
+from tests.chromium import chromium_path, open_chromium
 
 if not torch.cuda.is_available():  # read when kernels are defined, so it must be set before factorcell is imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -105,3 +107,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, closed after each module, because tests of other modules start event loops."""
+    pytest.importorskip("playwright.sync_api", reason="Playwright is not installed; make check-slow installs it")
+    if chromium_path() is None:
+        pytest.skip("Chromium is not installed")
+    with open_chromium() as chromium:
+        yield chromium

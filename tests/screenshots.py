@@ -5,7 +5,6 @@
 writes a screenshot of every page of the package `reports`, drawn from made-up results, and of the addresses.
 """
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,8 @@ from factorcell.reports.explain import explanation_page
 from factorcell.reports.replay import replay_page
 from factorcell.reports.runs import run_report
 from factorcell.reports.search import search_page
+from tests.chromium import open_chromium
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
 THEMES = ("light", "dark")
 # Elements that a reader must scroll to the side to read; blocks of code may.
@@ -78,17 +76,16 @@ def contexts_results() -> dict[str, Any]:
 
 def many_runs() -> list[dict[str, Any]]:
     """Return six runs with long names, of which the report has a wide table."""
-    from tests.reports.test_report import text_sums, two_runs
+    from tests.reports.test_report import evaluation, two_runs
 
     plain, adapted = two_runs()
     runs = [plain, adapted]
     for number in range(4):
         perplexity = 71.0 - number
-        figures = {"perplexity": perplexity, "perplexity_known": 60.0, "bits_per_byte": 1.4, "targets": 123_456}
         name = {"folder": f"runs/hotels/a-long-name-{number}", "title": f"hotels of a long name {number}"}
-        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None, "table": "test.parquet"}
-        texts = {"perplexity": text_sums(np.log(perplexity))}
-        runs.append({**adapted, **name, "evaluation": {**figures, **gain}, "texts": texts})
+        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None}
+        evaluations = [evaluation(perplexity, bits_per_byte=1.4, gains=[gain])]
+        runs.append({**adapted, **name, "evaluations": evaluations})
     return runs
 
 
@@ -122,22 +119,15 @@ def find_problems(tab: Any) -> list[str]:
     return problems + [f"wider than its box: {part}" for part in tab.evaluate(HIDDEN_PARTS)]
 
 
-def chromium_path() -> str | None:
-    return next(filter(None, map(shutil.which, CHROMIUM)), None)
-
-
 def take_screenshots(folder: Path, addresses: Sequence[str]) -> None:
     """Write a screenshot of every page in each window and theme, and report problems and messages of the console."""
-    from playwright.sync_api import sync_playwright
-
     folder.mkdir(parents=True, exist_ok=True)
     pages = {f"page-{index}": address for index, address in enumerate(addresses)}
     for name, content in static_pages().items():
         path = (folder / f"{name}.html").resolve()
         path.write_text(content, encoding="utf-8")
         pages[name] = path.as_uri()
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_OPTIONS)
+    with open_chromium() as chromium:
         for name, address in pages.items():
             for width, height in WINDOWS.items():
                 for theme in THEMES:
@@ -149,7 +139,6 @@ def take_screenshots(folder: Path, addresses: Sequence[str]) -> None:
                     for problem in find_problems(tab):
                         print(f"{name}, {width} pixels, {theme}: {problem}")
                     tab.close()
-        chromium.close()
 
 
 if __name__ == "__main__":

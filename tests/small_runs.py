@@ -12,6 +12,9 @@ import torch
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizer import new_tokenizer
+from factorcell.model.count_models import NGRAM, CountModels
+from factorcell.model.ngram import NGram, count_ngrams
+from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 
@@ -110,4 +113,13 @@ def make_letters(
     with torch.no_grad():
         for parameter in run.model.parameters():
             parameter.normal_(0, spread, generator=random)
+    return run
+
+
+def with_ngrams(run: Run, texts: Sequence[str] = ("abc", "cab", "ba", "abac")) -> Run:
+    """Give a run a mixture of its model with trigrams of `texts`; its weights are the same for all targets."""
+    corpus = run.read(texts, [{}] * len(texts))
+    ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
+    counts = CountModels(ngram, None, (), (NGRAM,))
+    run.mixture = NGramMixture(run.model, run.schema, counts, np.tile([0.6, 0.4], (counts.length_count, 1)))
     return run

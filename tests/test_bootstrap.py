@@ -42,8 +42,11 @@ TEXTS: list[tuple[Interval, dict[str, Any], str, int]] = [
     (Interval(-1.0, -2.0, -0.5), {"number_format": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
     (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] not significant", 0),
     (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] not significant", 0),
-    (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] not significant", 1),
-    (Interval(1e-2, 1e-3, 2e-2), {}, "+0.01 [+0.00, +0.02]", 1),
+    (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] not significant", 0),
+    (Interval(1e-2, 1e-3, 2e-2), {}, "+0.01 [+0.001, +0.02]", 1),
+    (Interval(2e-4, 3.8e-4, 7e-3), {"number_format": ".3f"}, "+0.0002 [+0.00038, +0.007]", 1),
+    (Interval(2e-4, -3.8e-4, 2e-5), {"number_format": ".3f"}, "+0.0002 [-0.00038, +2e-05] not significant", 0),
+    (Interval(0.0, 0.0, 0.5), {}, "+0.00 [+0.00, +0.50] not significant", 0),
     (Interval(0.5), {}, "+0.50", 0),
 ]
 

@@ -9,7 +9,6 @@ import pytest
 
 from factorcell.commands.main import GROUPS
 from tests.screenshots import WINDOWS, find_problems
-from tests.service.page.conftest import browser  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_pages_fit_the_window(site: Path, browser: Any) -> None:  # noqa: F811
+def test_pages_fit_the_window(site: Path, browser: Any) -> None:
     for width, height in WINDOWS.items():
         tab = browser.new_page(viewport={"width": width, "height": height})
         for path in sorted(site.glob("*.html")):
@@ -40,7 +39,7 @@ def test_pages_fit_the_window(site: Path, browser: Any) -> None:  # noqa: F811
         tab.close()
 
 
-def test_the_page_of_commands_has_a_block_of_help_for_each_command(site: Path, browser: Any) -> None:  # noqa: F811
+def test_the_page_of_commands_has_a_block_of_help_for_each_command(site: Path, browser: Any) -> None:
     commands = [command for _, commands in GROUPS.values() for command in commands]
     tab = browser.new_page(viewport={"width": 390, "height": 844})
     tab.goto((site / "commands.html").as_uri())

@@ -19,6 +19,7 @@ MIN_UNITS = 10  # smallest number of units for which an interval is computed
 MAX_UNITS = 4000  # more units are first summed in this many random groups, which are resampled instead
 MAX_COUNTS = 1 << 22  # largest number of resampling counts in memory at once
 QUANTILES = (0.025, 0.975)
+ROUNDING_ERROR = 1e-5  # differences of equal models are smaller than this
 
 Floats = NDArray[np.float64]
 
@@ -42,23 +43,41 @@ class Interval(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the whole interval is above or below zero; 0 if it contains zero or does not exist."""
-        if self.low is None or self.high is None:
+        """1 or -1 if the whole interval is above or below zero; 0 if it contains zero or does not exist.
+
+        It is also 0 if both ends are so close to zero that rounding errors alone can cause the difference.
+        """
+        if self.low is None or self.high is None or max(abs(self.low), abs(self.high)) < ROUNDING_ERROR:
             return 0
         return int(self.low > 0) - int(self.high < 0)
 
     def to_text(self, number_format: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
         """Format a difference with its interval: "+2.1% [+1.0, +3.2]".
 
-        The text ends in "not significant" if the interval contains zero. It also does if both ends are displayed as
-        zero, because rounding errors alone can cause such differences between equal models.
+        The text ends in "not significant" if `sign` is 0.
         """
-        point = f"{scale * self.point:+{number_format}}{unit}"
+        number_format = f"+{number_format}"
+        point = f"{_format_number(self.point, number_format, scale)}{unit}"
         if self.low is None or self.high is None:
             return point
-        low, high = (f"{scale * end:+{number_format}}" for end in (self.low, self.high))
-        is_significant = self.sign != 0 and not float(low) == float(high) == 0
-        return f"{point} [{low}, {high}]" + ("" if is_significant else " not significant")
+        ends = format_ends(self.low, self.high, number_format, scale)
+        return f"{point} {ends}" + ("" if self.sign else " not significant")
+
+
+def format_ends(low: float, high: float, number_format: str, scale: float = 1.0) -> str:
+    """Format the ends of an interval: "[+1.0, +3.2]"; an end is displayed as zero only if it is zero."""
+    return f"[{_format_number(low, number_format, scale)}, {_format_number(high, number_format, scale)}]"
+
+
+def _format_number(number: float, number_format: str, scale: float) -> str:
+    """Format `scale` times a number; if the format displays it as zero, use two significant digits.
+
+    Numbers that are as small as rounding errors are displayed as zero.
+    """
+    text = format(scale * number, number_format)
+    if abs(number) < ROUNDING_ERROR or float(text) != 0:
+        return text
+    return format(scale * number, f"{'+' if number_format.startswith('+') else ''}.2g")
 
 
 def resampling_counts(unit_count: int, draw_count: int = DRAW_COUNT, seed: int = 0) -> Floats:

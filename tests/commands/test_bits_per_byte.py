@@ -24,7 +24,7 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["evaluate", str(folder / "cell"), str(folder / "more.jsonl")]) == 0
     shown = capsys.readouterr().out
     assert re.search(rf"^bits per byte ≥ {figure}$", shown, re.MULTILINE)
-    assert re.search(r"^≥ is a lower bound: .*; 1 targets out of vocabulary$", shown, re.MULTILINE)
+    assert re.search(r"^≥ is a lower bound: .*white space.$", shown, re.MULTILINE)
     letters = make_letters()
     exact = Run.create(folder / "exact", letters.config, letters.tokenizer, letters.schema)
     exact.save_weights({})
@@ -57,15 +57,24 @@ def test_runs_with_different_tokens_are_compared_by_bits_per_byte(
     capsys.readouterr()
     assert main(["evaluate", names[1], str(folder / "long.jsonl"), "--baseline", names[0]]) == 0
     shown = capsys.readouterr().out
-    difference = r"[+-]\d+\.\d{3} \[[+-]\d+\.\d{3}, [+-]\d+\.\d{3}\]"
+    difference = r"at most [+-]\d+\.\d{3}"
     assert re.search(
-        rf"^difference in bits per byte to \S+cell \(at least \d+\.\d{{3}}\): {difference}", shown, re.MULTILINE
+        rf"^difference in bits per byte to \S+cell \(at least \d+\.\d{{3}}\): {difference}, over the texts that "
+        r"\S+char restores exactly; \S+cell omits the bits that restore original texts",
+        shown,
+        re.MULTILINE,
     )
-    assert "gain" not in shown
+    assert "gain over" not in shown
+    assert (
+        "the baseline has embedding_size 5, this run 4; the baseline has hidden_size 6, this run 5: the gain" in shown
+    )
     assert main(["report", *names, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert re.search("<th[^>]*>bits per byte above cell</th>", page)
-    (difference,) = set(re.findall(difference, page.replace("<small>", "")))
-    assert page.count(difference.replace(" ", " <small>", 1)) == 2  # to the first run, and to the baseline
-    assert page.count("≥ ") == 3  # the figure of the run of words, at the top and in the table, and the note
+    (difference,) = set(re.findall(difference, page))
+    assert page.count(difference) == 2  # to the first run, and to the baseline
+    assert page.count("≥ ") == 4  # the figure of the run of words: at the top, in two tables, and in the note
+    assert "perplexities of models with different tokens are not comparable" in page
+    labels = re.findall(r"<dt>([^<]*)</dt>", page)
+    assert labels == ["cell: bits per byte, long.jsonl", "char: bits per byte, long.jsonl"]
     assert "(cell 31 of 31, char 30 of 31)" in page

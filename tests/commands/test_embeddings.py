@@ -15,6 +15,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
+from factorcell.evaluation.token_evidence import most_shifted_tokens
 from factorcell.model.run import Run
 from factorcell.reports.wording import agreement_sentence
 from tests.pages import Page
@@ -77,13 +78,14 @@ def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.Cap
     assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
     assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
     title, header, first, *_ = text_of(capsys, folder, "--near", "<city 3>").splitlines()
-    assert title == "city: nearest neighbours of <city 3> by cosine"
+    names = [f"{value} ({known.counts[known.row(value)]:,} texts)" for value in ("<city 3>", "<city 5>")]
+    assert title == f"city: nearest neighbours of {names[0]} by cosine"
     assert header.split() == ["near", "count", "cosine"]
     assert first.startswith(str(near[0]["near"]))
     lines = text_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "2").splitlines()
     shown = ", ".join(f"{row['near']} {row['cosine']:.2f}" for row in near[:2])
     assert lines[0].startswith("city: nearest neighbours of 2 of ")
-    assert lines[1] == f"<city 3>  {shown}"
+    assert lines[1] == f"{names[0]:<{max(map(len, names))}}  {shown}"
     assert len(lines) == 3
 
 
@@ -91,7 +93,7 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        shifted = embeddings.most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
+        shifted = most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
         return [(row["token"], row["nats"]) for row in shifted]
 
     def shown(*more: str) -> list[tuple[str, float]]:

@@ -71,7 +71,7 @@ def test_the_precision_is_reported_once_at_the_end(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); use --precision to choose"
+    line = "products are computed in bfloat16, the faster format when tried; --precision sets it"
     assert capsys.readouterr().err.splitlines() == [line]
     assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
     assert "products of" not in capsys.readouterr().err
@@ -171,6 +171,9 @@ NEW: list[list[dict[str, object]]] = [
 ]
 
 
+UNCALIBRATED = "the probabilities are usually too high; --calibrate DEV fits them to a table with values\n"
+
+
 @pytest.mark.parametrize("rows", NEW)
 def test_texts_without_a_value_are_classified(
     folder: Path, rows: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
@@ -184,7 +187,8 @@ def test_texts_without_a_value_are_classified(
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (
         "",
-        f"2 texts classified, written to {out}; accuracy not computed: no text has a value\n",
+        f"2 texts classified (model, training priors), written to {out}; accuracy not computed: no text has a value\n"
+        f"{UNCALIBRATED}",
     )
     cities = Run.open(cell).schema.variable("city").values[1:]
     expected = classify(Run.open(cell), [{**row, "city": "Oslo"} for row in rows], "city", values=cities)
@@ -196,7 +200,7 @@ def test_texts_without_a_value_are_classified(
         assert row["predicted"] == cities[probabilities.argmax()]
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert shown.err == "2 texts classified; accuracy not computed: no text has a value\n"
+    assert shown.err.startswith("2 texts classified (model, training priors); accuracy not computed: no text has a")
     head, *lines = [line.split() for line in shown.out.splitlines()]
     assert head == ["row", "predicted", "probability"]
     assert lines == [[f"{r['row']}", r["predicted"], f"{max(r['probabilities'].values()):.4f}"] for r in written]
@@ -224,8 +228,10 @@ def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.Cap
 def test_values_outside_the_candidates_give_no_accuracy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
-    notice = "1 text classified; accuracy not computed: no text has a value among the candidates\n"
-    assert capsys.readouterr().err == notice
+    notice = (
+        "1 text classified (model, training priors); accuracy not computed: no text has a value among the candidates"
+    )
+    assert capsys.readouterr().err == f"{notice}\n{UNCALIBRATED}"
     assert not (folder / "cell" / "results.jsonl").exists()
 
 
@@ -244,7 +250,8 @@ def test_texts_without_coordinates_are_classified_by_named_points(
         np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
         table = unlabelled(tmp_path, [row])
         assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
-        assert capsys.readouterr().err == "1 text classified; accuracy not computed: no text has a value\n"
+        notice = "1 text classified (model, uniform priors); accuracy not computed: no text has a value\n"
+        assert capsys.readouterr().err == notice
 
 
 def test_fitting_a_temperature_requires_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,12 +332,22 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     precisions = [row.get("evaluation", row)["precision"] for row in rows]
     assert precisions == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
     card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
-    assert card.count("| test.jsonl | perplexity |") == card.count("| test.jsonl | accuracy of city |") == 1
-    assert f"| test.jsonl | perplexity | {rows[3]['evaluation']['perplexity']:.4g} |" in card
-    assert f"| other.jsonl | perplexity | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    accuracy = "| test.jsonl | accuracy of city, model, training priors |"
+    assert card.count("| test.jsonl | perplexity per word |") == card.count(accuracy) == 1
+    assert f"| test.jsonl | perplexity per word | {rows[3]['evaluation']['perplexity']:.4g} |" in card
+    assert f"| other.jsonl | perplexity per word | {rows[2]['evaluation']['perplexity']:.4g} |" in card
+    assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d% ", card)
+    (baseline_row,) = files.read_rows(folder / "plain" / "results.jsonl")
+    baseline = {name: baseline_row["evaluation"][name] for name in ("table", "texts", "perplexity")}
+    expected = evaluate(Run.open(folder / "plain"), ROWS)["perplexity"]
+    assert baseline == {"table": "other.jsonl", "texts": len(ROWS), "perplexity": pytest.approx(expected)}
+    assert rows[2]["evaluation"]["perplexity_without"] == baseline["perplexity"]
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
-    assert '<td data-title="perplexity on">test.jsonl</td>' in page
+    assert page.index(">test.jsonl</td>") > page.index(">other.jsonl</td>")  # both tables, the last evaluated one last
+    head = page[: page.index("<section>")]
+    assert "perplexity per word, test.jsonl" in head  # the larger table
+    assert "accuracy of city, test.jsonl: model, training priors" in head
     assert "Perplexity on other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
 

@@ -206,6 +206,7 @@ def defaults(text: str) -> dict[str, str]:
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
         ("generate", {"--unknown": "error", "--precision": "float32"}),
+        ("complete", {"--unknown": "error", "--precision": "float32"}),
         ("demo", {"--page": "demo.html"}),
     ],
 )

@@ -95,6 +95,16 @@ def test_rescore_writes_rows_and_fits_weights(folder: Path, capsys: pytest.Captu
     assert summary == word_error_rates(rows, ["hall"])
 
 
+def test_hypotheses_with_unknown_words_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = files.read_rows(folder / "test.jsonl")
+    for row in rows[:3]:
+        row["hypotheses"][1]["text"] += " seaa"
+    files.write_rows(folder / "test.jsonl", rows)
+    assert main(command(folder)) == 0
+    notice = "hypotheses with words that are not in the vocabulary: 3 of 32; their spelling is scored"
+    assert notice in capsys.readouterr().err.splitlines()
+
+
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights_file = folder / "weights.json"
     ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(weights_file)
@@ -120,6 +130,7 @@ def test_a_share_of_zero_reproduces_the_first_pass(folder: Path) -> None:
     assert any(row["place"] > 1 for row in files.read_rows(out))
 
 
+@pytest.mark.filterwarnings("default:n-best lists. no column:factorcell.config.Notice")
 def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = folder / "kaldi"
     lists.mkdir()
@@ -138,8 +149,10 @@ def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys:
         ["who", "ben"],
     ]
     assert main(words) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights:", "utterance", "u", "v"]
-    assert main([*words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["weights:", "utterance", "u", "v"]
+    assert "Notice: n-best lists: no column 'role', no column 'who'; expected values are used" in shown.err
+    assert main([*words, "--json", "--utt2context", str(folder / "utt.tsv")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in rows[1:]] == ["u", "v"]
 

@@ -131,12 +131,41 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
 
 def test_the_import_omits_private_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, store = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
-    texts = [{"text": text, "time": 1} for text in ("abba", "my password is hunter2", "pin 4821")]
-    file.write_text(json.dumps({"format": 1, "user": "ann", "paused": False, "texts": texts}))
+    texts = [{"text": text, "time": 1} for text in ("abba", "my password is hunter2", "write to ann@example.org")]
+    many_texts = [{"text": f"a{number}", "time": number} for number in range(1007)]
+    users_of_texts = [{"format": 1, "user": "ann", "paused": False, "texts": texts}]
+    users_of_texts += [{**users_of_texts[0], "user": "bob", "texts": [texts[1], *many_texts]}]
+    file.write_text("\n".join(map(json.dumps, users_of_texts)))
     _, message = run_command(["users", "import", str(file), "--store", store], capsys)
-    assert message.splitlines()[1:] == ["texts that were omitted, as they seem private or exceed the limits: 2"]
-    (exported,), _ = run_command(["users", "export", "--store", store], capsys)
-    assert [text["text"] for text in json.loads(exported)["texts"]] == ["abba"]
+    omitted = "texts that were omitted, since"
+    assert message.splitlines()[1:] == [
+        f"{omitted} they seem to contain a password: 2 (line 1 text 2, line 2 text 1)",
+        f"{omitted} they seem to contain an e-mail address: 1 (line 1 text 3)",
+        f"{omitted} only the newest 1,000 texts of a user, of 256 KiB in total, are stored: 7 "
+        "(line 2 text 2, line 2 text 3, line 2 text 4, line 2 text 5, line 2 text 6, ...)",
+    ]
+    exported, _ = run_command(["users", "export", "--store", store], capsys)
+    stored_texts = [[text["text"] for text in json.loads(line)["texts"]] for line in exported]
+    assert stored_texts == [["abba"], [text["text"] for text in many_texts[7:]]]
+    _, message = run_command(["users", "import", str(file), "--store", store], capsys)
+    assert message.splitlines()[1:] == [], "users who are in the store are not changed"
+
+
+def test_times_of_an_import_may_have_fractions_or_be_iso_8601(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, store = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    times = (1156516427.9, 5, "2026-01-01T00:00:00.5Z", "2026-01-01T01:00+01:00", "2026-01-01")
+    exported = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "a", "time": time} for time in times]}
+    file.write_text(json.dumps(exported))
+    run_command(["users", "import", str(file), "--store", store], capsys)
+    (line,), _ = run_command(["users", "export", "--store", store], capsys)
+    assert [text["time"] for text in json.loads(line)["texts"]] == [1156516427, 5, *[1767225600] * 3]
+    for time in (-1, True, None, "noon", 1e12, "0001-01-01T00:00+01:00"):
+        file.write_text(json.dumps({**exported, "texts": [{"text": "a", "time": 1}, {"text": "a", "time": time}]}))
+        _, message = run_command(["users", "import", str(file), "--store", store], capsys, 2)
+        assert message.startswith(f"{file} line 1: export: text 2: expected ")
+        assert " or a time such as 2026-11-21T18:30, from 1970 to 9999, got " in message
 
 
 def test_a_user_deleted_during_the_export_is_skipped(

@@ -38,7 +38,7 @@ def tiny_tokenizer() -> BpeTokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<s>", "<unk>", "</s>"])
-    ids = [library.token_to_id(name) for name in ("<unk>", "<s>", "</s>")]
+    ids = [library.get_vocab()[name] for name in ("<unk>", "<s>", "</s>")]
     return BpeTokenizer.from_library(library, Specials(*ids))
 
 

@@ -72,7 +72,10 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert output.err.endswith("--context names a user; only suggestions for a new user are blended\n")
     for wrong, message in (
         (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
-        (["--context", "city=Olso"], "city of this row was never seen in training"),
+        (
+            ["--context", "city=Olso"],
+            "--context city: expected a user of the training table, got another name; for a new user",
+        ),
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err

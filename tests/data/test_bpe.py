@@ -53,7 +53,7 @@ def pretrained_byte_level() -> BpeTokenizer:
     library.add_special_tokens(["<|unknown|>", "<|start|>"])
     library.add_tokens(["<tool>"])
     library.add_special_tokens(["<|end|>"])
-    ids = [library.token_to_id(name) for name in ("<|unknown|>", "<|start|>", "<|end|>")]
+    ids = [library.get_vocab()[name] for name in ("<|unknown|>", "<|start|>", "<|end|>")]
     return BpeTokenizer.from_library(library, Specials(*ids))
 
 

@@ -15,13 +15,16 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
+from factorcell.data.schema import wave_parameters
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
 from factorcell.evaluation.baselines import (
     FastTextClassifier,
     LinearClassifier,
+    _context_features,
     classify_with_naive_bayes,
     read_train_and_test,
+    sizes_of_features,
 )
 from factorcell.model.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
@@ -221,3 +224,53 @@ def test_like_reads_texts_with_the_tokenizer_of_a_model(folder: Path, capsys: py
     assert same == row
     assert main(["baseline", "ngram", train, "--like", str(folder / "nothing"), "--out", str(folder / "kn3")]) == 2
     assert "expected a run folder" in capsys.readouterr().err
+
+
+def test_the_features_of_other_columns_are_values_waves_words_and_standardized_numbers() -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a b", "place": "x", "kind": "p", "age": 1.0, "hour": "06:00", "tags": "red blue", "v": [1.0, 3.0]},
+        {"text": "b", "place": "y", "kind": "q", "age": 3.0, "hour": "17:00", "tags": "red", "v": [3.0, 3.0]},
+        {"text": "b a b", "place": "x", "kind": None, "age": None, "hour": "06:00", "tags": "", "v": [2.0, 9.0]},
+        {"text": "a", "place": "y", "kind": "p", "age": 5.0, "hour": "03:00", "tags": "blue", "v": [2.0, 5.0]},
+    ]
+    context = ["kind", "age:number", "hour:hour", "tags:text", "v:vector"]
+    config = Config.of(min_count=1, min_context_count=1, min_context_word=1, missing="expected")
+    train, test = read_train_and_test(rows, rows, "place", config, context=context)
+    schema, features = train.schema, np.zeros((4, sum(sizes_of_features(train.schema))))
+    for texts, columns, values in _context_features(test):
+        features[texts, columns] += values
+    expected = []
+    for row in rows:
+        kind = [float(value == row["kind"]) for value in schema.variable("kind").values]
+        age, hour, words = schema.variable("age"), schema.variable("hour.hour"), str(row["tags"]).split()
+        number = 0.0 if row["age"] is None else (row["age"] - age.mean) / age.deviation
+        parameters = wave_parameters(24.0, len(hour.means) // 2)
+        waves = [math.sin(f * int(str(row["hour"])[:2]) + p) for f, p in zip(*parameters, strict=True)]
+        waves = [(w - m) / d for w, m, d in zip(waves, hour.means, hour.deviations, strict=True)]
+        bag = [words.count(word) / math.sqrt(max(1, len(words))) for word in schema.variable("tags").values]
+        vector = schema.variable("v")
+        standardized = [(x - m) / d for x, m, d in zip(row["v"], vector.means, vector.deviations, strict=True)]
+        expected.append([*kind, number, *waves, *bag, *standardized])
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+
+
+def test_the_linear_classifier_learns_from_another_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(5)
+    for name, count in (("train", 400), ("test", 100)):
+        places, ages = random.choice(["beach", "hill"], count), random.normal(0, 1, count)
+        rows = [
+            {"text": "sun sea", "place": place, "age": age + 3 * (place == "hill")}
+            for place, age in zip(places.tolist(), ages.tolist(), strict=True)
+        ]
+        files.write_rows(tmp_path / f"{name}.jsonl", rows)
+    train, test = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    accuracies = []
+    for context in ([], ["--context", "age:number"]):
+        paths = [str(train), "--test", str(test), "--target", "place", "--json"]
+        assert main(["baseline", "linear", *paths, *context]) == 0
+        accuracies.append(json.loads(capsys.readouterr().out)["accuracy"])
+    best = np.mean([(row["age"] > 1.5) == (row["place"] == "hill") for row in files.read_rows(test)])
+    assert accuracies[0] < 0.65
+    assert accuracies[1] == pytest.approx(best, abs=0.03)
+    assert main(["baseline", "linear", str(train), "--test", str(test), "--target", "place", "--context", "place"]) == 2
+    assert "context column 'place': it is the target; choose other columns" in capsys.readouterr().err

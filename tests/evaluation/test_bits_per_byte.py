@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from factorcell.config import UserError
-from factorcell.evaluation import perplexity, text_figures
+from factorcell.data.vocabulary import UNKNOWN
+from factorcell.evaluation import comparison, perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.spelling import spelling_model
 from tests.small_runs import make_letters, make_run
 
 LETTERS = ("abc", "cab", "ba", "caf\u00e9", "👩‍👩‍👧", "", "abcabcabcabcabcabc")
@@ -26,12 +28,14 @@ def rows_of(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def bits(run: Any, texts: list[str]) -> tuple[list[float], list[int]]:
-    """Return the bits and the bytes of every text that is not truncated, scored one by one."""
+    """Return the bits and the bytes of every text that is not truncated, scored and spelled one by one."""
     costs, sizes = [], []
     for text in texts:
         corpus = run.prepare(rows_of([text]))
         if not corpus.truncated.any():
-            costs.append(float(run.nats(corpus).astype(np.float64).sum()) / math.log(2))
+            unknown = [token for token in run.tokenizer.split(text) if run.tokenizer.encode([token]) == [UNKNOWN]]
+            nats = run.nats(corpus).astype(np.float64).sum() + spelling_model(run.tokenizer).nats(unknown).sum()
+            costs.append(float(nats) / math.log(2))
             sizes.append(len(text.encode()))
     return costs, sizes
 
@@ -66,8 +70,9 @@ def test_bytes_are_counted_before_unicode_normalization() -> None:
     ("texts", "counted", "bound"),
     [
         (["abc"] * 12, 12, False),
-        (["abc"] * 12 + ["xyz"], 13, True),  # out of vocabulary
-        (["abc"] * 12 + ["x" * 12], 12, False),  # the only unknown targets are in a truncated text
+        (["abc"] * 12 + ["xyz"], 13, False),  # out of vocabulary, but spelled
+        (["abc"] * 12 + ["cafe\u0301"], 13, True),
+        (["abc"] * 12 + ["cafe\u0301" * 12], 12, False),  # the only text that NFC changes is truncated
         (["abc"] * 12 + [""], 13, False),
     ],
 )
@@ -109,16 +114,23 @@ def runs_with_two_tokenizers(tmp_path: Path) -> dict[str, Run]:
 
 def test_models_with_different_tokenizers_are_compared_over_texts_that_neither_truncated(tmp_path: Path) -> None:
     runs = runs_with_two_tokenizers(tmp_path)
-    word, char = compare_models([comparison_model(run, TEXTS, tmp_path / name) for name, run in runs.items()])
+
+    def model(name: str) -> ComparedModel:
+        return comparison_model(runs[name], TEXTS, tmp_path / name)
+
+    word, char = compare_models([model("word"), model("char")])
     untruncated = [text for text in TEXTS if len(text) < 12]
     assert word["bits_per_byte_texts"] == len(TEXTS) > char["bits_per_byte_texts"] == len(untruncated)
-    word_bits, char_bits = (
-        sum(costs) / sum(sizes) for costs, sizes in (bits(run, untruncated) for run in runs.values())
-    )
+    is_bound = text_figures.has_lower_bound(runs["char"].prepare(rows_of(untruncated))).tolist()
+    restored = [text for text, is_omitted in zip(untruncated, is_bound, strict=True) if not is_omitted]
+    assert len(untruncated) / 2 < len(restored) < len(untruncated)
+    word_bits, char_bits = (sum(costs) / sum(sizes) for costs, sizes in (bits(run, restored) for run in runs.values()))
     assert "gain" not in char
     assert char["bits_per_byte_difference"] == pytest.approx(char_bits - word_bits, rel=1e-4)
-    low, high = char["bits_per_byte_difference_low"], char["bits_per_byte_difference_high"]
-    assert low < char["bits_per_byte_difference"] < high
+    ends = [char[f"bits_per_byte_difference_{end}"] for end in ("bound", "low", "high")]
+    assert ends == ["at most", None, None]  # only the characters determine the texts
+    assert f"at most {char['bits_per_byte_difference']:+.3f}" in str(compare_models([model("word"), model("char")]))
+    assert compare_models([model("char"), model("word")])[1]["bits_per_byte_difference_bound"] == "at least"
     assert "bits_per_byte_difference" not in word
 
 
@@ -128,7 +140,7 @@ def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
     models = [comparison_model(run, others[name], tmp_path / name) for name, run in runs.items()]
     assert "bits_per_byte_difference" not in compare_models(models)[1]
     with pytest.raises(UserError, match="expected two models that read the same texts"):
-        perplexity.bits_difference(*(model.texts[0]["bits_per_byte"] for model in models))
+        comparison.bits_per_byte_difference(*(model.texts[0] for model in models))
 
 
 def test_two_models_without_a_common_untruncated_text() -> None:
@@ -136,7 +148,8 @@ def test_two_models_without_a_common_untruncated_text() -> None:
         TextSums(key, np.array(above), np.array(below), "c")
         for key, above, below in (("a", [1.0, math.nan], [3.0, math.nan]), ("b", [math.nan, 1.0], [math.nan, 3.0]))
     ]
-    assert perplexity.bits_difference(*sums) is None
+    figures = [{"bits_per_byte": model_sums, "bits_per_byte_exact": model_sums} for model_sums in sums]
+    assert comparison.bits_per_byte_difference(*figures) == {}
     models = [
         ComparedModel(model_sums.key, [{"bits_per_byte": model_sums.ratio}], [{"bits_per_byte": model_sums}])
         for model_sums in sums
@@ -151,9 +164,9 @@ def model_with_bits(name: str, cost: float, bound: bool, key: str = "", training
     rows = [
         {"bits_per_byte": bits, "bits_per_byte_bound": bound, "bits_per_byte_texts": 50, "texts": 50} for bits in costs
     ]
-    figures = [
-        {"bits_per_byte": TextSums(key or name, sizes * (bits + noise - noise.mean()), sizes, "c")} for bits in costs
-    ]
+    all_sums = [TextSums(key or name, sizes * (bits + noise - noise.mean()), sizes, "c") for bits in costs]
+    is_omitted = np.full(50, bound)
+    figures = [{"bits_per_byte": sums, "bits_per_byte_exact": sums.omit(is_omitted)} for sums in all_sums]
     return ComparedModel(name, rows, figures)
 
 
@@ -176,12 +189,17 @@ def model_with_bits(name: str, cost: float, bound: bool, key: str = "", training
 def test_a_lower_bound_is_not_better_than_a_model_that_reads_texts_differently(
     models: list[ComparedModel], best: str | None
 ) -> None:
-    comparison = compare_models(models)
-    assert [row["model"] for row in comparison if "bits_per_byte" in row["ahead"]] == ([best] if best else [])
-    bounds = [bool(row["bits_per_byte_bound"]) for row in comparison]
-    assert ["≥" in line for line in str(comparison).splitlines()[1:3]] == bounds
-    assert ("≥ marks a lower bound" in str(comparison)) == any(bounds)
-    assert "bits per byte above" in str(comparison)
+    compared = compare_models(models)
+    assert [row["model"] for row in compared if "bits_per_byte" in row["ahead"]] == ([best] if best else [])
+    bounds = [bool(row["bits_per_byte_bound"]) for row in compared]
+    assert ["≥" in line for line in str(compared).splitlines()[1:3]] == bounds
+    assert ("≥ marks a lower bound" in str(compared)) == any(bounds)
+    has_equal_tokens = len({model.texts[0]["bits_per_byte"].key for model in models}) == 1
+    has_difference = has_equal_tokens or not all(bounds)  # two lower bounds of other tokens have no direction
+    assert ("bits per byte above" in str(compared)) == has_difference
+    is_bound = has_difference and not has_equal_tokens and any(bounds)
+    assert compared[1].get("bits_per_byte_difference_bound") == ("at least" if is_bound else None)
+    assert ("at least +" in str(compared) or "at least -" in str(compared)) == is_bound
 
 
 def test_bits_per_byte_of_several_trainings_are_a_mean_with_an_interval() -> None:
@@ -201,9 +219,11 @@ def test_evaluate_compares_bits_per_byte_with_a_baseline(tmp_path: Path) -> None
     assert row["bits_per_byte_over"] == "run"
     assert row["bits_per_byte_baseline"] == pytest.approx(evaluate(runs["word"], texts)["bits_per_byte"])
     assert row["bits_per_byte_baseline_bound"]
-    assert row["bits_per_byte_difference_low"] < row["bits_per_byte_difference"] < row["bits_per_byte_difference_high"]
+    assert row["bits_per_byte_difference_bound"] == "at most"
+    assert row["bits_per_byte_difference_low"] is row["bits_per_byte_difference_high"] is None
     same_vocabulary = evaluate(runs["char"], texts, baseline=make_letters(LETTERS, seed=1))
     assert same_vocabulary["gain"] is not None
+    assert same_vocabulary["bits_per_byte_difference_low"] is not None
     assert same_vocabulary["bits_per_byte_difference"] == pytest.approx(
         same_vocabulary["bits_per_byte"] - same_vocabulary["bits_per_byte_baseline"]
     )

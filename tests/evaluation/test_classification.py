@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from factorcell.config import UserError
 from factorcell.evaluation import point_classification
-from factorcell.evaluation.bayes_rule import apply_bayes_rule
+from factorcell.evaluation.bayes_rule import apply_bayes_rule, log_odds
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.point_classification import classify_points, point_distances
@@ -40,7 +41,7 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
 
 def test_classification_is_bayes_rule(run: Run) -> None:
     priors = {"5": 3.0, "1": 1.0}
-    result = classify(run, ROWS, "stars").with_priors(priors)
+    result = classify(run, ROWS, "stars", priors="uniform").with_priors(priors)
     assert set(result.names) == {"1", "5"}
     joint = np.array(
         [[priors[s] * math.exp(-sum(nats_of(run, {**row, "stars": s}))) for s in result.names] for row in ROWS]
@@ -78,11 +79,11 @@ def test_metrics_include_baseline_accuracies_and_excluded_texts(run: Run) -> Non
     rows = [*ROWS, {**ROWS[0], "city": "Rome"}, {**ROWS[0], "city": None}, {**ROWS[0], "city": ""}]
     metrics = classify(run, rows, "city", distractors=["Rome"]).metrics()
     assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (2, 2, 0)
-    plain = classify(run, rows, "city")
+    plain = classify(run, rows, "city", priors="uniform")
     metrics = plain.metrics()
     assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (3, 2, 1)
     assert (metrics["majority"], metrics["majority_value"]) == (0.6, "Oslo")
-    weighted = classify(run, rows, "city", priors="training")
+    weighted = classify(run, rows, "city")
     (with_training_priors,) = metrics["others"]
     assert with_training_priors["classifier"] == weighted.name == "model, training priors"
     assert with_training_priors["accuracy"] == weighted.metrics()["accuracy"]
@@ -107,7 +108,7 @@ def test_error_messages_do_not_name_users(run: Run) -> None:
 def test_invalid_targets_are_errors(run: Run) -> None:
     for target, options, message in [
         ("town", {}, "unknown context variable 'town'"),
-        ("lat", {}, "lat: expected a category, got a number"),
+        ("lat", {}, "lat: expected a category, got a variable of kind number; .* train with --context lat:category"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
         ("city", {"values": ["Oslo"]}, r"city: expected at least two values \(candidates and distractors\), got 1"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),
@@ -161,13 +162,30 @@ def test_auc_is_the_share_of_pairs_in_order(pairs: list[tuple[int, bool]]) -> No
     assert auc(scores, np.array([truth for _, truth in pairs])) == pytest.approx(np.mean(wins))
 
 
-def test_scores_are_z_normalized_perplexities() -> None:
-    likelihoods = np.array([[-2.0, -4.0, -6.0], [-1.0, -1.0, -1.0]])
-    result = apply_bayes_rule(("a", "b", "c"), likelihoods, np.array([2, 1]), ["a", None])
-    perplexities = np.exp([1.0, 2.0, 3.0])
-    expected = -(perplexities - perplexities.mean()) / perplexities.std()
-    np.testing.assert_allclose(result.detection_score[0], expected)
-    assert result.detection_score[1].tolist() == [0, 0, 0]
+@pytest.mark.parametrize("scale", [1.0, 200.0])  # with 200, most posteriors are so confident that they round to 1
+def test_the_auc_counts_pairs_of_texts_by_their_exact_posterior(scale: float) -> None:
+    random = np.random.default_rng(1)
+    log_likelihoods = random.normal(-5, 2, (30, 3)) * scale
+    weights, truth = [5, 1, 2], random.choice(["a", "b", "c", "d"], 30).tolist()
+    result = apply_bayes_rule(("a", "b", "c"), log_likelihoods, truth, distractors=["d"])
+    result = result.with_log_prior(np.log(np.array(weights) / 8), "training")
+    with localcontext() as context:
+        context.prec = 1000
+        joint = [[Decimal(w) * Decimal(x).exp() for w, x in zip(weights, row, strict=True)] for row in log_likelihoods]
+        posterior = [[value / sum(row) for value in row] for row in joint]
+        for column, row in enumerate(result.metrics()["values"]):
+            scores = [values[column] for values in posterior]
+            pairs = [(i, j) for i in range(30) for j in range(30) if truth[i] == row["value"] != truth[j]]
+            wins = [Decimal(scores[i] > scores[j]) + Decimal(scores[i] == scores[j]) / 2 for i, j in pairs]
+            assert row["auc"] == pytest.approx(float(sum(wins) / len(pairs)))
+
+
+def test_log_odds_of_certain_and_impossible_values_are_infinite() -> None:
+    with np.errstate(divide="ignore"):
+        log_posterior = np.log([[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]])
+    np.testing.assert_allclose(
+        log_odds(log_posterior), [[math.inf, -math.inf, -math.inf], [0, math.log(1 / 3), math.log(1 / 3)]], atol=1e-12
+    )
 
 
 def test_sampled_likelihoods_approximate_exact_ones(tmp_path: Path) -> None:

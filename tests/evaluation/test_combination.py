@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,13 @@ from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.evaluation.baselines import LinearClassifier, read_train_and_test
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
-from factorcell.evaluation.classification import LINEAR_CLASSIFIER, classify
-from factorcell.evaluation.combination import CombinationWeights, relative_path, training_table
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.combination import (
+    fit_combination,
+    relative_path,
+    training_table,
+    weighted_posterior,
+)
 from factorcell.model.run import Run, training_facts
 from factorcell.training.fit import fit
 from tests.small_runs import ROWS, make_run
@@ -20,27 +26,29 @@ from tests.small_runs import ROWS, make_run
 
 def test_the_weights_minimize_the_penalized_nats() -> None:
     random = np.random.default_rng(0)
-    log_probs = apply_temperature(random.normal(0, 2, (3 * 200, 4)), 1.0).reshape(3, 200, 4)
-    joint = np.exp(np.tensordot([0.3, 1.0, 0.6], log_probs, axes=1))
+    arrays = apply_temperature(random.normal(0, 2, (3 * 200, 4)), 1.0).reshape(3, 200, 4)
+    log_probs = dict(zip(("likelihood", "prior", "linear"), arrays, strict=True))
+    joint = np.exp(np.tensordot([0.3, 1.0, 0.6], arrays, axes=1))
     truth = np.array([random.choice(4, p=row / row.sum()) for row in joint])
-    fitted = CombinationWeights.fit(log_probs, truth)
+    fitted = fit_combination(log_probs, truth)
 
-    def loss(weights: CombinationWeights) -> float:
-        penalty = (weights.likelihood**2 + weights.prior**2 + weights.linear**2) / 2
-        return len(truth) * value_nats(weights.combine(log_probs), truth) + penalty
+    def loss(weights: dict[str, float]) -> float:
+        penalty = sum(weight**2 for weight in weights.values()) / 2
+        return len(truth) * value_nats(weighted_posterior(weights, log_probs), truth) + penalty
 
     grid = np.linspace(0, 1.6, 17)
-    assert loss(fitted) < min(loss(CombinationWeights(*weights)) for weights in itertools.product(grid, repeat=3))
-    np.testing.assert_allclose([fitted.likelihood, fitted.prior, fitted.linear], [0.3, 1.0, 0.6], atol=0.25)
-    posterior = np.tensordot([fitted.likelihood, fitted.prior, fitted.linear], log_probs, axes=1)
-    np.testing.assert_allclose(fitted.combine(log_probs), apply_temperature(posterior, 1.0))
+    losses = [loss(dict(zip(log_probs, weights, strict=True))) for weights in itertools.product(grid, repeat=3)]
+    assert loss(fitted) < min(losses)
+    np.testing.assert_allclose(list(fitted.values()), [0.3, 1.0, 0.6], atol=0.25)
+    posterior = np.tensordot(list(fitted.values()), arrays, axes=1)
+    np.testing.assert_allclose(weighted_posterior(fitted, log_probs), apply_temperature(posterior, 1.0))
 
 
 def test_weights_of_texts_that_all_classifiers_separate_are_finite() -> None:
-    log_probs = np.log(np.stack([np.eye(3)[[0, 1, 2] * 5] * 0.9 + 0.04] * 3))
-    weights = CombinationWeights.fit(log_probs, np.array([0, 1, 2] * 5))
-    assert 0 < weights.likelihood < 10
-    np.testing.assert_allclose([weights.prior, weights.linear], weights.likelihood, rtol=1e-4)
+    log_probs = np.log(np.eye(3)[[0, 1, 2] * 5] * 0.9 + 0.04)
+    weights = fit_combination({"likelihood": log_probs, "linear": log_probs}, np.array([0, 1, 2] * 5))
+    assert 0 < weights["likelihood"] < 10
+    assert weights["linear"] == pytest.approx(weights["likelihood"], rel=1e-4)
 
 
 def test_the_path_of_the_training_table_is_relative_to_the_run(tmp_path: Path) -> None:
@@ -80,13 +88,15 @@ def run(tmp_path: Path, tables: tuple[Path, Path, Path]) -> Run:
 
 def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, tables: tuple[Path, Path, Path]) -> None:
     train, _, test = tables
-    corpora = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer)
+    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
+    corpora = read_train_and_test(train, test, "place", run.config, **options)
     expected = LinearClassifier(corpora[0])(corpora[1])
     result = classify(run, test, "place", train=train, values=["hill", "beach"])
-    names = [result.names[index] for index in result.other_predictions[LINEAR_CLASSIFIER]]
+    name = "linear baseline (reads the text, kind)"
+    names = [result.names[index] for index in result.other_predictions[name]]
     assert names == [expected.names[index] for index in expected.predicted]
     row = result.metrics()["others"][-1]
-    assert (row["classifier"], row["accuracy"]) == (LINEAR_CLASSIFIER, expected.metrics()["accuracy"])
+    assert (row["classifier"], row["accuracy"]) == (name, expected.metrics()["accuracy"])
     assert row["difference_low"] <= row["difference"] <= row["difference_high"]
     assert row["difference"] == pytest.approx(result.metrics()["accuracy"] - row["accuracy"])
 
@@ -95,18 +105,38 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     _, dev, test = tables
     result = classify(run, test, "place", combine=True, calibrate=dev)
     assert result.combination_weights is not None
-    weights = CombinationWeights(**result.combination_weights)
     uniform, conditional = (classify(run, test, "place", priors=name) for name in ("uniform", "conditional"))
     assert conditional.log_prior is not None
-    train_and_test = read_train_and_test(tables[0], test, "place", run.config, tokenizer=run.tokenizer)
+    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
+    train_and_test = read_train_and_test(tables[0], test, "place", run.config, **options)
     linear = LinearClassifier(train_and_test[0])(train_and_test[1])
     assert linear.names == result.names
-    log_probs = np.stack([uniform.log_posterior, conditional.log_prior, linear.log_posterior])
-    np.testing.assert_allclose(result.log_posterior, weights.combine(log_probs), atol=1e-4)
+    log_probs = {
+        "likelihood": uniform.log_posterior,
+        "conditional prior": conditional.log_prior,
+        "linear classifier": linear.log_posterior,
+    }
+    expected = weighted_posterior(result.combination_weights, log_probs)
+    np.testing.assert_allclose(result.log_posterior, expected, atol=1e-4)
     assert next(iter(result.other_predictions)) == "model, conditional priors"
     metrics = result.metrics()
     assert metrics["accuracy"] >= metrics["others"][0]["accuracy"] - 0.05
     assert "temperature" not in metrics
+    without_prior = classify(run, test, "place", combine=True, calibrate=dev, priors="uniform")
+    assert without_prior.combination_weights is not None
+    assert list(without_prior.combination_weights) == ["likelihood", "linear classifier"]
+
+
+def test_the_linear_baseline_reads_only_columns_of_the_texts(run: Run, tables: tuple[Path, Path, Path]) -> None:
+    texts = [{"text": row["text"], "place": row["place"]} for row in files.read_rows(tables[2])]
+    result = classify(run, texts, "place", train=tables[0], unknown="expected")
+    corpora = read_train_and_test(tables[0], texts, "place", run.config, tokenizer=run.tokenizer)
+    expected = LinearClassifier(corpora[0])(corpora[1])
+    row = result.metrics()["others"][-1]
+    assert (row["classifier"], row["accuracy"]) == (
+        "linear baseline (reads the text)",
+        expected.metrics()["accuracy"],
+    )
 
 
 def test_an_impossible_combination_is_an_error(run: Run, tables: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -130,10 +160,10 @@ def test_classify_prints_and_saves_the_combination(
     command = ["classify", str(run.folder), test, "--target", "place"]
     assert main([*command, "--combine", "--calibrate", dev]) == 0
     output = capsys.readouterr().out
-    assert "combination weights: likelihood " in output
+    assert "weights of the combination, fitted on the development texts: likelihood " in output
     assert "accuracy" in output.splitlines()[0]
     assert any(line.startswith("linear baseline") for line in output.splitlines())
-    assert "accuracy of place, conditional priors, combined with a linear classifier" in (
+    assert "accuracy of place, model, conditional priors, combined with a linear classifier" in (
         run.folder / "README.md"
     ).read_text(encoding="utf-8")
     assert main([*command[:3], "--points", test, "--combine"]) == 2

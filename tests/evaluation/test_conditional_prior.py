@@ -16,7 +16,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.conditional_prior import ConditionalPrior, load_dependences, load_prior, save_priors
+from factorcell.evaluation.conditional_prior import ConditionalPrior, load_dependences, load_priors, save_priors
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -119,26 +119,25 @@ def test_saved_priors_are_read_back(run: Run) -> None:
     corpus = run.prepare(ROWS)
     prior = ConditionalPrior(run.schema, "stars")
     prior.fit(corpus)
-    loaded = load_prior(run.folder, run.schema, "stars")
-    assert loaded is not None
+    loaded = load_priors(run.folder, run.schema)["stars"]
     np.testing.assert_array_equal(loaded.log_probs(corpus), prior.log_probs(corpus))
     assert prior.dependence(corpus) in load_dependences(run.folder)
-    assert load_prior(run.folder, run.schema, "other") is None
+    assert set(load_priors(run.folder, run.schema)) == {"stars", "city"}
+    assert load_priors(run.folder.with_name("none"), run.schema) == {}
     with pytest.raises(UserError, match="does not belong to this schema"):
-        load_prior(run.folder, read(ROWS, "stars", "city").schema, "stars")
+        load_priors(run.folder, read(ROWS, "stars", "city").schema)
 
 
 def test_classification_uses_the_conditional_prior_by_default(run: Run) -> None:
     result = classify(run, ROWS, "city")
     assert (result.priors, result.name) == ("conditional", "model, conditional priors")
-    corpus, loaded = run.prepare(ROWS), load_prior(run.folder, run.schema, "city")
-    assert loaded is not None
+    corpus, loaded = run.prepare(ROWS), load_priors(run.folder, run.schema)["city"]
     joint = log_likelihoods(run, corpus, [{"city": name} for name in result.names]) + loaded.log_probs(corpus)
     expected = np.exp(joint) / np.exp(joint).sum(1, keepdims=True)
     np.testing.assert_allclose(result.probabilities, expected, rtol=1e-5)
-    names = ["model, uniform priors", "model, training priors", "other columns, without the text"]
+    names = ["model, training priors", "model, uniform priors", "other columns, without the text"]
     assert list(result.other_predictions) == names
-    assert (result.other_predictions[names[0]] == classify(run, ROWS, "city", priors="uniform").predicted).all()
+    assert (result.other_predictions[names[1]] == classify(run, ROWS, "city", priors="uniform").predicted).all()
     assert (result.other_predictions[names[2]] == loaded.log_probs(corpus).argmax(1)).all()
     one_row = classify(run, ROWS[:1], "city", calibrate=ROWS)
     assert one_row.temperature == pytest.approx(classify(run, ROWS, "city", calibrate=ROWS).temperature)
@@ -149,19 +148,18 @@ def test_a_prior_of_fewer_candidates_is_normalized_over_them(run: Run) -> None:
     np.testing.assert_allclose(result.log_posterior[:, ::-1], classify(run, ROWS, "city").log_posterior, atol=1e-6)
 
 
-def test_without_other_columns_the_prior_is_uniform(run: Run, tmp_path: Path) -> None:
+def test_without_other_columns_the_conditional_prior_is_that_of_training(run: Run, tmp_path: Path) -> None:
     texts = [{"text": row["text"], "city": row["city"]} for row in ROWS]
-    assert classify(run, texts, "city", unknown="expected").priors == "uniform"
-    with pytest.raises(
-        UserError, match=r"have none of the other context columns \(stars, lat, lon\); choose the priors"
-    ):
-        classify(run, texts, "city", unknown="expected", priors="conditional")
-    with pytest.raises(UserError, match="conditional priors of city: the run has no other context column"):
-        classify(make_run(tmp_path / "one", ("city",)), ROWS, "city", priors="conditional")
-    without_file = make_run(tmp_path / "old", CONTEXT)
-    assert classify(without_file, ROWS, "city").priors == "uniform"
-    with pytest.raises(UserError, match="the run has none"):
-        classify(without_file, ROWS, "city", priors="conditional")
+    one_column, without_file = make_run(tmp_path / "one", ("city",)), make_run(tmp_path / "old", CONTEXT)
+    for model, rows in ((run, texts), (one_column, ROWS), (without_file, ROWS)):
+        options: dict[str, Any] = {"values": ["Nice", "Oslo"], "unknown": "expected"}
+        result = classify(model, rows, "city", **options)
+        assert (result.priors, list(result.other_predictions)) == ("training", ["model, uniform priors"])
+        assert result.log_prior is not None
+        np.testing.assert_allclose(np.exp(result.log_prior), [0.4, 0.6])  # Oslo is the city of 6 of 10 texts
+        uniform = classify(model, rows, "city", priors="uniform", **options)
+        joint = uniform.probabilities * [0.4, 0.6]
+        np.testing.assert_allclose(result.probabilities, joint / joint.sum(1, keepdims=True))
 
 
 def test_training_and_classify_report_columns_that_predict_the_target(
@@ -187,10 +185,10 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     assert [line.split("  ")[0] for line in shown.out.splitlines()[5:11]] == [
         "classifier",
         "model, conditional priors",
-        "model, uniform priors",
         "model, training priors",
+        "model, uniform priors",
         "other columns, without the text",
-        "linear baseline (texts only)",
+        "linear baseline (reads the text, group)",
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err

@@ -62,7 +62,9 @@ def test_posterior_equals_bayes_rule_over_the_prefix(run: Run) -> None:
             total = sum(joint.values())
             assert token["posterior"] == pytest.approx({name: share / total for name, share in joint.items()})
         assert row["posterior"] == row["tokens"][-1]["posterior"]
-    classification = classify(run, [{"text": text, "city": "Oslo"} for text in TEXTS], "stars", values=["5", "1"])
+    classification = classify(
+        run, [{"text": text, "city": "Oslo"} for text in TEXTS], "stars", values=["5", "1"], priors="uniform"
+    )
     posteriors = [[row["posterior"]["five"], row["posterior"]["one"]] for row in rows]
     assert np.allclose(classification.probabilities, posteriors, atol=1e-5)
 

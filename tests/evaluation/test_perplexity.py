@@ -1,5 +1,6 @@
 """Perplexity against explicit sums, on a model with random weights."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,19 @@ def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
     groups = column_groups([{"year": year} for year in YEARS], "year")
     assert len(set(groups)) == QUANTILE_RANGES
     assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
+
+
+def test_a_range_includes_its_ends() -> None:
+    assert list(dict.fromkeys(value_groups(list(range(1996, 2021))))) == [
+        *("1996 to 2000", "2001 to 2005", "2006 to 2010", "2011 to 2015", "2016 to 2020")
+    ]
+    numbers = np.random.default_rng(0).normal(1, 1e-4, 200).tolist()
+    for number, group in zip(numbers, value_groups(numbers), strict=True):
+        low, high = (float(end) for end in group.split(" to "))
+        assert low - 5e-5 <= number <= high + 5e-5  # at least five digits are shown
+    ends = sorted({tuple(map(float, group.split(" to "))) for group in value_groups(numbers)})
+    assert len(ends) == QUANTILE_RANGES
+    assert all(high < low for (_, high), (low, _) in itertools.pairwise(ends))
 
 
 def test_ranges_are_ordered_by_value_and_other_groups_by_count() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,8 @@ def test_classification_uses_samples_if_requested(tmp_path: Path) -> None:
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     for samples in (0, 3):
         figures = measures.measure_classification(run, {"judged": judged}, "city", samples).row
-        metrics = classify(run, judged, "city", unknown="group", samples=samples, proposal="unigram").metrics()
+        options: dict[str, Any] = {"priors": "uniform", "samples": samples, "proposal": "unigram"}
+        metrics = classify(run, judged, "city", unknown="group", **options).metrics()
         assert (figures["accuracy"], figures["value_nats"]) == (metrics["accuracy"], metrics["value_nats"])
     assert figures["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
 

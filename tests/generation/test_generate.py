@@ -1,6 +1,7 @@
 """Generated rows and streams, from Python and from the command line."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from factorcell.choices import GENERATION_METHODS
 from factorcell.commands import main
-from factorcell.config import UserError
+from factorcell.config import Notice, UserError
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.model.kernels import library
@@ -170,6 +171,38 @@ def test_the_command_writes_the_same_texts_as_python(run: Run, capsys: pytest.Ca
     assert capsys.readouterr().out == generate_rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
 
 
+def test_the_command_generates_for_each_of_several_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    values = ["--context", "city=Oslo", "--context", "city=Nice", "--context", "city=Oslo", "--each", "stars"]
+    assert main.main(["generate", str(run.folder), *values, "--max-tokens", "8", "--json"]) == 0
+    contexts = [{"city": city, "stars": stars} for city in ("Oslo", "Nice") for stars in ("1", "5")]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == generate_rows(run, contexts)
+
+
+def test_a_notice_reports_probable_unknown_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = r"^out-of-vocabulary words \(such as numbers and names\) have a probability of \d+% on average; they are"
+    monkeypatch.setattr("factorcell.generation.generate.MIN_UNKNOWN_SHARE", 0.001)
+    with pytest.warns(Notice, match=notice):
+        generate_rows(run)
+    with pytest.warns(Notice, match=notice):
+        list(stream(run, CONTEXTS[0], options=SHORT))
+    monkeypatch.setattr("factorcell.generation.generate.MIN_UNKNOWN_SHARE", 0.99)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate_rows(run)
+
+
+def test_a_notice_reports_numbers_outside_the_range_of_training(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    low, high = run.schema.variable("lat").low, run.schema.variable("lat").high
+    with pytest.warns(
+        Notice, match=rf"^contexts: lat is outside the range of training \({low:g} to {high:g}\) in 1 of 1"
+    ):
+        generate_rows(run, [{"lat": str(high + 1)}])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*range of training")
+        generate_rows(run, [{"lat": str(high)}])
+
+
 def test_a_file_is_resumed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "texts.jsonl"
     command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--max-tokens", "8", "--out", str(out)]
@@ -199,6 +232,7 @@ def test_a_file_is_resumed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--each", "town"], "unknown context variable 'town'"),
         (["--context", "city"], "NAME=VALUE"),
         (["--stream", "--number", "2"], "--stream"),
+        (["--stream", "--context", "city=Oslo", "--context", "city=Nice"], "--stream"),
         (["--context", "city=Rome"], "'Rome'"),
         (["--temperature", "0"], "temperature is 0"),
         (["--max-tokens", "0"], "max_tokens"),

@@ -98,7 +98,7 @@ def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:
     for target, message in (
         ("title", "title: expected a category, got a variable of kind text"),
         ("topic", "topic: expected a category, got a variable of kind vector"),
-        ("lon", "lon: expected a category, got a number; classify it by named points"),
+        ("lon", "lon: expected a category, got a variable of kind .*; to choose the nearest of named points"),
     ):
         with pytest.raises(UserError, match=message):
             classify(run, ROWS, target)

@@ -32,13 +32,14 @@ def test_card_shows_the_results(run: Run) -> None:
     assert "10 texts" in text
     assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city: category, 2 values" in text
-    assert f"| development | perplexity | {best:.2f} |" in text
-    assert f"| rows | perplexity | {result['perplexity']:.4g} |" in text
+    assert f"| development | perplexity per word | {best:.2f} |" in text
+    assert f"| rows | perplexity per word | {result['perplexity']:.4g} |" in text
     low, high = (f"{result[f'bits_per_byte_{end}']:.4g}" for end in ("low", "high"))
     assert f"| rows | bits per byte | at least {result['bits_per_byte']:.4g} ({low} to {high}) |" in text
     (best_bits,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
     assert f"| development | bits per byte | at least {best_bits:.4g} |" in text
     assert best_bits == pytest.approx(result["bits_per_byte"], rel=1e-5)  # the same rows
+    assert re.search(r"\| rows \| effect of removing the context \| [+-]\d+\.\d% ", text)
     assert text == model_card.render(run)
 
 

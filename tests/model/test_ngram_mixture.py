@@ -217,7 +217,15 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     run.mixture = fitted.mixture
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
-    assert any("--ngram-mixture" in line for line in fitted.notices(2.0, is_saved=False))
+    anonymous, with_users = run.config, run.config.with_options(user="city")
+    protected = with_users.with_options(min_users=2)
+    for config, remedy in [
+        (anonymous, ", or use the mixture (--ngram-mixture or --preset best)"),
+        (with_users, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
+        (protected, ""),
+    ]:
+        line = fitted.notices(2.0, config, is_saved=False)[-1]
+        assert line.endswith(f"train longer (this training made 2 passes){remedy}")
 
 
 def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:

@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from factorcell.model import saved_results
-from factorcell.model.saved_results import Measurement, latest_gains, latest_measurements
+from factorcell.model.saved_results import (
+    Measurement,
+    latest_accuracies,
+    latest_evaluations,
+    latest_gains,
+    latest_measurements,
+)
 
 
 def evaluation(table: str, key: str, perplexity: float, **more: Any) -> dict[str, Any]:
@@ -45,11 +50,27 @@ def test_classifications_with_other_settings_are_listed_separately() -> None:
         classification("1", 0.55, priors="uniform"),
     ]
     assert [measurement[:3] for measurement in latest_measurements(rows)] == [
-        ("a.csv", "accuracy of stars", 0.55),
-        ("a.csv", "accuracy of stars, training priors", 0.6),
-        ("a.csv", "accuracy of stars, training priors, calibrated", 0.7),
-        ("a.csv", "accuracy of stars, 1,000 samples", 0.4),
+        ("a.csv", "accuracy of stars, model, uniform priors", 0.55),
+        ("a.csv", "accuracy of stars, model, training priors", 0.6),
+        ("a.csv", "accuracy of stars, model, training priors, calibrated", 0.7),
+        ("a.csv", "accuracy of stars, model, uniform priors, 1,000 samples", 0.4),
     ]
+
+
+def test_an_accuracy_of_a_combination_is_listed_with_that_of_the_model_alone() -> None:
+    others = [{"classifier": "model, uniform priors", "accuracy": 0.5}, {"classifier": "linear", "accuracy": 0.6}]
+    combined = {"priors": "uniform", "combination_weights": {"likelihood": 1.0}, "confusion": {}, "others": others}
+    rows = [classification("1", 0.7, **combined), classification("2", 0.9, priors="uniform", texts=4)]
+    combination = "model, uniform priors, combined with a linear classifier"
+    assert [(row["texts"], row["classifier"], row["accuracy"]) for row in latest_accuracies(rows)] == [
+        (40, "linear", 0.6),
+        (40, "model, uniform priors", 0.5),
+        (40, combination, 0.7),
+        (4, "model, uniform priors", 0.9),
+    ]
+    measures = [(measurement.measure, measurement.value) for measurement in latest_measurements(rows)]
+    assert (f"accuracy of stars, {combination}", 0.7) in measures
+    assert measures.count(("accuracy of stars, model, uniform priors", 0.5)) == 1
 
 
 def test_bits_per_byte_have_an_interval_and_can_be_a_bound() -> None:
@@ -69,10 +90,11 @@ def test_comparison_replaces_results_of_its_parts() -> None:
         "texts_key": "9",
         "perplexity": 8.0,
         "target": "stars",
+        "priors": "uniform",
     }
-    rows = [classification("1", 0.5, priors="uniform"), {**comparison, "accuracy": 0.5, "accuracy_key": "1"}]
+    rows = [classification("1", 0.5, priors="uniform"), {**comparison, "accuracy": 0.5}]
     assert [measurement[:3] for measurement in latest_measurements(rows)] == [
-        ("a.csv", "accuracy of stars", 0.5),
+        ("a.csv", "accuracy of stars, model, uniform priors", 0.5),
         ("a.csv", "perplexity", 8.0),
     ]
 
@@ -92,7 +114,16 @@ def test_latest_gains_of_each_table_and_baseline() -> None:
         ("b.csv", "stars", None, first),
         ("b.csv", "city", None, first),
     ]
-    latest = saved_results.latest_evaluation(rows)
-    assert (latest["table"], latest["perplexity"], latest["gain"], latest["over"]) == ("a.csv", 9.1, 0.4, "ngram")
-    assert saved_results.latest_evaluation(rows[:3])["gain"] == 0.3
-    assert saved_results.latest_evaluation([]) == {}
+    smaller, larger = latest_evaluations(rows)
+    assert (smaller["table"], smaller["perplexity"], smaller["gains"]) == ("b.csv", 7.0, [{"over": None, "gain": 0.3}])
+    assert (larger["table"], larger["perplexity"]) == ("a.csv", 9.1)
+    assert larger["gains"] == [{"over": None, "gain": 0.1}, {"over": "ngram", "gain": 0.4}]
+    assert "gain" not in larger
+    assert latest_evaluations([]) == []
+
+
+def test_perplexities_have_their_unit() -> None:
+    measures = [
+        measurement.measure for measurement in latest_measurements([evaluation("a.csv", "1", 9.0, unit="word")])
+    ]
+    assert measures == ["perplexity per word"]

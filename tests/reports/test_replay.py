@@ -107,7 +107,10 @@ def test_the_table_has_all_metrics(summary: Row) -> None:
     low, high = (expected[f"mrr_difference_{end}"] for end in ("low", "high"))
     difference = f"{expected['mrr_difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
     assert first["MRR difference to <two>"] == difference + (" not significant" if low <= 0 <= high else "")
-    assert base["MRR difference to <two>"] == mpc["perplexity"] == "-"
+    change, low, high = (100 * expected[f"perplexity_change{end}"] for end in ("", "_low", "_high"))
+    difference = f"{change:+.2f}% [{low:+.2f}, {high:+.2f}]" + (" not significant" if low <= 0 <= high else "")
+    assert first["perplexity difference to <two>"] == difference
+    assert base["MRR difference to <two>"] == mpc["perplexity"] == mpc["perplexity difference to <two>"] == "-"
     assert mpc["ms"] == "10.0 + 0.0"
 
 
@@ -122,7 +125,7 @@ def test_significantly_best_metrics_are_marked() -> None:
     assert marked.count("1.000* <small>[1.000, 1.000]</small>") >= 2  # over queries and over users
     assert not [mark for mark in marked if mark.startswith(("0.333", "2", "3"))]
     assert "+0.667 <small>[+0.667, +0.667]</small>" in page
-    assert "not significant" not in page
+    assert page.count("not significant") == 2, "only the perplexities are equal, over queries and over users"
 
 
 def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:

@@ -79,6 +79,13 @@ def text_sums(nats: float, judged: float = 1.0) -> TextSums:
     return TextSums("a", np.full(40, 10 * nats), np.full(40, 10 * judged))
 
 
+def evaluation(perplexity: float, known: float = 60.0, table: str = "test.csv", **more: Any) -> dict[str, Any]:
+    """Return the perplexities of 40 texts of words, with their figures."""
+    figures = {"perplexity": text_sums(math.log(perplexity))}
+    row = {"table": table, "texts_id": table, "unit": "word", "perplexity": perplexity, "perplexity_known": known}
+    return {**row, "texts": 40, "gains": [], "figures": figures, **more}
+
+
 def two_runs() -> list[dict[str, Any]]:
     plain = {
         "folder": "runs/a",
@@ -86,11 +93,10 @@ def two_runs() -> list[dict[str, Any]]:
         "is_adapted": False,
         "config": {"data": {"text": "review"}, "model": {"adapt": (), "rank": 12}},
         "schema": [],
-        "evaluation": {"perplexity": 80.123, "perplexity_known": 70.0, "targets": 123_456},
+        "evaluations": [evaluation(80.123, 70.0)],
         "log": [{**row, "model": "x"} for row in curves()[:7]],
         "by": [],
-        "classification": None,
-        "texts": {"perplexity": text_sums(math.log(80.123))},
+        "accuracies": [],
     }
     rows = [{"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, "gain": 0.1 - i / 50} for i in range(9)]
     confusion = {"labels": ["1", "5"], "counts": [[8, 2], [1, 9]]}
@@ -104,20 +110,22 @@ def two_runs() -> list[dict[str, Any]]:
             "is_adapted": True,
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
             "schema": ["rating: category, 5 values, none rare"],
-            "evaluation": {"perplexity": 72.0, "perplexity_known": 63.0, "targets": 123_456},
-            "texts": {"perplexity": text_sums(math.log(72.0))},
+            "evaluations": [evaluation(72.0, 63.0)],
             "cautions": [f"{HOSTILE} stopped"],
             "by": [
                 GainTable("dev.csv", "city", None, rows),
                 GainTable("dev.csv", "rating", None, [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]),
             ],
-            "classification": {
-                "target": "rating",
-                "accuracy": 0.85,
-                "macro_f1": 0.8,
-                "values": values,
-                **confusion,
-            },
+            "accuracies": [
+                {
+                    "target": "rating",
+                    "classifier": "model, uniform priors",
+                    "accuracy": 0.85,
+                    "macro_f1": 0.8,
+                    "values": values,
+                    "confusion": confusion,
+                }
+            ],
         },
     ]
 
@@ -190,9 +198,7 @@ def test_trainings_of_a_model_share_a_row() -> None:
     others = []
     for seed, perplexity in enumerate((70.0, 76.0, 83.0)):
         training = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
-        texts = {"perplexity": text_sums(math.log(perplexity))}
-        figures = {"perplexity": perplexity, "perplexity_known": 70.0, "targets": 123_456}
-        others.append({**plain, **trained, **training, "texts": texts, "evaluation": figures})
+        others.append({**plain, **trained, **training, "evaluations": [evaluation(perplexity)]})
     page = Page(runs.run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
     mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
     assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
@@ -203,7 +209,7 @@ def test_trainings_of_a_model_share_a_row() -> None:
 
 
 def test_the_report_shows_runs_without_results() -> None:
-    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluation": {}}
+    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluations": []}
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
     for nothing in ("Comparison", "Learning curves", "Context", "Options"):
@@ -226,13 +232,63 @@ def test_learning_curves_need_two_evaluations() -> None:
 def test_key_figures_are_those_of_the_best_model_if_the_models_are_comparable() -> None:
     plain, adapted = two_runs()
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, adapted]))
-    assert labels[0] == ("perplexity of hotels FactorCell, the lowest of 2", "72.00*")
-    assert labels[1] == ("gain over hotels unadapted of hotels FactorCell", "+10.1% ")
-    labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, {**adapted, "texts": {}}]))
+    assert labels[0] == ("hotels FactorCell, the lowest of 2: perplexity per word, test.csv", "72.00*")
+    assert labels[1] == ("hotels FactorCell: gain over hotels unadapted", "+10.1% ")
+    without_texts = {**adapted, "evaluations": [evaluation(72.0, figures={})]}
+    labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, without_texts]))
     assert labels[:2] == [
-        ("perplexity of hotels unadapted", "80.12"),
-        ("perplexity of hotels FactorCell", "72.00"),
+        ("hotels unadapted: perplexity per word, test.csv", "80.12"),
+        ("hotels FactorCell: perplexity per word, test.csv", "72.00"),
     ]
+
+
+def test_only_figures_of_one_table_are_compared() -> None:
+    plain, adapted = two_runs()
+    plain["evaluations"] = [evaluation(50.0, table="development texts", texts=0)]
+    page = Page(runs.run_report([plain, adapted, {**adapted, "folder": "runs/c", "title": "other"}]))
+    assert "perplexities and bits per byte are those of test.csv" in page.text
+    assert "not evaluated on test.csv, so not compared: hotels unadapted" in page.text
+    assert "gain over hotels unadapted" not in page.text
+    assert page.text.count("50.00") == 1  # among the results, with its table
+
+
+def test_perplexities_of_different_tokens_are_not_in_the_headline() -> None:
+    plain, adapted = two_runs()
+    bits: dict[str, Any] = {"bits_per_byte": 1.5, "bits_per_byte_bound": True, "texts_key": "w"}
+    word, char = (
+        evaluation(80.0, **bits),
+        evaluation(3.0, unit="character", bits_per_byte=2.0, texts_key="c", figures={}),
+    )
+    content = runs.run_report([{**plain, "evaluations": [word]}, {**adapted, "evaluations": [char], "accuracies": []}])
+    assert re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", content) == [
+        ("hotels unadapted: bits per byte, test.csv", "≥ 1.500"),
+        ("hotels FactorCell: bits per byte, test.csv", "2.000"),
+    ]
+    assert {"80.00 per word", "3.00 per character"} <= set(re.findall(r"<td[^>]*>([^<]*)</td>", content))
+    assert "perplexities of models with different tokens are not comparable; compare bits per byte" in content
+
+
+def test_trainings_that_read_other_numbers_of_targets_are_marked() -> None:
+    plain, adapted = two_runs()
+    content = runs.run_report([{**plain, "training_targets": 990_000}, {**adapted, "training_targets": 1_480_000}])
+    assert "(hotels unadapted 0.99 million, hotels FactorCell 1.48 million): a gain includes this difference" in content
+    assert "different numbers" not in runs.run_report([{**run, "training_targets": 990_000} for run in two_runs()])
+
+
+def test_a_combination_is_named_and_shown_next_to_the_model_alone() -> None:
+    _, adapted = two_runs()
+    combination = "model, uniform priors, combined with a linear classifier"
+    (scores,) = adapted["accuracies"]
+    large = {**scores, "table": "a.csv", "texts": 900}
+    alone = {name: large[name] for name in ("target", "table", "texts", "classifier")}
+    accuracies = [{**alone, "accuracy": 0.55}, {**large, "classifier": combination, "accuracy": 0.65}]
+    small = {**scores, "table": "b.csv", "texts": 9, "accuracy": 0.95}
+    content = runs.run_report([{**adapted, "accuracies": [*accuracies, small]}])
+    assert re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", content)[1:] == [
+        (f"accuracy of rating, a.csv: {combination}", "0.6500"),
+        ("accuracy of rating, a.csv: model, uniform priors", "0.5500"),
+    ]
+    assert {"0.6500", "0.5500", "0.9500"} <= set(re.findall(r"<td[^>]*>([^<]*)</td>", content))
 
 
 def test_runs_with_equal_names_are_titled_by_their_folders() -> None:
@@ -245,33 +301,34 @@ def test_every_metric_has_its_table_and_its_baseline() -> None:
     plain, adapted = two_runs()
     rows = [{"value": "5", "count": 30, "perplexity": 6.5, "gain": 0.1, "gain_low": 0.05, "gain_high": 0.15}]
     gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": "ngram"}
+    earlier_gain = {"gain": 0.21, "over": "plain", "training_difference": "the baseline read less"}
     run = {
         **adapted,
-        "evaluation": {**adapted["evaluation"], "table": "ht.parquet", **gain},
+        "evaluations": [evaluation(72.0, table="ht.parquet", gains=[earlier_gain, gain])],
         "by": [GainTable("ht.csv", "rating", None, rows), GainTable("ht.parquet", "rating", "ngram", rows)],
-        "classification": {**adapted["classification"], "table": "other.csv"},
+        "accuracies": [{**adapted["accuracies"][0], "table": "other.csv"}],
     }
     content = runs.run_report([run])
     page = Page(content)
     assert page.text.count("+4.0% [+3.0, +5.0]") == 2  # in the table and as a key figure
-    assert "gain over ngram" in page.text
+    assert "gain over ngram, ht.parquet" in page.text
     assert "gain over hotels FactorCell" not in page.text
     for words in (
         "Perplexity on ht.csv by rating, effect of removing the context",
         "Perplexity on ht.parquet by rating, gain over ngram",
-        "Classification of rating, other.csv by value",
+        "Classification by value, rating, other.csv: model, uniform priors",
     ):
         assert words in page.text, words
-    heads = re.findall(r"<th[^>]*>([^<]*)</th>", content)
-    start = heads.index("folder")
-    assert heads[start - 1 : start + 4] == ["model", "folder", "perplexity on", "accuracy on", "gain over ngram"]
-    assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td[^>]*>([^<]*)</td>", content))
+    lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in content.splitlines()]
+    assert ["ht.parquet", "gain over plain", "+21.0%", "the baseline read less"] in lines
+    assert ["ht.parquet", "gain over ngram", "+4.0% <small>[+3.0, +5.0]</small>", "–"] in lines
+    assert ["other.csv", "rating", "model, uniform priors", "0.8500", "0.800"] in lines
     labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
     assert {
         "Effect of removing the context by rating, ht.csv",
         "Gain over ngram by rating, ht.parquet",
     } <= labels
-    both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))
+    both = Page(runs.run_report([{**plain, "evaluations": [evaluation(80.123, table="ht.parquet")]}, run]))
     assert "gain over hotels unadapted" in both.text
     assert "+10.1% [+10.1, +10.1]" in both.text
 

@@ -14,15 +14,18 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.ngram import count_ngrams
 from factorcell.model.run import Run, read_config, training_facts
 from factorcell.model.used_options import used_options
 from factorcell.training import fit as fitting
-from factorcell.training import loop, rules
+from factorcell.training import loop, mixture_fit, rules, speed
 from factorcell.training import plan as plans
+from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
-from factorcell.training.plan import Budget, Plan, Speed, plan, resumed_plan, unspecified_options
+from factorcell.training.plan import Budget, Plan, plan, resumed_plan, unspecified_options
+from factorcell.training.speed import Speed
 from factorcell.training.trainer import Trainer
 from tests.small_runs import ROWS, as_any
 
@@ -43,34 +46,48 @@ def read(options: dict[str, Any] = OPTIONS) -> tuple[Corpus, Corpus]:
 @pytest.fixture(autouse=True)
 def measure_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the speed of only a few steps."""
-    monkeypatch.setattr(plans, "MEASURED_SECONDS", 0.05)
+    monkeypatch.setattr(speed, "MEASURED_SECONDS", 0.05)
+    monkeypatch.setattr(speed, "FIRST_TEXTS", 2)
 
 
 class Clock:
-    """A clock in seconds that advances only by steps, scored texts and a fixed cost per evaluation."""
+    """A clock in seconds that advances only by reading, steps, scored texts and counted n-grams.
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        step_seconds: float,
-        text_seconds: float = 0.0,
-        fixed_seconds: float = 0.0,
-    ) -> None:
-        self.now, self.step_seconds = 0.0, step_seconds
-        original_step, original_nats = Trainer.step, Run.nats
+    All work takes `slowdown` times as long; `later_slowdown` replaces this factor at the time `change`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
+        self.now, self.slowdown, self.later_slowdown, self.change = 0.0, 1.0, 1.0, float("inf")
+        costs = {"text": 0.0, "ngram": 0.0, "reading": 0.0, **costs}
+        originals = Trainer.step, Run.nats, count_ngrams, fitting.read_corpora
 
         def timed_step(trainer: Trainer, batch: Any) -> None:
-            self.now += self.step_seconds
-            original_step(trainer, batch)
+            self.advance(costs["step"])
+            originals[0](trainer, batch)
 
         def timed_nats(run: Run, corpus: Corpus) -> Any:
-            self.now += fixed_seconds + text_seconds * len(corpus)
-            return original_nats(run, corpus)
+            self.advance(costs["text"] * len(corpus))
+            return originals[1](run, corpus)
+
+        def timed_counting(corpus: Corpus, order: int) -> Any:
+            self.advance(costs["ngram"] * corpus.target_count)
+            return originals[2](corpus, order)
+
+        def timed_reading(*arguments: Any, **options: Any) -> Any:
+            self.advance(costs["reading"])
+            return originals[3](*arguments, **options)
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Run, "nats", timed_nats)
-        for module in (plans, fitting, loop):
+        monkeypatch.setattr(mixture_fit, "count_ngrams", timed_counting)
+        monkeypatch.setattr(fitting, "read_corpora", timed_reading)
+        for module in (plans, speed, fitting, loop, trainers):
             monkeypatch.setattr(module, "perf_counter", self)
+        monkeypatch.setattr(speed, "process_time", self)
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clock by work that takes `seconds` on an idle machine."""
+        self.now += seconds * (self.slowdown if self.now < self.change else self.later_slowdown)
 
     def __call__(self) -> float:
         return self.now
@@ -132,31 +149,76 @@ def test_the_faster_precision_is_measured_and_kept_when_resuming(
     assert fit(ROWS, ROWS, config, tmp_path / "run", resume=True).config == run.config
 
 
-@pytest.mark.parametrize(("minutes", "slowdown"), [(0.5, 1.0), (60.0, 1.0), (2.0, 1.0), (2.0, 0.5), (2.0, 3.0)])
-def test_a_training_with_minutes_ends_in_time(
-    minutes: float, slowdown: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+TIMED_OPTIONS: dict[str, Any] = {
+    **OPTIONS,
+    "training": {"batch_tokens": 8, "precision": "float32", "threads": 1, "patience": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "costs", "slowdowns"),
+    [
+        (0.5, {}, (1.0, 1.0)),
+        (2.0, {}, (1.0, 0.5)),
+        (2.0, {}, (1.0, 3.0)),
+        (2.0, {"ngram": 0.4}, (1.0, 1.0)),
+        (2.0, {"ngram": 0.4}, (1.0, 2.5)),
+        (2.0, {"ngram": 0.2}, (2.5, 1.0)),
+        (2.0, {"ngram": 0.4, "reading": 20.0}, (1.0, 1.5)),
+        (4.0, {"ngram": 0.1, "text": 0.3}, (1.0, 2.0)),
+    ],
+)
+def test_a_command_with_minutes_ends_in_time(
+    minutes: float,
+    costs: dict[str, float],
+    slowdowns: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The training takes about `minutes`, although its steps take `slowdown` times the measured time."""
-    clock = Clock(monkeypatch, 1.0, 0.05)
-    monkeypatch.setattr(rules, "MAX_WORD_PASSES", 30.0)
-    original_train = loop.train
-
-    def slower_train(*arguments: Any, **options: Any) -> Any:
-        clock.step_seconds *= slowdown
-        return original_train(*arguments, **options)
-
-    monkeypatch.setattr(fitting, "train", slower_train)
+    """The command takes about `minutes`, although all work gets slower or faster in the middle of the training."""
+    clock = Clock(monkeypatch, **{"step": 1.5, "text": 0.05, **costs})
+    clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
+    monkeypatch.setattr(rules, "MAX_WORD_PASSES", 60.0)
     lines: list[str] = []
-    options = {**OPTIONS, "training": {"batch_tokens": 8, "precision": "float32", "threads": 1, "patience": 0}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run", budget=Budget(minutes, "good"), notify=lines.append)
+    budget = Budget(minutes, "best")
+    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True, notify=lines.append)
     last_row = run.log()[-1]
     assert last_row["step"] == last_row["steps"]
-    passes = last_row["tokens"] / read(options)[0].target_count
-    if minutes < 60:
-        assert clock() == pytest.approx(minutes * 60, rel=0.1)
-    else:
-        assert passes == pytest.approx(rules.default_passes(rules.TableFacts.of(*read(options)), "good"), rel=0.02)
-    assert lines[-1].startswith(f"took {clock() / 60:.1f} of {minutes:g} minutes, ")
+    assert clock() == pytest.approx(minutes * 60, rel=0.1)
+    (planned,) = (line for line in lines if "for training, " in line)
+    assert f" minutes with a limit of {minutes:g}: " in planned
+    assert float(planned.split("about ")[1].split()[0]) == pytest.approx(minutes, rel=0.1)
+    assert lines[-1] == f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
+    assert run.config == read_config(run.folder)
+    assert f"epochs {run.config.training.epochs:.3g}," in (run.folder / "README.md").read_text("utf-8")
+    repeated = Run(tmp_path / "repeated", run.config, run.tokenizer, run.schema)
+    assert Trainer(repeated, *read(TIMED_OPTIONS)).steps == last_row["step"]
+
+
+def test_a_command_with_enough_minutes_makes_the_passes_of_its_preset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock(monkeypatch, step=1.0, text=0.05)
+    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(60.0, "good"))
+    corpora = read(TIMED_OPTIONS)
+    passes = run.log()[-1]["tokens"] / corpora[0].target_count
+    assert passes == pytest.approx(rules.default_passes(rules.TableFacts.of(*corpora), "good"), rel=0.02)
+    assert run.config.training.epochs == pytest.approx(passes, rel=0.02)
+    assert clock() < 60 * 60
+
+
+def test_with_too_few_minutes_the_training_gets_its_smallest_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reading alone takes longer than the limit; the notice before the training says that the limit is exceeded."""
+    clock, lines = Clock(monkeypatch, step=0.1, text=0.01, ngram=0.1, reading=40.0), list[str]()
+    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(0.5), notify=lines.append)
+    assert run.training_minutes() == pytest.approx(0.3 * 0.5, rel=0.1)
+    (planned,) = (line for line in lines if "for training, " in line)
+    expected_minutes = float(planned.split("about ")[1].split()[0])
+    assert "minutes with a limit of 0.5 (training takes at least 30% of the limit): " in planned
+    assert clock() / 60 == pytest.approx(expected_minutes, rel=0.1)
+    assert lines[-1].startswith(f"took {clock() / 60:.1f} of 0.5 minutes, ")
 
 
 @pytest.mark.parametrize("minutes", [0.1, 1.0, 100.0])
@@ -198,7 +260,7 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert lines[2].startswith("chosen training options: learning_rate ")
     assert "epochs" not in lines[2]
     assert lines[2].endswith("; to override, set --context-size or any other option")
-    assert lines[3].startswith("1 passes, about ")
+    assert lines[3].startswith("1 pass, about ")
     assert training_facts(run.folder)["chosen"] == used_options(unspecified_options(options), run.config, run.schema)
     assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
     assert not any("samples" in line for line in lines)
@@ -283,13 +345,13 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by hidden size
 
     def measure_speed(config: Config, *_: Any) -> Speed:
-        return Speed(seconds[as_any(config.backbone).hidden_size], 1, 0.0)
+        return Speed(seconds[as_any(config.backbone).hidden_size] / 1000, 1000, 0.0)
 
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
-    monkeypatch.setattr(plans, "FINISHING_SECONDS", 0.0)
+    monkeypatch.setattr(plans, "measure_finishing", lambda *_, **__: 0.0)
     complete = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes), start=perf_counter()).config
-    assert complete.training.epochs == pytest.approx(passes)
+    assert complete.training.epochs == pytest.approx(passes, rel=0.01)
     assert (
         complete.format_options(("hidden_size", "dropout_recurrent"))
         == f"hidden_size {hidden}, dropout_recurrent {dropout}"
@@ -300,8 +362,8 @@ def test_compared_models_have_the_minutes_without_those_of_planning(monkeypatch:
     """The finishing work of one training takes half a minute here, and all models share the planning."""
     facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
-    monkeypatch.setattr(plans, "measure_speed", lambda *_: Speed(12.0, 1, 0.0))
-    monkeypatch.setattr(plans, "FINISHING_SECONDS", 30e-6)
+    monkeypatch.setattr(plans, "measure_speed", lambda *_: Speed(12.0 / 1000, 1000, 0.0))
+    monkeypatch.setattr(plans, "measure_finishing", lambda *_, **__: 30.0)
     options = {"training": {"precision": "float32"}}
     single = plan(options, *read(), Budget(1.0), start=perf_counter()).config.training.epochs
     shared = plan(options, *read(), Budget(1.0), models=("unadapted", "factorcell")).config.training.epochs

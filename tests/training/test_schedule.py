@@ -13,13 +13,14 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training import loop
+from factorcell.training import trainer as trainers
 from factorcell.training.loop import train
 from factorcell.training.schedule import Schedule, TimeLimit
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
 
 SECONDS = 100.0  # the time limit of the trainings in this file
-LIMIT = TimeLimit(SECONDS, max_epochs=40.0, evaluation_seconds=2.0)
+LIMIT = TimeLimit(SECONDS, start=0.0, max_epochs=40.0, evaluation_steps=2.0)
 
 
 class Machine:
@@ -39,7 +40,8 @@ class Machine:
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
-        monkeypatch.setattr(loop, "perf_counter", lambda: self.now)
+        for module in (loop, trainers):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
 
 
 def make_config(**options: Any) -> Config:
@@ -92,6 +94,21 @@ def test_a_fast_machine_does_not_exceed_the_largest_number_of_passes(
     steps_per_pass = len(corpus.batches(300, seed=0))
     assert rows[-1]["step"] == rows[-1]["steps"] == 40 * steps_per_pass
     assert rows[-1]["seconds"] < SECONDS
+
+
+def test_a_large_change_of_the_number_of_steps_is_explained_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(monkeypatch, 1.0, 3.0)
+    config = make_config()
+    corpus, dev = read_texts(config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    rows = list(train(run, corpus, dev, progress=True, limit=LIMIT))
+    explanations = [line for line in capsys.readouterr().err.splitlines() if "instead of" in line]
+    assert len(explanations) == 1
+    assert "because steps take " in explanations[0]
+    assert f"instead of {10 * len(corpus.batches(300, seed=0)):,} steps" in explanations[0]
+    assert rows[-1]["step"] == rows[-1]["steps"]
 
 
 def test_without_a_limit_the_number_of_steps_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ TRAIN: Rows = [
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
 EFFECT = "effect of removing the context (how much lower the perplexity is with it): "
 UNKNOWN_USERS = (
-    "no development text is by a known user; `factorcell tune-online {} TABLE` measures the gain from learning users"
+    "no development text is by a known user; "
+    "`factorcell replay {} TABLE --out FOLDER` measures the gain from learning users"
 )
 
 
@@ -44,7 +45,7 @@ def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
     assert training_facts(new.folder)["context"]["only_unknown_users"]
-    assert summary(new).endswith(f"minutes; {UNKNOWN_USERS.format(new.folder)}")
+    assert summary(new).endswith(f"minutes of training; {UNKNOWN_USERS.format(new.folder)}")
     assert EFFECT not in summary(new)
     assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
     both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))
@@ -53,7 +54,7 @@ def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> 
     known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
     assert "only_unknown_users" not in training_facts(known.folder)["context"]
     assert EFFECT in summary(known)
-    assert "tune-online" not in summary(known)
+    assert "replay" not in summary(known)
 
 
 @pytest.fixture(scope="module")

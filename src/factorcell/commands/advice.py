@@ -7,7 +7,8 @@ from typing import Any
 
 from factorcell.commands import options, terminal
 from factorcell.config import Config
-from factorcell.evaluation.advice.advise import advise
+from factorcell.evaluation.advice.advise import LINEAR, MAX_CLASSES, advise
+from factorcell.finite import format_number
 
 Row = Mapping[str, Any]
 
@@ -20,10 +21,19 @@ SCOPE = (
     "Estimated reduction of the perplexity by each column. A column that reduces the perplexity little can still be "
     "useful for generating texts for its values, or for classifying texts by it"
 )
+HELD_OUT = (
+    "The gains are measured on random rows of the table, which are held out. If further rows of the same users, "
+    "authors or documents are in the rest, the gain for new ones is smaller"
+)
 ACCURACY_EXPLANATION = (
     "accuracy at 10, accuracy at end: accuracy of predicting the value from the first 10 tokens of a text, and from "
-    "the whole text; majority class: accuracy of always predicting the most frequent value"
+    "the whole text; majority class: accuracy of always predicting the most frequent value. All three leave out the "
+    "texts with rare values"
 )
+N_GRAMS_ONLY = (
+    f"* without the linear classifier, which is left out for more than {MAX_CLASSES} values: it is often more accurate"
+)
+USER_GAIN = "this gain holds for users of the training table; `factorcell replay` measures the gain for new users"
 
 
 def run_advise(arguments: argparse.Namespace) -> None:
@@ -36,8 +46,12 @@ def run_advise(arguments: argparse.Namespace) -> None:
         terminal.show(line)
     terminal.show_table(*_advice_table(result))
     terminal.show(ACCURACY_EXPLANATION)
+    if any(map(_lacks_linear_classifier, result["columns"])):
+        terminal.show(N_GRAMS_ONLY)
     for row in result["columns"]:
-        terminal.show(f"{row['column']}: {advice_text(row)}: {row['why']}")
+        is_user = row["column"] == config.data.user
+        line = f"{row['column']}: {advice_text(row, is_user)}: {row['why']}"
+        terminal.show(f"{line}; {USER_GAIN}" if is_user and row["advice"] != "leave out" else line)
     return terminal.notify(LIMITATIONS)
 
 
@@ -47,14 +61,23 @@ def _advice_lead(advice: Row) -> list[str]:
     texts_line = f"{advice['rows']:,} texts{sampling}, {advice['tokens_per_text']:.1f} targets per text"
     total = advice["all"]
     gain = f"{', '.join(total['columns'])}: perplexity about {total['expected']:.1%} lower"
-    return [SCOPE, texts_line, f"{gain} ({total['least']:.1%} to {total['most']:.1%})"]
+    gain_limits = f"min gain {total['least']:.1%}, max gain {total['most']:.1%}; no confidence interval"
+    return [SCOPE, HELD_OUT, texts_line, f"{gain} ({gain_limits})"]
 
 
-def advice_text(row: Row) -> str:
-    """Return the advice on a column, with the options of `train` that put the advice into practice."""
-    flags = {"use": "--context {}", "softmax bias": "--context {} --model softmaxbias"}.get(row["advice"])
-    suffix = "" if flags is None else f" ({flags.format(shlex.quote(row['column']))})"
-    return f"{row['advice']}{suffix}"
+def advice_text(row: Row, is_user: bool = False) -> str:
+    """Return the advice on a column, with the options of `train` that put the advice into practice.
+
+    With `is_user`, the column names the users.
+    """
+    if row["advice"] == "leave out":
+        return "leave out"
+    flag = f"{'--user' if is_user else '--context'} {shlex.quote(row['column'])}"
+    return f"{row['advice']} ({flag}{' --model softmaxbias' if row['advice'] == 'softmax bias' else ''})"
+
+
+def _lacks_linear_classifier(row: Row) -> bool:
+    return row["values"] > 1 and LINEAR not in row["classifiers"]
 
 
 def _advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
@@ -65,13 +88,14 @@ def _advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
     for row in advice["columns"]:
         cells = {
             "column": row["column"],
-            "values": f"{row['values']:,}",
+            "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
             "texts per value": f"{row['texts_per_value']:,.0f}",
         }
         cells |= {name: f"{row[name]:.1%}" for name in ("rare", "missing") if row[name]}
         cells |= {title: f"{max(0.0, row[name]):.1%}" for name, title in gains.items()}
-        cells |= {title: f"{row[name]:.0%}" for name, title in accuracies.items()}
-        cells["majority class"] = f"{row['majority']:.0%}"
+        mark = "*" if _lacks_linear_classifier(row) else ""
+        cells |= {title: f"{format_number(row[name], '.0%')}{mark}" for name, title in accuracies.items()}
+        cells["majority class"] = format_number(row["majority"], ".0%")
         rows.append(cells)
     names = ["column", "values", "texts per value", "rare", "missing"]
     return rows, [*names, *gains.values(), *accuracies.values(), "majority class"]

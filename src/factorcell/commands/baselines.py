@@ -47,5 +47,11 @@ def _train_and_evaluate(
 def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
     return baselines.read_train_and_test(
-        arguments.train, arguments.test, arguments.target, config, tokenizer=tokenizer, progress=True
+        arguments.train,
+        arguments.test,
+        arguments.target,
+        config,
+        context=getattr(arguments, "context", ()),
+        tokenizer=tokenizer,
+        progress=True,
     )

@@ -24,6 +24,7 @@ from factorcell.config import UserError
 from factorcell.data.cache import report_unseen_rows
 from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
+from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
 from factorcell.model.run import Run
 
@@ -37,6 +38,8 @@ def run_complete(arguments: argparse.Namespace) -> None:
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     options.notify_rare_values(run.schema, context)
+    if arguments.unknown == "error":
+        _check_user_in_context(run, context)
     user = _new_user(run, context, arguments.history)
     if arguments.stdin:
         return _complete_lines(suggester, user, context, arguments)
@@ -105,6 +108,21 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     blend_rows = _fit_blend(run, rule, user_streams, arguments)
     if arguments.json:
         return terminal.show_json([*rule_rows, *blend_rows])
+    _show_rules(rule_rows)
+    terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
+    change = Interval.from_row(best, "change")
+    assert change is not None  # all rows after the first have a change
+    texts = f"all {len(rows):,} texts of {len(user_streams):,} users, also used to choose the rate"
+    terminal.show(f"perplexity change by learning users: {change.to_text('.1f', 100, '%')} ({texts})")
+    for row in blend_rows:
+        _show_blend(row)
+    return terminal.notify(
+        f"`factorcell replay {run.folder} TABLE` measures learning and blend on texts of other users"
+    )
+
+
+def _show_rules(rule_rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the perplexity of each learning rule, and its change from the perplexity without learning."""
     shown_rows = []
     for row in rule_rows:
         change = Interval.from_row(row, "change")
@@ -112,19 +130,21 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         cells["change"] = "" if change is None else change.to_text(".1f", 100, "%")
         shown_rows.append({**row, "rate": f"{row['rate']:g}", **cells})
     terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
-    terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
-    for row in blend_rows:
-        terminal.show(f"mean reciprocal rank on {row['queries']:,} texts of {row['users']:,} users:")
-        terminal.show(f"  blend        {terminal.format_interval(row, 'mrr')} (blend.json)")
-        terminal.show(f"  model alone  {terminal.format_interval(row, 'mrr_model')}")
-        difference = Interval.from_row(row, "mrr_difference")
-        assert difference is not None  # the row has figures of at least one text
-        terminal.show(f"  difference   {difference.to_text('.4f')}")
-        terminal.show_table(
-            [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
-            ("feature", "weight"),
-        )
-    return None
+
+
+def _show_blend(row: Mapping[str, Any]) -> None:
+    """Print the mean reciprocal ranks of the blend and of the model alone, and the weights of the blend."""
+    count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
+    terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
+    terminal.show(f"  blend        {terminal.format_interval(row, 'mrr')} (blend.json: weights fitted to all users)")
+    terminal.show(f"  model alone  {terminal.format_interval(row, 'mrr_model')}")
+    difference = Interval.from_row(row, "mrr_difference")
+    assert difference is not None  # the row has figures of at least one text
+    terminal.show(f"  difference   {difference.to_text('.4f')}")
+    terminal.show_table(
+        [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
+        ("feature", "weight"),
+    )
 
 
 def choose_column(path: Path, option: str, specified_column: str | None, run_column: str) -> str:
@@ -155,8 +175,19 @@ def _fit_blend(
     examples_of_users = list(tuning.candidate_lists(completer, learner, popularity, user_streams, progress=True))
     weights = BlendWeights.fit(list(chain.from_iterable(examples_of_users)))
     weights.save(run)
-    row = tuning.compare_with_model(Blend(completer, popularity, weights), examples_of_users)
+    row = tuning.compare_with_model(completer, popularity, examples_of_users)
     return [{**row, "weights": dict(weights.values)}]
+
+
+def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
+    """Raise a `UserError` if `context` names a user whom training never saw."""
+    column = run.config.data.user
+    if not column or column not in context:
+        return
+    variable = run.schema.variable(column)
+    if context[column] not in variable.values and not may_contain(bytes.fromhex(variable.rare_filter), context[column]):
+        remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
+        raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:

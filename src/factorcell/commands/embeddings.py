@@ -9,9 +9,12 @@ from factorcell import files
 from factorcell.choices import DEFAULT_VALUE_COUNT
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
+from factorcell.data.chunks import format_names
+from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.evaluation.run_warnings import find_warnings
+from factorcell.evaluation.token_evidence import TokenCounts, most_shifted_tokens, read_training_texts
 from factorcell.model.run import Run
 from factorcell.reports.wording import agreement_sentence, visible_token
 
@@ -41,6 +44,8 @@ def run_contexts(arguments: argparse.Namespace) -> None:
                 variable.name for variable in run.schema.categories if variable.name != value_embeddings.variable
             ]
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
+        if noisy := value_embeddings.noisy_values(shown_values):
+            results["cautions"].append(_noise_caution(noisy, value_embeddings.are_users))
         for column_name in arguments.by:
             if arguments.map:
                 results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments))
@@ -57,7 +62,14 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         )
         context_pairs.append(({**context, **first_values}, {**context, **second_values}))
     options.notify_rare_values(run.schema, *itertools.chain.from_iterable(context_pairs))
-    results["words"] = [_compare_contexts(run, first, second, arguments) for first, second in context_pairs]
+    if context_pairs:
+        train = options.training_table_or_notice(run, arguments.train, "no counts of words")
+        training_texts = None if train is None else read_training_texts(run, train, progress=True)
+        results["words"] = [_compare_contexts(run, pair, training_texts, arguments) for pair in context_pairs]
+        if run.mixture is not None:
+            results["cautions"].append(
+                "words: only the neural model is shown; the run predicts with its n-gram mixture"
+            )
     if arguments.page:
         from factorcell.reports import embeddings as report
 
@@ -71,15 +83,35 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     terminal.notify(*results["cautions"])
 
 
+def _noise_caution(values: Sequence[str], are_users: bool) -> str:
+    """Return a sentence about values whose neighbours may be due to chance."""
+    names = f"{len(values):,} of the users shown" if are_users else format_names(values)
+    vectors = "their vectors have hardly moved from the random numbers with which training began"
+    return f"neighbours of {names}: mostly chance, because {vectors}; train longer, or with more texts of these values"
+
+
 def _compare_contexts(
-    run: Run, first: Mapping[str, str], second: Mapping[str, str], arguments: argparse.Namespace
+    run: Run,
+    pair: tuple[Mapping[str, str], Mapping[str, str]],
+    training_texts: Corpus | None,
+    arguments: argparse.Namespace,
 ) -> Row:
     """Return the tokens that the softmax bias of the first context raises or lowers most, relative to the second.
 
-    The texts `context` and `against` state the values in which the two contexts differ.
+    The texts `context` and `against` state the values in which the two contexts differ, with their training texts.
     """
-    token_rows = embeddings.most_shifted_tokens(
-        run, first, second, count=arguments.count, frequent=arguments.frequent, unknown=arguments.unknown
+    first, second = pair
+    counts = None
+    if training_texts is not None:
+        counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
+    token_rows = most_shifted_tokens(
+        run,
+        first,
+        second,
+        count=arguments.count,
+        frequent=arguments.frequent,
+        unknown=arguments.unknown,
+        counts=counts,
     )
     first_values = {name: value for name, value in first.items() if second.get(name) != value}
     second_values = {name: value for name, value in second.items() if name in first_values}
@@ -87,6 +119,11 @@ def _compare_contexts(
         ", ".join(f"{name}={value}" for name, value in values.items()) or "the expected context"
         for values in (first_values, second_values)
     )
+    if counts is not None:
+        first_text, second_text = (
+            f"{text} ({count:,} texts)"
+            for text, count in zip((first_text, second_text), counts.texts.tolist(), strict=True)
+        )
     return {"context": first_text, "against": second_text, "rows": token_rows}
 
 
@@ -148,28 +185,35 @@ def _show_neighbours(results: Row, measure: str) -> None:
     values = list(dict.fromkeys(row["value"] for row in rows))
     if not values:
         return
-    subject = values[0] if len(values) == 1 else f"{len(values):,} of {results['values']:,} values"
+    counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
+    subject = counts[values[0]] if len(values) == 1 else f"{len(values):,} of {results['values']:,} values"
     terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by {measure}"))
     if len(values) == 1:
         terminal.show_table(rows, ("near", "count", measure))
         return
-    width = max(map(len, values))
+    width = max(map(len, counts.values()))
     for value in values:
         neighbours = ", ".join(f"{row['near']} {row[measure]:z.2f}" for row in rows if row["value"] == value)
-        terminal.show(f"{value:<{width}}  {neighbours}")
+        terminal.show(f"{counts[value]:<{width}}  {neighbours}")
+
+
+def _counts_cell(row: Row) -> str | None:
+    """Return the counts of a token in the training texts of the two contexts, if they are known."""
+    return f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None
 
 
 def _show_words(rows: Sequence[Row]) -> None:
     """Print the tokens that a context raises next to the tokens that it lowers; `rows` begin with the raised tokens."""
     if not rows:
-        terminal.show("the context changes no token")
+        terminal.show("the context changes no token that has evidence in the training texts")
         return
-    tokens_with_nats = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
+    tokens_with_nats = [(visible_token(row["token"]), f"{row['nats']:+.2f}", _counts_cell(row)) for row in rows]
     raised_count = sum(row["nats"] > 0 for row in rows)
     raised, lowered = tokens_with_nats[:raised_count], tokens_with_nats[raised_count:]
-    columns = ("raised", "nats", "lowered", "nats ")  # with a space, since a dict needs distinct keys
+    # The last two names have a space, since a dict needs distinct keys.
+    columns = ("raised", "nats", "counts", "lowered", "nats ", "counts ")
     table_rows = [
         dict(zip(columns, (*raised_cells, *lowered_cells), strict=True))
-        for raised_cells, lowered_cells in itertools.zip_longest(raised, lowered, fillvalue=(None, None))
+        for raised_cells, lowered_cells in itertools.zip_longest(raised, lowered, fillvalue=(None, None, None))
     ]
     terminal.show_table(table_rows, columns)

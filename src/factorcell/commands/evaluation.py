@@ -9,15 +9,21 @@ from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.bayes_rule import Classification, text_accuracies
+from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
 from factorcell.evaluation.classification import CONTEXT_CLASSIFIER, classify, has_labels
-from factorcell.evaluation.combination import training_table
-from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
+from factorcell.evaluation.comparison import (
+    AT_MOST,
+    LOWER_BOUND_MARK,
+    LOWER_BOUND_NOTE,
+    OMITTED_BITS,
+    format_difference,
+    format_figure,
+)
 from factorcell.evaluation.conditional_prior import classification_notices
+from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
-    EFFECT,
     EFFECT_MEANING,
     GAIN_IS_SMALLER,
     mixture_notices,
@@ -26,6 +32,7 @@ from factorcell.evaluation.run_warnings import (
 )
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
+from factorcell.model.saved_results import EFFECT
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
 
@@ -39,7 +46,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     run = options.open_on_device(open_scorer, arguments.run, arguments)
     baseline = arguments.baseline and options.open_on_device(open_scorer, arguments.baseline, arguments)
     result = evaluate_by_columns(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
-    saved_row = results.evaluation_row(run, arguments.table, result)
+    saved_row = results.evaluation_row(run, arguments.table, result, baseline)
     row = saved_row["evaluation"]
     if arguments.json:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
@@ -47,6 +54,9 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     else:
         _show(run, row, result.by, arguments, baseline)
     _save_result(run, saved_row, result.texts)
+    if baseline and result.baseline and not baseline.folder.samefile(run.folder):
+        baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
+        _save_result(baseline, baseline_row, result.baseline.texts)
     runs = [model for model in (run, baseline) if isinstance(model, Run)]
     terminal.notify(*mixture_notices(runs), *training_warnings(runs))
 
@@ -63,12 +73,16 @@ def _show(
     The tables have the gains over the baseline, or without a baseline, the effect of removing the context.
     """
     name = f"gain over {baseline.folder}" if baseline else EFFECT
-    terminal.show(
-        f"{total['texts']:,} texts, {total['targets']:,} targets ({total['unknown_share']:.1%} out of vocabulary)",
-        f"perplexity {total['perplexity']:.2f} over all targets, "
-        f"{total['perplexity_known']:.2f} over in-vocabulary targets",
-        *_bits_per_byte_lines(total),
-    )
+    counts = f"{total['texts']:,} texts, {total['targets']:,} targets"
+    perplexity = f"perplexity per {total['unit']} {total['perplexity']:.2f}"
+    if run.tokenizer.is_subword:  # no target is out of vocabulary
+        terminal.show(counts, *_bits_per_byte_lines(total), f"{perplexity}, which depends on the vocabulary")
+    else:
+        terminal.show(
+            f"{counts} ({total['unknown_share']:.1%} out of vocabulary)",
+            f"{perplexity} over all targets, {total['perplexity_known']:.2f} over in-vocabulary targets",
+            *_bits_per_byte_lines(total),
+        )
     if difference := format_difference("gain", total):
         meaning, hint = "", ""
         if not baseline:
@@ -78,10 +92,10 @@ def _show(
         terminal.show(f"{name} ({figures}): {difference}{hint}")
         if total.get("only_unknown_users"):
             terminal.show(unknown_users_notice(run, "text"))
-    if baseline and (difference := format_difference("bits_per_byte_difference", total)):
-        at_least = "at least " if total["bits_per_byte_baseline_bound"] else ""
-        baseline_figure = f"{at_least}{total['bits_per_byte_baseline']:.3f}"
-        terminal.show(f"difference in bits per byte to {baseline.folder} ({baseline_figure}): {difference}")
+    if baseline and "bits_per_byte_baseline" in total:
+        terminal.show(_bits_difference_line(total, str(run.folder), str(baseline.folder)))
+    if total.get("training_difference"):
+        terminal.show(total["training_difference"])
     other_perplexity, difference_title = ("baseline", "gain") if baseline else ("without_context", "effect")
     for column in arguments.by:
         rows = rows_by_column[column]
@@ -96,6 +110,19 @@ def _show(
         terminal.show_table(shown_rows, columns)
 
 
+def _bits_difference_line(total: Row, run: str, baseline: str) -> str:
+    """Return the line that states the difference in bits per byte, or its bound and why it is only a bound."""
+    at_least = "at least " if total["bits_per_byte_baseline_bound"] else ""
+    name = f"difference in bits per byte to {baseline} ({at_least}{total['bits_per_byte_baseline']:.3f})"
+    difference = format_difference("bits_per_byte_difference", total)
+    if difference is None:
+        return f"{name}: unknown, because {run} and {baseline} omit {OMITTED_BITS}, each of other texts"
+    if bound := total.get("bits_per_byte_difference_bound"):
+        exact, other = (run, baseline) if bound == AT_MOST else (baseline, run)
+        return f"{name}: {difference}, over the texts that {exact} restores exactly; {other} omits {OMITTED_BITS}"
+    return f"{name}: {difference}"
+
+
 def _bits_per_byte_lines(total: Row) -> list[str]:
     """Return the lines that state the bits per byte, and what a lower bound means; no lines if they are unknown."""
     if total.get("bits_per_byte") is None:
@@ -106,10 +133,7 @@ def _bits_per_byte_lines(total: Row) -> list[str]:
     figure = format_figure({**total, "ahead": ()}, "bits_per_byte", ".3f")
     lines = [f"bits per byte {figure}{restriction}"]
     if total["bits_per_byte_bound"]:
-        lines.append(
-            f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}; "
-            f"{total['unknown_targets']:,} targets out of vocabulary"
-        )
+        lines.append(f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}")
     return lines
 
 
@@ -127,8 +151,9 @@ def run_classify(arguments: argparse.Namespace) -> None:
         "--calibrate": arguments.calibrate,
         "--combine": arguments.combine,
         "--train": arguments.train,
-        "--priors": arguments.priors,
+        "--priors": arguments.priors != "conditional",
     }
+    check_adapted(run)
     for flag, value in options_of_target.items():
         if arguments.points and value:
             raise UserError(f"{flag} requires --target COLUMN; it does not apply to --points")
@@ -166,10 +191,7 @@ def _table_of_linear_baseline(run: Run, arguments: argparse.Namespace) -> Path |
     variable = run.schema.variable(arguments.target)
     if not has_labels(arguments.table, variable, variable.values[1:]):
         return None
-    table = training_table(run)
-    if table is None:
-        terminal.notify(f"no linear baseline: {run.folder} records no existing training table; add --train TABLE")
-    return table
+    return options.training_table_or_notice(run, None, "no linear baseline")
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
@@ -186,12 +208,15 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         files.write_rows(arguments.out, rows)
     if result.has_labels:
         row = results.classification_row(run, arguments.table, arguments.target, result, metrics, arguments.samples)
-        _save_result(run, row, {"accuracy": text_accuracies(result)})
+        _save_result(run, row, accuracy_figures(result))
     else:
         output = f", written to {arguments.out}" if arguments.out else ""
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
-        terminal.notify(f"{counted_texts} classified{output}; accuracy not computed: no text has {missing_value}")
+        task = f"{counted_texts} classified ({result.name}){output}"
+        terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
+        if arguments.target and not arguments.calibrate:
+            terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
     if CONTEXT_CLASSIFIER in result.other_predictions:  # conditional priors can be used
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*training_warnings([run]))

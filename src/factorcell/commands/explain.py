@@ -1,6 +1,7 @@
 """The command `explain`, which shows for each token of a text how probable it is given each of several contexts."""
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,14 @@ from factorcell import files, input_files
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
-from factorcell.evaluation.likelihood_ratios import context_text, explain, read_texts, strength
+from factorcell.evaluation.likelihood_ratios import (
+    context_text,
+    evidence_notices,
+    explain,
+    has_evidence,
+    read_texts,
+    strength,
+)
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token, token_separator
@@ -37,11 +45,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
-    rows = explain(ensemble, texts, contexts, unknown=arguments.unknown)
+    train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
+    rows = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
+    run_warnings += evidence_notices(rows)
     if compared_runs:
         rows = [{"model": model_name, **row} for row in rows]
         for run in compared_runs:
-            run_rows = explain([run], texts, contexts, unknown=arguments.unknown)
+            run_rows = explain([run], texts, contexts, unknown=arguments.unknown, train=train)
             rows += [{"model": run.folder.name, **row} for row in run_rows]
         rows.sort(key=lambda row: texts.index(row["text"]))
     if arguments.page:
@@ -114,12 +124,18 @@ def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
     gap = token_separator(row["tokenizer"])
     marked_tokens = [
-        mark_token(readable_token(token["token"]), token["ratio"], has_colours=has_colours) for token in row["tokens"]
+        mark_token(readable_token(token["token"]), token["ratio"] * has_evidence(token), has_colours=has_colours)
+        for token in row["tokens"]
     ]
     terminal.show(terminal.join(gap, marked_tokens))
     terminal.show(
         f"{row['ratio']:+z.2f} nats in total; p({first_context} | text) = {row['posterior'][first_context]:.1%}"
     )
+    if unsupported := [readable_token(token["token"]) for token in row["tokens"] if not has_evidence(token)]:
+        ratio = sum(token["ratio"] for token in row["tokens"] if has_evidence(token))
+        probability = 1 / (1 + math.exp(min(-ratio, 700)))
+        figures = f"{ratio:+z.2f} nats; p({first_context} | text) = {probability:.1%}"
+        terminal.show(f"without the tokens without evidence ({', '.join(dict.fromkeys(unsupported))}): {figures}")
     if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
         terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown_tokens))}")
 

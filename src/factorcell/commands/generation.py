@@ -48,7 +48,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     """Run `factorcell generate`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
     _generate(run, arguments)
-    specified_columns = {*options.parse_context(arguments.context), *arguments.each}
+    specified_columns = {*options.parse_context_values(arguments.context), *arguments.each}
     other_columns = [column for column in run.schema.columns() if column not in specified_columns]
     if specified_columns and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
@@ -60,7 +60,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 def _generate(run: Run, arguments: argparse.Namespace) -> None:
     """Generate the texts; as soon as a text is finished, print it or append it to the file of --out."""
     settings = generation_options(arguments)
-    contexts = expand_contexts(run, options.parse_context(arguments.context), arguments.each)
+    contexts = expand_contexts(run, options.parse_context_values(arguments.context), arguments.each)
     options.notify_rare_values(run.schema, *contexts)
     _notify_unknown_words(run, arguments.prompt)
     if arguments.stream:
@@ -104,20 +104,17 @@ def _notify_unknown_words(run: Run, prompt: str) -> None:
         terminal.notify(f"--prompt: words that are not in the vocabulary of {run.folder}: {', '.join(described_words)}")
 
 
-def expand_contexts(run: Run, shared: dict[str, str], columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return a context for every combination of values of the columns of --each.
-
-    All contexts also have the values of `shared`.
-    """
+def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return a context for every combination of the `specified` values and of all values of the columns of --each."""
     for column in columns:
-        if column in shared:
+        if column in specified:
             raise UserError(f"--each {column}: --context has a value for this column; remove one of the two options")
     values_of_columns = [category_values(run.schema, column) for column in columns]
     for column, values in zip(columns, values_of_columns, strict=True):
         if not values:
             raise UserError(f"--each {column}: the column has no values in the run; choose another column")
-    combinations = itertools.product(*values_of_columns)
-    return [{**shared, **dict(zip(columns, combination, strict=True))} for combination in combinations]
+    names, combinations = [*specified, *columns], itertools.product(*specified.values(), *values_of_columns)
+    return [dict(zip(names, combination, strict=True)) for combination in combinations]
 
 
 def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: Sequence[Row]) -> int:
@@ -135,7 +132,7 @@ def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: 
 def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:
     """Generate a single text and print each part of it immediately."""
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
-        raise UserError("--stream generates one text; remove --each, --number, --out and --json")
+        raise UserError("--stream generates one text of one context; remove --each, --number, --out and --json")
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )

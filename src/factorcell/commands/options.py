@@ -30,6 +30,7 @@ from factorcell.option_fields import KIND_HELP, OPTION_KINDS, kinds_of_base
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
+    from factorcell.model.run import Run
     from factorcell.training.plan import Budget
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
@@ -158,7 +159,7 @@ def add_training_files(parser: Parser) -> None:
     parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     help_text = "TOML or JSON file of options; options on the command line take precedence"
     parser.add_argument("--config", type=Path, help=help_text)
-    help_text = "time limit of each training, in minutes (default: chosen from the table)"
+    help_text = "minutes for each training, with reading and the work after it (default: chosen from the table)"
     parser.add_argument("--minutes", type=float, help=help_text)
     help_text = "effort to spend on each training (default: good; with --minutes: best)"
     parser.add_argument("--preset", choices=PRESETS, help=help_text)
@@ -274,23 +275,33 @@ def set_max_memory(gib: float | None) -> None:
         os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
-def add_context(parser: Parser) -> None:
-    """Add --context, which sets the value of one context column."""
-    help_text = "value of a context column (repeatable; all other columns have their expected value)"
+def add_context(parser: Parser, repetition: str = "repeatable") -> None:
+    """Add --context, which sets the value of one context column; the help explains its `repetition`."""
+    help_text = f"value of a context column ({repetition}; all other columns have their expected value)"
     parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=help_text)
 
 
 def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
     """Return a context, column -> value, from texts `NAME=VALUE`; error messages begin with `option`."""
-    context: dict[str, str] = {}
+    values = parse_context_values(texts, option)
+    for name, values_of_column in values.items():
+        if len(values_of_column) > 1:
+            actual = " and ".join(map(repr, values_of_column))
+            raise UserError(f"{option}: expected one value of {name}, got {actual}")
+    return {name: value for name, (value,) in values.items()}
+
+
+def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
+    """Return the values of each column, without repetitions, from texts `NAME=VALUE`."""
+    values: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UserError(f"{option}: expected NAME=VALUE, got {text!r}")
-        if name in context:
-            raise UserError(f"{option}: {name} is given twice")
-        context[name] = value
-    return context
+        values.setdefault(name, [])
+        if value not in values[name]:
+            values[name].append(value)
+    return values
 
 
 def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
@@ -304,3 +315,13 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
+
+
+def training_table_or_notice(run: "Run", specified: Path | None, consequence: str) -> Path | None:
+    """Return the specified training table, or that of a run; print a notice with the `consequence` if there is none."""
+    from factorcell.evaluation.combination import training_table
+
+    table = specified or training_table(run)
+    if table is None:
+        terminal.notify(f"{consequence}: {run.folder} records no existing training table; add --train TABLE")
+    return table

@@ -35,7 +35,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)
-    _notify_problems(model, lists, options.parse_context(arguments.context), summary)
+    _notify_problems(scored_lists, summary)
     if arguments.json:
         terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
         return
@@ -48,11 +48,12 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         terminal.show_table(shown_rows, ("utterance", "place", "text"))
 
 
-def _notify_problems(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
-    """Print a notice if there is no context for the model, and one if rescoring makes significantly more errors."""
-    columns = model.schema.columns()
-    if columns and not {*columns} & {*lists.columns, *context}:
-        terminal.notify(f"the model is used without context: the lists have none of the columns {', '.join(columns)}")
+def _notify_problems(scored_lists: ScoredNBest, summary: list[dict[str, Any]]) -> None:
+    """Print a notice about out-of-vocabulary words, and one if rescoring makes significantly more errors."""
+    if scored_lists.unknown_hypotheses:
+        count = sum(len(utterance.texts) for utterance in scored_lists.nbest.utterances)
+        affected = f"{scored_lists.unknown_hypotheses:,} of {count:,}"
+        terminal.notify(f"hypotheses with words that are not in the vocabulary: {affected}; their spelling is scored")
     # The first row is for all utterances. A gain is significantly negative if its interval is below zero.
     if summary and (summary[0]["gain_high"] or 0) < 0:
         terminal.notify(

@@ -163,7 +163,8 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
     show(_calibration_sentence(metrics))
     if weights := metrics.get("combination_weights"):
-        show(f"combination weights: {', '.join(f'{name} {weight:.2f}' for name, weight in weights.items())}")
+        shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())
+        show(f"weights of the combination, fitted on the development texts: {shown_weights}")
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):
@@ -199,8 +200,10 @@ def _show_classifiers(name: str, metrics: Row) -> None:
 
 def format_interval(row: Mapping[str, Any], name: str) -> str:
     """Return a figure of a row with its interval, if it has one."""
+    from factorcell.bootstrap import format_ends
+
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
-    return f"{row[name]:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")
+    return f"{row[name]:.4f}" + ("" if low is None or high is None else f" {format_ends(low, high, '.4f')}")
 
 
 def _calibration_sentence(metrics: Row) -> str:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from factorcell.service.privacy import Privacy
 from factorcell.service.record import Record, StoreError, checked_id
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store, all_users
+
+MAX_SHOWN_PLACES = 5  # number of omitted texts of which `users import` prints the place in the file
 
 
 def run_users_list(arguments: argparse.Namespace) -> None:
@@ -65,13 +68,14 @@ def run_users_export(arguments: argparse.Namespace) -> None:
 def run_users_import(arguments: argparse.Namespace) -> None:
     """Run `factorcell users import`."""
     exports = _split_exports(input_files.read_text(arguments.file))
-    imported_count = unchanged_count = failure_count = omitted_count = 0
+    imported_count = unchanged_count = failure_count = 0
+    omitted_texts: defaultdict[str, list[str]] = defaultdict(list)  # reason -> where the texts are in the file
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in exports:
             try:
-                record = changes.import_record(json.loads(user_json), Privacy(), _now())
+                imported = changes.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
-                is_new = store.write(record, expected_version=None)
+                is_new = store.write(imported.record, expected_version=None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
                 terminal.notify(f"{arguments.file} line {line_number}: {message}")
@@ -79,12 +83,14 @@ def run_users_import(arguments: argparse.Namespace) -> None:
             else:
                 imported_count += is_new
                 unchanged_count += not is_new
-                omitted_count += is_new * (record.last_number - len(record.texts))
+                for text_number, reason in imported.omissions if is_new else ():
+                    omitted_texts[reason].append(f"line {line_number} text {text_number}")
     terminal.notify(
         f"users imported: {imported_count:,}; users that existed already and were not changed: {unchanged_count:,}"
     )
-    if omitted_count:
-        terminal.notify(f"texts that were omitted, as they seem private or exceed the limits: {omitted_count:,}")
+    for reason, places in omitted_texts.items():
+        shown_places = ", ".join(places[:MAX_SHOWN_PLACES]) + (", ..." if len(places) > MAX_SHOWN_PLACES else "")
+        terminal.notify(f"texts that were omitted, since {reason}: {len(places):,} ({shown_places})")
     if failure_count:
         raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
 

@@ -34,9 +34,11 @@ from factorcell.data.private_content import is_public
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated_mask
+from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]
+Contexts = Sequence[Mapping[str, Any]]  # for each text, column -> value
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient, state (S, k) -> change at rate 1, state
 
 FILE = "online.json"  # file in a run folder that stores the learning rule
@@ -254,7 +256,7 @@ class Learner:
         return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
 
     def learn(
-        self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
+        self, users: Sequence[User], texts: Sequence[str], contexts: Contexts | None = None
     ) -> tuple[list[User], NDArray[np.float64]]:
         """Learn one text of each of several users.
 
@@ -264,8 +266,8 @@ class Learner:
             contexts: For each text, column -> value without the user; a missing value is read as its expected value.
 
         Returns:
-            The users after learning, and the nats (B,) of the texts before learning. Users whose texts seem to contain
-            private content (`find_private_content`) are unchanged.
+            The users after learning, and the nats (B,) of the texts before learning under the neural model. Users
+            whose texts seem to contain private content (`find_private_content`) are unchanged.
 
         Raises:
             UserError: A text, a context or a user is not valid. All users are then unchanged.
@@ -288,22 +290,21 @@ class Learner:
         return [self.updated_user(user, text, gradient) for user, text, gradient in updates], nats
 
     def gradients(
-        self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
+        self, vectors: Floats, texts: Sequence[str], contexts: Contexts
     ) -> tuple[NDArray[np.float64], Floats]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), and the gradients in the vectors (B, k)."""
+        """Return the nats (B,) of texts under the neural model, and the gradients in the user `vectors` (B, k)."""
         with torch.enable_grad():
             user_vectors = torch.tensor(vectors, device=self.run.device, requires_grad=True)
-            nats = self._nats(user_vectors, texts, contexts)
+            nats = self._nats(self.run.model, user_vectors, texts, contexts)
             (gradients,) = torch.autograd.grad(nats.sum(), user_vectors)
         return nats.detach().double().cpu().numpy(), gradients.cpu().numpy()
 
-    def nats(
-        self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
-    ) -> NDArray[np.float64]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), or by one user with `vectors` (1, k)."""
+    def nats(self, vectors: Floats, texts: Sequence[str], contexts: Contexts | None = None) -> NDArray[np.float64]:
+        """Return the nats (B,) of texts, under the mixture if there is one; `vectors` (B, k) or (1, k) are of users."""
         with torch.inference_mode():
             user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
-            return self._nats(user_vectors, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
+            nats = self._nats(self.run.predictor, user_vectors, texts, contexts or [{}] * len(texts))
+            return nats.double().cpu().numpy()
 
     def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
         """Return the texts whose log probability has risen most since the user was a new user.
@@ -327,12 +328,11 @@ class Learner:
         return [(texts[index], float(all_gains[index])) for index in best]
 
     def _nats(
-        self, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
+        self, predictor: Predictor, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Contexts
     ) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unknown_policy), np.arange(len(texts)))
-        conditioning = self.run.model.condition(batch.context, {self.variable.name: user_vectors}, self.packed)
-        nats: torch.Tensor = self.run.model(batch, conditioning)
-        return nats.sum(1)
+        conditioning = predictor.condition(batch.context, {self.variable.name: user_vectors}, self.packed)
+        return predictor(batch, conditioning).sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
         """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector; skip private texts.

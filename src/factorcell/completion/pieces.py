@@ -103,7 +103,8 @@ class PieceEngine(PlainEngine):
     def read_prefix(self, prefix_state: Any, ids: Sequence[int]) -> Any:
         """Return the search state of the prefix with the bytes `ids`; reuse the beginnings in `prefix_state`."""
         typed, cached = bytes(ids), prefix_state.beginnings
-        beginnings, covers = {(): cached[()]}, dict[Ids, float]()
+        beginnings: dict[Ids, Beginning] = {(): cached[()]}
+        covers = dict[Ids, float]()
         if not typed:
             return PiecePrefix(prefix_state.conditioning, typed, beginnings, {(): 0.0})
 

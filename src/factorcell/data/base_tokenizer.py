@@ -19,6 +19,7 @@ class Tokenizer:
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
         is_character_level: Whether each token is one character or grapheme.
+        unit: What a token is, for the unit of perplexities: "perplexity per word".
         is_subword: Whether tokens are pieces of words. The pieces of a text then depend on the text around them, and a
             tokenizer without a vocabulary splits into the words that `train` cuts into pieces.
 
@@ -30,6 +31,7 @@ class Tokenizer:
     Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
     FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)
     is_character_level: ClassVar[bool] = False
+    unit: ClassVar[str] = "token"
     is_subword: ClassVar[bool] = False
 
     def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:

@@ -7,6 +7,7 @@ byte as one letter of a fixed alphabet, such as `Ġ` for a space. Tokenizers wit
 space as `▁` and a byte without a token of its own as `<0xE2>`.
 """
 
+import bisect
 import codecs
 import json
 import math
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # Words, numbers of at most three digits, and punctuation, each with the space before it; other white space.
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
-MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 16_000  # bounds of the vocabulary that `default_vocabulary` chooses
+MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 32_000  # bounds of the vocabulary that `default_vocabulary` chooses
 MAX_TRAINING_WORDS = 20_000_000  # counts of words are scaled down to this sum, which takes a minute to learn from
 WORDS_PER_LINE = 1_000
 SPECIAL_KEYS = ("unk_token", "bos_token", "eos_token")  # keys of the file of special tokens, in the order of `Specials`
@@ -51,7 +52,8 @@ BYTE_BY_LETTER = _byte_by_letter()
 
 def default_vocabulary(word_count: int) -> int:
     """Return the size of the vocabulary for training texts of `word_count` words in total."""
-    size = 4_000 * math.sqrt(max(1, word_count) / 1e6)
+    # Of 1,000, 4,000 and 16,000, the largest size had the fewest bits per byte on 0.9 million words of news.
+    size = 16_000 * math.sqrt(max(1, word_count) / 1e6)
     return int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, size)) / 500) * 500
 
 
@@ -82,6 +84,7 @@ class BpeTokenizer(Tokenizer):
     Options = BpeOptions
     FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json", "special_tokens_map.json")
     is_subword = True
+    unit = "piece"
 
     def __init__(
         self,
@@ -233,12 +236,9 @@ class BpeTokenizer(Tokenizer):
         """Return the first tokens of every text that begins with `text`: those before its last two words."""
         unstable = UNSTABLE_END.search(text)
         encoding = self._library.encode(text[: unstable.start()] if unstable else text, add_special_tokens=False)
-        word_numbers = encoding.word_ids
-        if not word_numbers or None in word_numbers:
-            return []
-        return [
-            token for token, number in zip(encoding.tokens, word_numbers, strict=True) if number < word_numbers[-1] - 1
-        ]
+        word_numbers = [number for number in encoding.word_ids if number is not None]
+        count = bisect.bisect_left(word_numbers, word_numbers[-1] - 1) if word_numbers else 0
+        return encoding.tokens[:count]
 
     def train(self, counts: Mapping[str, int]) -> Self:
         """Return a tokenizer whose pieces are learned from the words of the training texts."""

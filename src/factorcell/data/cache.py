@@ -30,7 +30,8 @@ from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 2  # part of the name of an entry, so that entries of other versions are not read
+MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
+CACHE_VERSION = 3  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(
@@ -50,7 +51,7 @@ def prepare(
 
     The corpus of a file is cached under a digest of the file and the options, unless `schema` is set or `truncate` is
     false. If the cache cannot be written, a `Notice` reports the reason, and the corpus stays in memory. Other notices
-    report the number of empty texts of a file and, with a `schema`, numbers far outside the range of training.
+    report the number of empty texts of a file and, with a `schema`, numbers outside the range of training.
 
     Args:
         source: A path or any other source that `open_table` accepts.
@@ -230,17 +231,19 @@ def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int)
 
 
 def _report_outliers(corpus: Corpus, table_name: str) -> None:
-    """Emit a `Notice` for each numeric variable with values far outside the range of its values in training.
+    """Emit a `Notice` for each numeric variable with values outside the range of its values in training.
 
+    Values near the range are not reported if they are few, because random samples of the same numbers have such values.
     A value is far outside if its distance from the range is larger than the width of the range.
     """
     for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
         middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
-        is_far = np.abs(column - middle) > 1.5 * width  # half the width from the middle to the end of the range
-        if width and not variable.period and is_far.any():
-            training_range = f"the range of training ({variable.low:.4g} to {variable.high:.4g})"
-            far_rows = f"{is_far.sum():,} of {len(column):,} rows"
-            _warn(f"{table_name}: {variable.name} is far outside {training_range} in {far_rows}")
+        distances = np.abs(column - middle) - width / 2
+        is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width
+        if width and not variable.period and (is_far.any() or is_outside.mean() > MAX_OUTSIDE_SHARE):
+            training_range = f"the range of training ({variable.low:.6g} to {variable.high:.6g})"
+            rows = f"{is_outside.sum():,} of {len(column):,} rows"
+            _warn(f"{table_name}: {variable.name} is outside {training_range} in {rows}")
 
 
 def cache_folder() -> Path:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.originals import OriginalTexts
+from factorcell.data.readers import Ragged
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 
@@ -63,6 +64,8 @@ def save(corpus: Corpus, folder: Path) -> None:
     arrays |= corpus.context_arrays()
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
+    if corpus.spellings is not None:
+        arrays |= {"spellings": corpus.spellings.values, "spellings.offsets": corpus.spellings.offsets}
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     for name, content in corpus.tokenizer.contents().items():
@@ -97,6 +100,7 @@ def load(folder: Path, config: Config) -> Corpus | None:
             users=arrays["users"],
             dropped=arrays["dropped"],
             originals=OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields)),
+            spellings=Ragged(arrays["spellings"], arrays["spellings.offsets"]),
             **context_fields(arrays, schema),
         )
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # errors of damaged files

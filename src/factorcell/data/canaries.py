@@ -191,4 +191,4 @@ def replace_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     ids_of_texts = [[specials.start, *encode(text), specials.end] for text in texts]
     offsets = np.cumsum([0, *map(len, ids_of_texts)]).astype(np.int64)
     tokens = np.array([token_id for ids in ids_of_texts for token_id in ids], dtype=np.int64)
-    return replace(corpus, tokens=tokens, offsets=offsets, originals=None)
+    return replace(corpus, tokens=tokens, offsets=offsets, originals=None, spellings=None)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from factorcell.config import UserError
 from factorcell.data.context import Bags, Context
-from factorcell.data.originals import OriginalTexts
+from factorcell.data.originals import SPELLING_END, OriginalTexts
 from factorcell.data.readers import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
@@ -70,6 +70,8 @@ class Corpus:
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
         originals: Sizes and digests of the original texts; None if the texts are not from a table.
+        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
+            if the texts are not from a table. A text that `truncate` has cut has the tokens of the whole text.
         dropped: Whether each row of the table was dropped (table rows,), so that the corpus has no text of it; empty if
             no row was dropped, and in selections of a corpus.
     """
@@ -84,6 +86,7 @@ class Corpus:
     bags: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
+    spellings: Ragged | None = None
     dropped: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __len__(self) -> int:
@@ -110,6 +113,18 @@ class Corpus:
         """Whether each text was cut after `max_tokens` tokens and therefore has no end token (rows,)."""
         is_cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
         return is_cut
+
+    def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token.
+
+        Both are empty if the corpus has no `spellings`.
+        """
+        if self.spellings is None:
+            return [], np.zeros(0, np.int64)
+        ends = np.flatnonzero(self.spellings.values == ord(SPELLING_END))
+        encoded_tokens = self.spellings.values.tobytes().split(SPELLING_END)[:-1]
+        tokens = [encoded.decode("utf-8", "surrogatepass") for encoded in encoded_tokens]
+        return tokens, np.searchsorted(self.spellings.offsets, ends, side="right") - 1
 
     def truncate(self, max_tokens: int) -> "Corpus":
         """Return this corpus, whose texts must be uncut, with each text cut after `max_tokens` tokens."""
@@ -195,14 +210,17 @@ class Corpus:
             bags=tuple(bags.select(rows) for bags in self.bags),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals.select(rows),
+            spellings=None if self.spellings is None else self.spellings.select(rows),
             dropped=np.zeros(0, np.bool_),
         )
 
     def concatenate(self, other: "Corpus") -> "Corpus":
         """Return the texts of this corpus followed by those of `other`, which has the same vocabulary and schema."""
-        originals = None
+        originals, spellings = None, None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
+        if self.spellings is not None and other.spellings is not None:
+            spellings = self.spellings.concatenate(other.spellings)
         pairs_of_vectors = zip(self.vectors, other.vectors, strict=True)
         pairs_of_bags = zip(self.bags, other.bags, strict=True)
         tokens, offsets = Ragged(self.tokens, self.offsets).concatenate(Ragged(other.tokens, other.offsets))
@@ -216,6 +234,7 @@ class Corpus:
             bags=tuple(first.concatenate(second) for first, second in pairs_of_bags),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
+            spellings=spellings,
             dropped=np.zeros(0, np.bool_),
         )
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from factorcell.data.tokenizer import Tokenizer
 
+SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
+
 
 class OriginalTexts(NamedTuple):
     """Sizes and digests of the original texts.

@@ -47,6 +47,7 @@ class WordTokenizer(Tokenizer):
     """Splits into words, numbers and punctuation marks."""
 
     Options = WordOptions
+    unit = "word"
 
     def split(self, text: str) -> list[str]:
         """Return the words, numbers and punctuation marks of a text."""
@@ -99,6 +100,7 @@ class CharacterTokenizer(Tokenizer):
 
     Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
     is_character_level = True
+    unit = "character"
 
     def is_restorable(self, text: str) -> bool:
         """Return whether normalization does not change `text`."""
@@ -117,6 +119,7 @@ class GraphemeTokenizer(CharacterTokenizer):
     """Splits into grapheme clusters after NFC."""
 
     Options = GraphemeOptions
+    unit = "grapheme"
 
     def split(self, text: str) -> list[str]:
         """Return the grapheme clusters of a text."""

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.originals import OriginalTexts
+from factorcell.data.originals import SPELLING_END, OriginalTexts
+from factorcell.data.readers import Ragged
 from factorcell.data.tokenizer import Tokenizer
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
@@ -101,7 +102,30 @@ class TokenizedTexts:
             "offsets": offsets,
             "tokenizer": tokenizer,
             "originals": OriginalTexts.concatenated(self.originals),
+            "spellings": self._spellings(final_ids.ids[final_ids.starts] == tokenizer.specials.unknown, offsets),
         }
+
+    def _spellings(self, is_unknown: NDArray[np.bool_], offsets: NDArray[np.int64]) -> Ragged:
+        """Return the field `spellings` of a `Corpus`.
+
+        Args:
+            is_unknown: For each provisional id, whether its token is out of vocabulary.
+            offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
+        """
+        encoded_tokens = {
+            token_id: token.encode("utf-8", "surrogatepass") + SPELLING_END
+            for token, token_id in self.id_by_token.items()
+            if is_unknown[token_id]
+        }
+        parts, begin, byte_counts = list[bytes](), 0, np.zeros(len(self.sizes), np.int64)
+        for block, _ in self._read_blocks():
+            indices = np.flatnonzero(is_unknown[block])
+            block_parts = [encoded_tokens[token_id] for token_id in block[indices].tolist()]
+            texts = np.searchsorted(offsets, begin + indices, side="right") - 1
+            np.add.at(byte_counts, texts, np.fromiter(map(len, block_parts), np.int64, count=len(block_parts)))
+            parts += block_parts
+            begin += len(block)
+        return Ragged(np.frombuffer(b"".join(parts), np.uint8), np.append(0, np.cumsum(byte_counts)))
 
     def _read_blocks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
         """Yield the provisional ids of texts and the sizes of these texts, in blocks of about `BLOCK_TOKENS` ids."""
@@ -164,11 +188,13 @@ class _FinalIds:
     def replace(self, block: NDArray[np.uint32], sizes: NDArray[np.int64], max_size: int) -> NDArray[np.uint32]:
         """Return the final ids of the texts of a block, at most `max_size` of each text; `sizes` is as for `sizes`."""
         if self.is_one_to_one:
-            return self.ids[block]
+            all_ids: NDArray[np.uint32] = self.ids[block]
+            return all_ids
         counts = self.counts[block]
         ids = self.ids[np.repeat(self.starts[block], counts) + _positions(counts)]
         text_sizes = np.add.reduceat(counts, np.cumsum(sizes) - sizes)
-        return ids[_positions(text_sizes) < max_size]
+        retained_ids: NDArray[np.uint32] = ids[_positions(text_sizes) < max_size]
+        return retained_ids
 
 
 def _positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

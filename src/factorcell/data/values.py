@@ -8,7 +8,7 @@ which the time is written.
 import math
 import re
 import unicodedata
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -139,6 +139,24 @@ def to_time(value: Any) -> date | time | None:
         except ValueError:
             continue
     return None
+
+
+def to_seconds(value: Any) -> float | None:
+    """Return a number unchanged, and a date or time as Unix seconds, in UTC if it has no time zone.
+
+    Return None for other values, and for times that are in UTC before the year 1 or after the year 9999.
+    """
+    number, moment = to_number(value), to_time(value)
+    if number is not None:
+        return number
+    if not isinstance(moment, date):
+        return None
+    if not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    try:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (OverflowError, ValueError):
+        return None
 
 
 def to_hour(value: Any) -> float | None:

@@ -7,13 +7,15 @@ unigram model per value:
     p(v | text) ~ p(v) prod_t p(w_t | v),    p(w | v) = (c_v(w) + 0.5) / sum_w' (c_v(w') + 0.5)
 
 The sign ~ means "proportional to", w_t are the tokens of the text, and c_v(w) is the count of token w in the training
-texts with value v. The other two classifiers learn p(v | text) from n-gram features.
+texts with value v. The other two classifiers learn p(v | text) from n-gram features; the logistic regression can also
+read other columns.
 
-Shapes: B texts, K values, V vocabulary, N n-grams of the texts, U distinct hash buckets of these n-grams.
+Shapes: B texts, K values, V vocabulary, N features of the texts, U distinct rows of weights of these features.
 """
 
 import importlib
 import tempfile
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
-from factorcell.data.columns import check_columns
+from factorcell.data.columns import check_columns, parse_column
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
-from factorcell.data.schema import ContextSchema
+from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
+from factorcell.model.encoder import NumberInputs
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -45,19 +48,36 @@ MAX_ELEMENTS = 1 << 25  # maximum size of the linear model's weights (buckets * 
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+FeaturePart = tuple[Ids, Ids, NDArray[np.float32]]  # for each feature of some texts: its text, number and value
 
 
-def with_target(config: Config, target: str) -> Config:
-    """Return the data and tokenizer options of `config` with column `target`, a category, as the only context."""
-    data = replace(config.data, context=(f"{target}:category",), user="", time="", anonymous=False)
+def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Config:
+    """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
+    if target in [parse_column(column)[0] for column in context]:
+        raise UserError(f"context column {target!r}: it is the target; choose other columns")
+    data = replace(config.data, context=(f"{target}:category", *context), user="", time="", anonymous=False)
     return Config(data=data, tokenizer=config.tokenizer)
 
 
-def with_only_target(corpus: Corpus, target: str) -> Corpus:
-    """Return a corpus with the same texts, and with the category `target` as the only context variable."""
-    column = [variable.name for variable in corpus.schema.categories].index(target)
-    schema = ContextSchema((corpus.schema.categories[column],))
-    return replace(corpus.without_context(schema), categories=corpus.categories[:, [column]])
+def with_target_first(corpus: Corpus, target: str, columns: Collection[str] = ()) -> Corpus:
+    """Return a corpus with the same texts, the category `target`, and then the variables that read other `columns`."""
+    others = [variable for variable in corpus.schema.variables if variable.source_column in columns]
+    schema = ContextSchema(
+        (corpus.schema.variable(target), *(variable for variable in others if variable.name != target))
+    )
+
+    def indices(selected: Sequence[Variable], variables: Sequence[Variable]) -> list[int]:
+        return [variables.index(variable) for variable in selected]
+
+    old = corpus.schema
+    return replace(
+        corpus,
+        schema=schema,
+        categories=corpus.categories[:, indices(schema.categories, old.categories)],
+        numbers=corpus.numbers[:, indices(schema.numbers, old.numbers)],
+        vectors=tuple(corpus.vectors[index] for index in indices(schema.vectors, old.vectors)),
+        bags=tuple(corpus.bags[index] for index in indices(schema.texts, old.texts)),
+    )
 
 
 def read_train_and_test(
@@ -66,15 +86,16 @@ def read_train_and_test(
     target: str,
     config: Config,
     *,
+    context: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Read training texts from `train_source` and test texts from `test_source`, with the context column `target` only.
+    """Read training and test texts with the column `target`, and with the columns `context` (NAME or NAME:KIND).
 
     Raises:
         UserError: Fewer than two values have `min_context_count` training texts, or no test text has such a value.
     """
-    config = with_target(config, target)
+    config = with_target(config, target, context)
     check_columns(test_source, config.data)
     train = prepare(train_source, config, tokenizer=tokenizer, progress=progress)
     if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
@@ -87,10 +108,10 @@ def read_train_and_test(
     return train, test
 
 
-def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
+def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "training") -> tuple[Classification, Tally]:
     """Classify the texts of `test` by Bayes' rule over smoothed unigram models of `train`.
 
-    `priors` is "uniform" or "training" (the frequencies of the values in training). The returned `Tally` has the nats
+    `priors` is "training" (the frequencies of the values in training) or "uniform". The returned `Tally` has the nats
     and the number of targets of the test texts, given their true values.
     """
     check_choice("priors", priors, PRIORS)
@@ -114,16 +135,18 @@ def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uni
         int(test.lengths[labelled_texts].sum()),
     )
     true_values = [value_names[label] if label >= 0 else None for label in true_labels]
-    result = apply_bayes_rule(value_names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
+    result = apply_bayes_rule(value_names, log_likelihoods, true_values, truncated=test.truncated)
     if priors == "training":
         result = result.with_log_prior(to_log_prior(np.bincount(train_labels[train_labels >= 0])), priors)
     return result, tally
 
 
 class LinearClassifier:
-    """Logistic regression on hashed n-grams of 1 to `order` tokens, trained with Adagrad on texts with frequent values.
+    """Logistic regression on n-grams of 1 to `order` tokens and on other columns, trained with Adagrad.
 
-    A feature is the count of a hash bucket in a text, divided by the square root of the number of n-grams in the text.
+    The features of the tokens are the counts of hash buckets of n-grams in a text, divided by the square root of the
+    number of its n-grams. The context variables after the target, which is the first variable, have the features of
+    `_context_features`. The classifier learns the frequent values of the target.
     """
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
@@ -132,74 +155,123 @@ class LinearClassifier:
         labels = torch.from_numpy(_labels(train))
         max_buckets = MAX_ELEMENTS // len(self.names)
         self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
-        self.weights, sums_of_squared_gradients = torch.zeros(2, self.bucket_count, len(self.names))
-        ngrams, generator = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
+        self.context_rows = min(sum(sizes_of_features(train.schema)), max_buckets)
+        row_count = self.bucket_count + self.context_rows
+        self.weights, sums_of_squared_gradients = torch.zeros(2, row_count, len(self.names))
+        features, generator = self._features(train), np.random.default_rng(seed)
         labelled_texts = np.flatnonzero(labels.numpy() >= 0)
         batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
         for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
-            buckets, positions, starts = ngrams.take(batch)
-            bucket_weights = F.embedding(buckets, self.weights).requires_grad_()
+            rows, *inputs = features.take(batch)
+            row_weights = F.embedding(rows, self.weights).requires_grad_()
             (gradient,) = torch.autograd.grad(
-                F.cross_entropy(_logits(bucket_weights, positions, starts), labels[batch]), bucket_weights
+                F.cross_entropy(_logits(row_weights, *inputs), labels[batch]), row_weights
             )
-            sums_of_squared_gradients[buckets] += gradient**2
+            sums_of_squared_gradients[rows] += gradient**2
             learning_rate = LEARNING_RATE * (1 - step / len(batches))
-            self.weights[buckets] -= learning_rate * gradient / (sums_of_squared_gradients[buckets].sqrt() + 1e-8)
+            self.weights[rows] -= learning_rate * gradient / (sums_of_squared_gradients[rows].sqrt() + 1e-8)
 
     def __call__(self, test: Corpus) -> Classification:
-        """Classify the texts of `test`."""
-        ngrams, log_posteriors = _HashedNGrams(test, self.order, self.bucket_count), []
+        """Classify the texts of `test`, which have the context variables of the training texts."""
+        features, log_posteriors = self._features(test), []
         for batch in _split_into_batches(np.arange(len(test))):
-            buckets, positions, starts = ngrams.take(batch)
-            logits = _logits(F.embedding(buckets, self.weights), positions, starts)
+            rows, *inputs = features.take(batch)
+            logits = _logits(F.embedding(rows, self.weights), *inputs)
             log_posteriors.append(F.log_softmax(logits.double(), dim=1))
         return _classification(self.names, torch.cat(log_posteriors).numpy(), test)
+
+    def _features(self, corpus: Corpus) -> "_Features":
+        parts = list(_ngram_features(corpus, self.order, self.bucket_count))
+        for texts, rows, values in _context_features(corpus):
+            parts.append((texts, self.bucket_count + rows % self.context_rows, values))
+        return _Features(parts, len(corpus))
 
 
 def _split_into_batches(texts: Ids) -> list[Ids]:
     return np.array_split(texts, range(BATCH_SIZE, len(texts), BATCH_SIZE))
 
 
-def _logits(weights: Tensor, positions: Tensor, starts: Tensor) -> Tensor:
-    """Return the logits (B, K) of texts from the `weights` (U, K) of hash buckets.
+def _logits(weights: Tensor, positions: Tensor, values: Tensor, starts: Tensor) -> Tensor:
+    """Return the logits (B, K) of texts from the `weights` (U, K) of their features.
 
-    `positions` (N,) and `starts` (B,) are results of `_HashedNGrams.take`.
+    `positions` (N,), `values` (N,) and `starts` (B,) are results of `_Features.take`.
     """
-    ngram_counts = torch.diff(starts, append=torch.tensor([len(positions)]))
-    return F.embedding_bag(positions, weights, starts, mode="sum") / ngram_counts.sqrt()[:, None]
+    return F.embedding_bag(positions, weights, starts, mode="sum", per_sample_weights=values)
 
 
-class _HashedNGrams:
-    """The hash `buckets` (N,) of the n-grams of a corpus, text by text, and the `offsets` (B + 1,) of the texts."""
+def _ngram_features(corpus: Corpus, order: int, bucket_count: int) -> Iterator[FeaturePart]:
+    """Yield the features of the n-grams of each length: their texts, hash buckets and values."""
+    tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
+    text_of_token = np.repeat(np.arange(len(corpus)), np.diff(offsets))
+    position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
+    ngram_counts = sum(np.maximum(0, np.diff(offsets) - shorter) for shorter in range(order))
+    values = ngram_counts.astype(np.float32) ** -0.5
+    hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
+    for length in range(1, order + 1):
+        hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
+        hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
+        is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
+        texts = text_of_token[is_in_text]
+        yield texts, (hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64), values[texts]
 
-    def __init__(self, corpus: Corpus, order: int, bucket_count: int) -> None:
-        tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
-        text_of_token = np.repeat(np.arange(len(corpus)), np.diff(offsets))
-        position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
-        hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
-        buckets_by_length, texts_by_length = [], []  # lists of arrays, one for each length of n-grams
-        for length in range(1, order + 1):
-            hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
-            hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
-            is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
-            buckets_by_length.append((hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64))
-            texts_by_length.append(text_of_token[is_in_text])
-        text_of_ngram = np.concatenate(texts_by_length)
-        self.buckets = np.concatenate(buckets_by_length)[np.argsort(text_of_ngram, kind="stable")]
-        self.offsets = np.append(0, np.cumsum(np.bincount(text_of_ngram, minlength=len(corpus))))
 
-    def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the n-grams of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
+def sizes_of_features(schema: ContextSchema) -> list[int]:
+    """Return the number of features of each category after the target, of all numbers, and of each text and vector."""
+    numbers = sum(len(variable.means) or 1 for variable in schema.numbers)
+    categories, texts = ([len(variable.values) for variable in part] for part in (schema.categories[1:], schema.texts))
+    return [*categories, numbers, *texts, *(len(variable.means) for variable in schema.vectors)]
+
+
+def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
+    """Yield the features of the variables after the target: their texts, numbers of features, and values.
+
+    A category has a feature with value 1 for each of its values; numbers and vectors have their standardized values,
+    and a periodic number those of its waves; the words of a text have 1 / sqrt(number of words). A missing value has no
+    feature, or the mean 0.
+    """
+    schema, texts = corpus.schema, np.arange(len(corpus))
+    begins = iter(np.append(0, np.cumsum(sizes_of_features(schema))))
+    for column in range(1, len(schema.categories)):
+        begin, values = next(begins), corpus.categories[:, column].astype(np.int64)
+        known = texts[values >= 0]
+        yield known, begin + values[known], np.ones(len(known), dtype=np.float32)
+    inputs = NumberInputs(schema.numbers) if schema.numbers else nn.Identity()
+    dense = [(next(begins), inputs(torch.from_numpy(np.array(corpus.numbers))).numpy())]
+    for bag in corpus.bags:
+        begin, counts = next(begins), np.diff(bag.offsets)
+        word_values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
+        yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), word_values
+    for variable, vectors in zip(schema.vectors, corpus.vectors, strict=True):
+        standardized = (vectors - np.array(variable.means)) / np.array(variable.deviations)
+        dense.append((next(begins), np.nan_to_num(standardized)))
+    for begin, values in dense:
+        width = values.shape[1]
+        rows = begin + np.tile(np.arange(width), len(corpus))
+        yield np.repeat(texts, width), rows, values.astype(np.float32).ravel()
+
+
+class _Features:
+    """The features of all texts, text by text: their rows of weights (N,), values (N,), and offsets (B + 1,)."""
+
+    def __init__(self, parts: Sequence[FeaturePart], text_count: int) -> None:
+        texts, rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        order = np.argsort(texts, kind="stable")
+        self.rows, self.values = rows[order], values[order]
+        self.offsets = np.append(0, np.cumsum(np.bincount(texts, minlength=text_count)))
+
+    def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the features of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
 
         Returns:
-            The distinct buckets (U,), the position of each n-gram's bucket among the distinct ones (N,), and the index
-            of the first n-gram of each text (B,).
+            The distinct rows (U,), the position of each feature's row among them (N,), the value of each feature (N,),
+            and the index of the first feature of each text (B,).
         """
-        ngram_counts = self.offsets[texts + 1] - self.offsets[texts]
-        starts = np.cumsum(ngram_counts) - ngram_counts
-        ngram_indices = np.repeat(self.offsets[texts] - starts, ngram_counts) + np.arange(ngram_counts.sum())
-        buckets, positions = np.unique(self.buckets[ngram_indices], return_inverse=True)
-        return torch.from_numpy(buckets), torch.from_numpy(positions), torch.from_numpy(starts)
+        counts = self.offsets[texts + 1] - self.offsets[texts]
+        starts = np.cumsum(counts) - counts
+        indices = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
+        rows, positions = np.unique(self.rows[indices], return_inverse=True)
+        arrays = (rows, positions, self.values[indices], starts)
+        return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
 
 
 class FastTextClassifier:
@@ -248,12 +320,11 @@ def _labels(corpus: Corpus) -> Ids:
 
 
 def _classification(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
-    """Return a classification by a discriminative model; its log posteriors (B, K) are also the detection scores."""
+    """Return a classification by a discriminative model from its log posteriors (B, K)."""
     is_distractor = np.zeros(len(test), dtype=bool)
     return Classification(
         names=names,
         log_posterior=log_posterior,
-        detection_score=log_posterior,
         truth=_labels(test),
         is_distractor=is_distractor,
         truncated=test.truncated,

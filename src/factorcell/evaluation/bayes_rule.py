@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.evaluation.statistics import Ratios, auc
-from factorcell.evaluation.text_figures import TextSums, accuracy_sums
+from factorcell.evaluation.text_figures import Figures, TextSums, accuracy_sums
+from factorcell.model.saved_results import classifier_name
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -40,8 +41,6 @@ class Classification:
     Attributes:
         names: The candidates (K).
         log_posterior: log p(candidate given text) in nats (B, K).
-        detection_score: Minus the perplexity of each text given each candidate, as z-scores over the candidates (B, K);
-            the AUC of a candidate ranks the texts by this score.
         truth: The index of the true candidate of each text (B,), -1 for a text without one.
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
@@ -58,12 +57,11 @@ class Classification:
         source_rows: The index of the table row of each text (B,); None if no row was dropped.
 
     References:
-        Jaech and Ostendorf, TACL 2018, equation 7. The detection score is from their paper of 2017.
+        Jaech and Ostendorf, TACL 2018, equation 7.
     """
 
     names: tuple[str, ...]
     log_posterior: Floats
-    detection_score: Floats
     truth: NDArray[np.int64]
     is_distractor: NDArray[np.bool_]
     is_missing: NDArray[np.bool_] | None = None
@@ -80,7 +78,7 @@ class Classification:
     @property
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors"."""
-        return f"model, {self.priors} priors" if self.combination_weights is None else "combination"
+        return classifier_name(self.priors, is_combined=self.combination_weights is not None)
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -161,6 +159,7 @@ class Classification:
     def metrics(self) -> Row:
         """Return accuracy, macro F1, mean AUC and calibration error; `values` has a row of metrics for each candidate.
 
+        The AUC of a candidate ranks the texts by its posterior probability, on which the predictions are based.
         `accuracy_low` and `accuracy_high` are the ends of the interval of the accuracy over texts. `others` has a row
         for each of `other_predictions`: its accuracy, and the accuracy of this classification minus it, `difference`.
         `majority` is the accuracy of always predicting the majority class. `left_out` is the number of texts that the
@@ -170,6 +169,7 @@ class Classification:
         confusion, is_labelled = self.confusion(), self.truth >= 0
         is_included = is_labelled | self.is_distractor
         correct_counts, true_counts, predicted_counts = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+        scores = log_odds(self.log_posterior[is_included])
         values: list[Row] = [
             {
                 "value": name,
@@ -177,12 +177,12 @@ class Classification:
                 "precision": _ratio(correct_counts[index], predicted_counts[index]),
                 "recall": _ratio(correct_counts[index], true_counts[index]),
                 "f1": _ratio(2 * correct_counts[index], true_counts[index] + predicted_counts[index]),
-                "auc": auc(self.detection_score[is_included, index], self.truth[is_included] == index),
+                "auc": auc(scores[:, index], self.truth[is_included] == index),
             }
             for index, name in enumerate(self.names)
         ]
         values_with_texts = [value for value in values if value["count"]]
-        row: Row = {"texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
+        row: Row = {"priors": self.priors, "texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
         row["left_out"] = int((~is_included).sum())
         if self.is_missing is not None:
@@ -236,7 +236,6 @@ class Classification:
 def apply_bayes_rule(
     names: Sequence[str],
     log_likelihoods: Floats,
-    lengths: NDArray[np.int64],
     truth: Sequence[str | None],
     distractors: Sequence[str] = (),
     truncated: NDArray[np.bool_] | None = None,
@@ -246,19 +245,16 @@ def apply_bayes_rule(
     Args:
         names: The candidates (K).
         log_likelihoods: log p(text given candidate) in nats (B, K).
-        lengths: The number of targets of each text (B,).
         truth: The true value of each text (B,), None if it has none.
         distractors: Values that are not candidates; their texts count as negatives in the AUC.
         truncated: Whether each text was cut (B,).
     """
-    perplexities = np.exp(-log_likelihoods / np.maximum(1, lengths)[:, None])
     index_of = {name: index for index, name in enumerate(names)}
     true_indices = np.array([-1 if name is None else index_of.get(name, -1) for name in truth], dtype=np.int64)
     is_distractor = np.isin(np.array(truth, dtype=object), list(distractors))
     return Classification(
         names=tuple(names),
         log_posterior=normalize(log_likelihoods),
-        detection_score=z_scores(-perplexities),
         truth=true_indices,
         is_distractor=is_distractor,
         truncated=truncated,
@@ -270,11 +266,27 @@ def text_accuracies(result: Classification) -> TextSums:
     return accuracy_sums(result.key, result.predicted == result.truth, result.truth >= 0)
 
 
-def z_scores(values: Floats) -> Floats:
-    """Return the z-scores of `values` (B, K) within each row; 0 for a row of equal values."""
-    deviations = values.std(1, keepdims=True)
-    scores: Floats = (values - values.mean(1, keepdims=True)) / np.where(deviations > 0, deviations, 1.0)
-    return scores
+def log_odds(log_posterior: Floats) -> Floats:
+    """Return log(p / (1 - p)) for the posterior probabilities p (B, K), which sum to 1 in each row.
+
+    The order is that of p. Two probabilities that differ are also distinguished if both are rounded to 1.
+    """
+    best, rows = log_posterior.argmax(1), np.arange(len(log_posterior))
+    others = np.exp(log_posterior)
+    others[rows, best] = 0.0
+    with np.errstate(divide="ignore"):
+        log_complements = np.log1p(-others)
+        log_complements[rows, best] = np.log(others.sum(1))
+    result: Floats = log_posterior - log_complements
+    return result
+
+
+def accuracy_figures(result: Classification) -> Figures:
+    """Return the figure `accuracy` of a classification, and a figure such as "accuracy, linear" of each classifier."""
+    figures = {"accuracy": text_accuracies(result), f"accuracy, {result.name}": text_accuracies(result)}
+    for name, predicted in result.other_predictions.items():
+        figures[f"accuracy, {name}"] = accuracy_sums(result.key, predicted == result.truth, result.truth >= 0)
+    return figures
 
 
 def _ratio(count: Any, total: Any) -> float:

@@ -1,14 +1,14 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
 Candidates are the values of a categorical variable; `point_classification` has named points. The prior p(context) is
-uniform, the frequencies of the values in training, or conditional on the other context of a text
-(`conditional_prior`). The model can be combined with a linear classifier (`combination`).
+conditional on the other context of a text (`conditional_prior`), the frequencies of the values in training, or uniform.
+The model can be combined with a linear classifier (`combination`).
 
 Shapes: B texts, K candidates.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,15 @@ from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none
-from factorcell.evaluation.baselines import LinearClassifier
-from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
-from factorcell.evaluation.combination import (
-    CombinationWeights,
-    fit_linear_baseline,
-    linear_log_posterior,
-    training_table,
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.combination import LinearBaseline, fit_combination, training_table, weighted_posterior
+from factorcell.evaluation.conditional_prior import (
+    ConditionalPrior,
+    applicable_prior,
+    load_priors,
+    training_log_prior,
 )
-from factorcell.evaluation.conditional_prior import ConditionalPrior, usable_prior
-from factorcell.evaluation.likelihoods import check_value, log_likelihoods
+from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 
@@ -40,7 +39,6 @@ Floats = NDArray[np.float64]
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
 CONTEXT_CLASSIFIER = "other columns, without the text"  # names of classifiers in `Classification.other_predictions`
-LINEAR_CLASSIFIER = "linear baseline (texts only)"
 
 
 def classify(
@@ -50,7 +48,7 @@ def classify(
     *,
     values: Sequence[Any] = (),
     distractors: Sequence[Any] = (),
-    priors: str | None = None,
+    priors: str = "conditional",
     unknown: str = "group",
     samples: int = 0,
     seed: int = 0,
@@ -71,8 +69,8 @@ def classify(
         values: The candidates; by default all values of the variable. The metrics omit texts with other values.
         distractors: Values that are not candidates; their texts count as negatives in the AUC.
         priors: "conditional" (given the other context of each text, as estimated in training), "training" (the
-            frequencies in training) or "uniform". The default is "conditional" if `source` has other context columns
-            and the run has such a prior, otherwise "uniform". `Classification.with_priors` accepts other priors.
+            frequencies in training) or "uniform". If `source` has no other context column, or the run has no
+            conditional prior, "conditional" means "training". `Classification.with_priors` accepts other priors.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
@@ -81,7 +79,7 @@ def classify(
         calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
             `combine`, the weights of the combination.
         train: The training table. If it is specified, a linear classifier is trained on it, whose predictions are in
-            `other_predictions`.
+            `other_predictions`. It reads the texts and the other context columns that `source` has.
         combine: Whether to combine the model with the linear classifier. `train` is then by default the training table
             that the run recorded.
         progress: Whether to show a progress bar.
@@ -90,36 +88,35 @@ def classify(
         The classification, with the predictions of other priors; its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: There are fewer than two candidates and distractors, no text of `calibrate` has a candidate value,
-            the run has no conditional prior, or a table for `combine` is missing.
+        UserError: The run is not adapted, there are fewer than two candidates and distractors, no text of `calibrate`
+            has a candidate value, or a table for `combine` is missing.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
     """
     task = _Task.of(run, target, values, distractors, unknown)
-    check_choice("priors", priors or "uniform", MODEL_PRIORS)
+    check_choice("priors", priors, MODEL_PRIORS)
     if calibrate is not None:
         require_labels(calibrate, run.schema.variable(target), task.candidates, run.config.data, CALIBRATION_REASON)
     train = _combination_table(run, calibrate, train) if combine else train
     corpus = task.read(source, progress)
     held_out_corpus = None if calibrate is None else task.read(calibrate, progress)
-    linear = None if train is None else fit_linear_baseline(run, train, target, progress)
-    prior = usable_prior(run, target, _columns(source), is_required=priors == "conditional")
+    columns = _columns(source)
+    linear = None if train is None else LinearBaseline.fit(run, train, target, columns, progress)
+    prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
     options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     texts = task.classify(source, corpus, prior, options)
     held_out = None
     if held_out_corpus is not None:
         held_out = replace(task, distractors=()).classify(calibrate, held_out_corpus, prior, options)
-    priors = priors or ("uniform" if prior is None else "conditional")
-    results = {name: texts.calibrated(name, held_out) for name in ("uniform", *texts.log_priors)}
+    priors = "training" if priors == "conditional" and prior is None else priors
+    results = {name: texts.calibrated(name, held_out) for name in (*texts.log_priors, "uniform")}
     result = results.pop(priors)
     other_predictions = {other.name: other.predicted for other in results.values()}
     if prior is not None:
         other_predictions[CONTEXT_CLASSIFIER] = texts.log_priors["conditional"].argmax(1)
     result = replace(result, other_predictions=other_predictions)
-    if linear is None:
-        return result
-    return _with_linear_baseline(result, linear, target, texts, held_out if combine else None)
+    return _with_linear_baseline(result, linear, texts, held_out if combine else None) if linear else result
 
 
 @dataclass(frozen=True)
@@ -141,10 +138,15 @@ class _ClassifiedTexts:
             return result
         return result.at_temperature(held_out.with_named_prior(priors).fitted_temperature())
 
-    def log_probs(self, priors: str, linear: Floats) -> Floats:
-        """Return the log probabilities (3, B, K) that a combination reads: likelihood, prior, linear posterior."""
-        log_prior = self.log_priors.get(priors, np.zeros(1))
-        return np.stack([self.uniform.log_posterior, np.broadcast_to(log_prior, linear.shape), linear])
+    def log_probs(self, priors: str, linear: Floats) -> dict[str, Floats]:
+        """Return the log probabilities (B, K) that a combination reads: likelihood, prior, linear posterior.
+
+        A uniform prior has no weight in a combination, because it does not change predictions.
+        """
+        log_probs = {"likelihood": self.uniform.log_posterior}
+        if priors in self.log_priors:
+            log_probs[f"{priors} prior"] = np.broadcast_to(self.log_priors[priors], linear.shape)
+        return {**log_probs, "linear classifier": linear}
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,7 @@ class _Task:
     @classmethod
     def of(cls, run: Run, target: str, values: Sequence[Any], distractors: Sequence[Any], unknown: str) -> "_Task":
         """Check the arguments of `classify` and return the task."""
-        if run.schema.variable(target) in run.schema.numbers:
-            raise UserError(f"{target}: expected a category, got a number; classify it by named points (--points)")
+        check_adapted(run)
         variable = category_variable(run.schema, target)
         candidates = distinct_category_names(values, "values") or list(variable.values[1:])
         distractors = distinct_category_names(distractors, "distractors")
@@ -186,15 +187,11 @@ class _Task:
             true_values = [labels[row] for row in corpus.source_rows]
         likelihoods = log_likelihoods(run, corpus, [{self.target: name} for name in names], **options)
         is_missing = np.array([name is None for name in true_values], dtype=bool)
-        result = apply_bayes_rule(names, likelihoods, corpus.lengths, true_values, self.distractors, corpus.truncated)
+        result = apply_bayes_rule(names, likelihoods, true_values, self.distractors, corpus.truncated)
         source_rows, key = corpus.source_rows, texts_digest(corpus, self.target, *names)
         uniform = replace(result, is_missing=is_missing, source_rows=source_rows, key=key)
-        log_priors: dict[str, Floats] = {}
-        counts = np.array([variable.counts_by_value[name] for name in names])
-        if counts.any():
-            log_priors["training"] = to_log_prior(counts)
-        if prior is not None:
-            log_priors["conditional"] = prior.candidate_log_probs(corpus, names)
+        log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(corpus, names)}
+        log_priors["training"] = training_log_prior(variable, names)
         return _ClassifiedTexts(corpus, uniform, log_priors)
 
 
@@ -219,45 +216,38 @@ def _combination_table(run: Run, calibrate: Any, train: Any) -> Any:
 
 
 def _with_linear_baseline(
-    result: Classification,
-    linear: LinearClassifier,
-    target: str,
-    texts: _ClassifiedTexts,
-    held_out: _ClassifiedTexts | None,
+    result: Classification, linear: LinearBaseline, texts: _ClassifiedTexts, held_out: _ClassifiedTexts | None
 ) -> Classification:
     """Add the predictions of the linear baseline, and combine it with the model if `held_out` is not None."""
-    posterior = linear_log_posterior(linear, texts.corpus, target, result.names)
-    other_predictions = {**result.other_predictions, LINEAR_CLASSIFIER: posterior.argmax(1)}
+    log_posterior = linear.log_posterior(texts.corpus, result.names)
+    other_predictions = {**result.other_predictions, linear.name: log_posterior.argmax(1)}
     if held_out is None:
         return replace(result, other_predictions=other_predictions)
-    held_out_posterior = linear_log_posterior(linear, held_out.corpus, target, result.names)
-    combination = _combine(texts, held_out, (posterior, held_out_posterior), result.priors)
-    return replace(combination, other_predictions={result.name: result.predicted, **other_predictions})
-
-
-def _combine(
-    texts: _ClassifiedTexts, held_out: _ClassifiedTexts, linear: tuple[Floats, Floats], priors: str
-) -> Classification:
-    """Combine the model with the linear classifier, whose log posteriors of both tables are `linear`."""
+    held_out_log_posterior = linear.log_posterior(held_out.corpus, result.names)
     is_labelled = held_out.uniform.truth >= 0
-    held_out_log_probs = held_out.log_probs(priors, linear[1])[:, is_labelled]
-    weights = CombinationWeights.fit(held_out_log_probs, held_out.uniform.truth[is_labelled])
-    log_posterior = weights.combine(texts.log_probs(priors, linear[0]))
+    held_out_log_probs = held_out.log_probs(result.priors, held_out_log_posterior)
+    weights = fit_combination(
+        {name: values[is_labelled] for name, values in held_out_log_probs.items()}, held_out.uniform.truth[is_labelled]
+    )
     return replace(
         texts.uniform,
-        log_posterior=log_posterior,
-        detection_score=log_posterior,
-        priors=priors,
-        combination_weights=asdict(weights),
+        log_posterior=weighted_posterior(weights, texts.log_probs(result.priors, log_posterior)),
+        priors=result.priors,
+        combination_weights=weights,
+        other_predictions={result.name: result.predicted, **other_predictions},
     )
 
 
 def category_variable(schema: ContextSchema, target: str) -> Variable:
     """Return the variable `target`; raise a `UserError` unless it is a category."""
     variable = schema.variable(target)
-    if variable.kind != "category":
-        raise UserError(f"{target}: expected a category, got a variable of kind {variable.kind}")
-    return variable
+    if variable.kind == "category":
+        return variable
+    column = variable.source_column
+    remedy = f"to predict its values, train with --context {column}:category"
+    if variable in schema.numbers:
+        remedy += "; to choose the nearest of named points, such as cities, use --points TABLE"
+    raise UserError(f"{target}: expected a category, got a variable of kind {variable.kind}; {remedy}")
 
 
 def has_labels(source: Any, variable: Variable, names: Sequence[str]) -> bool:

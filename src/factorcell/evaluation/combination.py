@@ -1,18 +1,19 @@
 """The linear baseline of a run, and its log-linear combination with the language model.
 
-The linear baseline is a logistic regression on hashed n-grams (`baselines.LinearClassifier`) that is trained on the
-training table of the run. The combination is a logistic regression on three log probabilities:
+The linear baseline is a logistic regression (`baselines.LinearClassifier`) that is trained on the training table of the
+run. It reads the same columns as the run. The combination is a logistic regression on log probabilities:
 
-    p(v | text, o) ~ p(text | v, o)^a  p(v | o)^b  q(v | text)^c
+    p(v | text, o) ~ p(text | v, o)^a  p(v | o)^b  q(v | text, o)^c
 
 p(text | v, o) is the likelihood of the language model for value v and the other context values o, p(v | o) the prior,
-and q(v | text) the posterior of the linear baseline. The weights a, b and c minimize the nats of the true values of
-development texts, with the penalty (a^2 + b^2 + c^2) / 2.
+and q(v | text, o) the posterior of the linear baseline. The weights a, b and c minimize the nats of the true values of
+development texts, with the penalty (a^2 + b^2 + c^2) / 2. A uniform prior has no weight.
 
 Shapes: B texts, K candidates.
 """
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables import table_name
-from factorcell.evaluation.baselines import LinearClassifier, with_only_target
+from factorcell.evaluation.baselines import LinearClassifier, with_target_first
 from factorcell.evaluation.bayes_rule import normalize
 from factorcell.model.run import Run, training_facts
 
@@ -49,51 +50,64 @@ def training_table(run: Run) -> Path | None:
     return path.resolve() if path is not None and path.exists() else None
 
 
-def fit_linear_baseline(run: Run, train: Any, target: str, progress: bool = False) -> LinearClassifier:
-    """Train the linear baseline on a table, with the vocabulary and the values of a run.
-
-    Raises:
-        UserError: Fewer than two values of the target occur in the table.
-    """
-    others = tuple(other.name for other in run.schema.variables if other.name != target)
-    corpus = run.prepare(train, unknown="group", optional=others, progress=progress, report_counts=False)
-    labelled = with_only_target(corpus, target)
-    if len(np.unique(labelled.categories[labelled.categories > 0])) < 2:
-        raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
-    return LinearClassifier(labelled, progress=progress)
-
-
-def linear_log_posterior(classifier: LinearClassifier, corpus: Corpus, target: str, names: tuple[str, ...]) -> Floats:
-    """Return log q(candidate | text) (B, K) for the candidates `names`."""
-    result = classifier(with_only_target(corpus, target))
-    return normalize(result.log_posterior[:, [result.names.index(name) for name in names]])
-
-
 @dataclass(frozen=True)
-class CombinationWeights:
-    """The exponents of the three probabilities: `likelihood` (a), `prior` (b) and `linear` (c)."""
+class LinearBaseline:
+    """A linear classifier of `target` that reads the texts and the other context `columns` of a run."""
 
-    likelihood: float
-    prior: float
-    linear: float
+    classifier: LinearClassifier
+    target: str
+    columns: tuple[str, ...]
 
     @classmethod
-    def fit(cls, log_probs: Floats, truth: NDArray[np.int64]) -> "CombinationWeights":
-        """Fit the weights to the log probabilities (3, B, K) of texts with the true candidates `truth` (B,)."""
-        features, labels = torch.from_numpy(np.moveaxis(log_probs, 0, -1)), torch.from_numpy(truth)
-        weights = torch.full((len(log_probs),), 1 / len(log_probs), dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+    def fit(
+        cls, run: Run, train: Any, target: str, columns: Collection[str], progress: bool = False
+    ) -> "LinearBaseline":
+        """Train the classifier on a table, with the vocabulary and the values of a run.
 
-        def mean_loss() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(features @ weights, labels) + weights.square().sum() / (2 * len(labels))
-            torch.autograd.backward(loss)
-            return loss
+        It reads the context columns of the run that are in `columns`, without that of the target.
 
-        with torch.enable_grad():
-            optimizer.step(mean_loss)  # type: ignore[no-untyped-call]
-        return cls(*weights.tolist())
+        Raises:
+            UserError: Fewer than two values of the target occur in the table.
+        """
+        schema = run.schema
+        others = [variable for variable in schema.variables if variable.name != target]
+        source_columns = dict.fromkeys(variable.source_column for variable in others)
+        read_columns = tuple(column for column in source_columns if column in columns)
+        optional = tuple(variable.name for variable in others)
+        corpus = run.prepare(train, unknown="group", optional=optional, progress=progress, report_counts=False)
+        labelled = with_target_first(corpus, target, read_columns)
+        if len(np.unique(labelled.categories[:, 0][labelled.categories[:, 0] > 0])) < 2:
+            raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
+        return cls(LinearClassifier(labelled, progress=progress), target, read_columns)
 
-    def combine(self, log_probs: Floats) -> Floats:
-        """Return the log posterior (B, K) from the three log probabilities (3, B, K)."""
-        return normalize(np.tensordot([self.likelihood, self.prior, self.linear], log_probs, axes=1))
+    @property
+    def name(self) -> str:
+        """The name of the classifier, with what it reads."""
+        return f"linear baseline (reads {', '.join(('the text', *self.columns))})"
+
+    def log_posterior(self, corpus: Corpus, names: tuple[str, ...]) -> Floats:
+        """Return log q(candidate | text, o) (B, K) for the candidates `names`."""
+        result = self.classifier(with_target_first(corpus, self.target, self.columns))
+        return normalize(result.log_posterior[:, [result.names.index(name) for name in names]])
+
+
+def fit_combination(log_probs: Mapping[str, Floats], truth: NDArray[np.int64]) -> dict[str, float]:
+    """Return the weight of each log probability (B, K) of texts with the true candidates `truth` (B,)."""
+    features, labels = torch.from_numpy(np.stack(list(log_probs.values()), axis=-1)), torch.from_numpy(truth)
+    weights = torch.full((len(log_probs),), 1 / len(log_probs), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+
+    def mean_loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(features @ weights, labels) + weights.square().sum() / (2 * len(labels))
+        torch.autograd.backward(loss)
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(mean_loss)  # type: ignore[no-untyped-call]
+    return dict(zip(log_probs, weights.tolist(), strict=True))
+
+
+def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Floats]) -> Floats:
+    """Return the log posterior (B, K) that is proportional to the weighted sum of log probabilities (B, K)."""
+    return normalize(sum((weight * log_probs[name] for name, weight in weights.items()), np.zeros(1)))

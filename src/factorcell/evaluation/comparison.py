@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from factorcell.bootstrap import Interval
+from factorcell.bootstrap import Interval, format_ends
+from factorcell.config import UserError
 from factorcell.escapes import align_columns
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
@@ -29,7 +31,10 @@ FIGURE_FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "bits_per_byte
 AVERAGED_FIGURES = ("perplexity", "perplexity_known", "bits_per_byte", "accuracy", "macro_f1", "auc", "minutes")
 BEST_MARK = "*"  # follows a figure that is significantly better than all others
 LOWER_BOUND_MARK = "≥"  # precedes a lower bound
-LOWER_BOUND_NOTE = "it omits the bits that restore original texts from tokens (unknown words, case, white space)"
+OMITTED_BITS = "the bits that restore original texts from tokens (case, white space)"
+LOWER_BOUND_NOTE = f"it omits {OMITTED_BITS}"
+BITS, EXACT_BITS, BITS_DIFFERENCE = "bits_per_byte", "bits_per_byte_exact", "bits_per_byte_difference"
+AT_MOST, AT_LEAST = "at most", "at least"  # precede a difference that is only a bound
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Comparison:
     ends of their intervals have the suffixes `_low` and `_high`. `ahead` lists the figures in which the model is
     significantly better than every other model. `bits_per_byte_low` and `bits_per_byte_high` are the ends of the
     interval of `bits_per_byte`, and `bits_per_byte_bound` is whether `bits_per_byte` is only a lower bound.
+    `bits_per_byte_difference_bound` is "at most" or "at least" if the difference is only a bound. `unit`, such as
+    "word", is the unit of the perplexity.
     """
 
     rows: Sequence[Row]
@@ -75,13 +82,23 @@ class Comparison:
         return "\n".join([*align_columns([header, *cell_texts]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
-        """Return a dict from column to text for each row, and the columns in their order."""
+        """Return a dict from column to text for each row, and the columns in their order.
+
+        The unit of perplexities is in the titles of their columns, or in the cells if it differs between the models.
+        """
         titles = self.titles()
+        units = {str(row["unit"]) for row in self.rows if row.get("unit") and row.get("perplexity") is not None}
+        perplexities = {name: name for name in ("perplexity", "perplexity_known")}
+        if len(units) == 1:
+            perplexities = {name: f"{name} per {min(units)}" for name in perplexities}
         cells_of_rows = [_cells(row, titles) for row in self.rows]
+        for cells, row in zip(cells_of_rows, self.rows, strict=True):
+            suffix = f" per {row['unit']}" if len(units) > 1 and row.get("unit") else ""
+            cells.update({title: cells.pop(name) + suffix for name, title in perplexities.items() if name in cells})
         gain_title, bits_title, accuracy_title = (
             titles.get(COMPARED_FIGURES[name][0], "") for name in ("perplexity", "bits_per_byte", "accuracy")
         )
-        columns = ["model", "perplexity", "perplexity_known", gain_title, "bits_per_byte", bits_title]
+        columns = ["model", *perplexities.values(), gain_title, "bits_per_byte", bits_title]
         columns += ["accuracy", accuracy_title, "parameters", "minutes"]
         return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
 
@@ -119,6 +136,11 @@ class Comparison:
             )
         if any(row.get("bits_per_byte_bound") for row in rows):
             notes.append(f"{LOWER_BOUND_MARK} marks a lower bound: {LOWER_BOUND_NOTE}")
+        if any(row.get(f"{BITS_DIFFERENCE}_bound") for row in rows):
+            notes.append(
+                f'a difference of bits per byte "{AT_MOST}" or "{AT_LEAST}" is a bound over the texts that one of '
+                f"the two models restores exactly; the other model omits {OMITTED_BITS}"
+            )
         return notes
 
 
@@ -153,10 +175,67 @@ def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[R
                 interval = statistics.gain_from_nats(ratios.difference(0, second))
             else:
                 interval = ratios.difference(second, 0)
-            compared_rows[index].update(interval.to_row(difference_name))
+            difference_row = interval.to_row(difference_name)
+            if name == BITS:
+                first_model, model = compared[0][0], compared[index][0]
+                bound = _bits_difference_bound(model.texts, first_model.texts)
+                difference_row = difference_row if bound is None else bound
+            compared_rows[index].update(difference_row)
     best = None if joint_ratios is None else joint_ratios.best_model(higher_is_better)
     if best is not None and _may_be_marked_as_best(compared_rows[best], name, sums_by_model):
         compared_rows[best]["ahead"].append(name)
+
+
+def bits_per_byte_difference(model: Figures, baseline: Figures) -> Row:
+    """Return the bits per byte of `model` minus those of `baseline` over texts that neither of them truncated.
+
+    The row has the difference and its interval. If the models read the texts differently and one of them omits bits
+    that restore the original texts, the difference is a bound without an interval, and `bits_per_byte_difference_bound`
+    is "at most" or "at least"; it is missing if no direction is known. The row is empty if the models have no
+    untruncated text in common. Raises a `UserError` if the original texts differ.
+    """
+    if model[BITS].texts != baseline[BITS].texts:
+        raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
+    bound = _bits_difference_bound([model], [baseline])
+    if bound is not None:
+        return bound
+    ratios = Ratios.from_sums([[model[BITS]], [baseline[BITS]]])
+    return {} if ratios is None else ratios.difference(0, 1).to_row(BITS_DIFFERENCE)
+
+
+def _bits_difference_bound(model: Sequence[Figures], baseline: Sequence[Figures]) -> Row | None:
+    """Return a row with a bound of the difference between the bits per byte of two models, from their trainings.
+
+    Over texts that `model` restores exactly, the measured difference is an upper bound, because the bits of `baseline`
+    are a lower bound. Over texts that `baseline` restores exactly, it is a lower bound. The bound that holds for more
+    texts is returned if these are most of the texts; otherwise the row is empty. The result is None if the difference
+    is exact: if both models read the same tokens, or both restore all texts.
+    """
+    all_figures = [*model, *baseline]
+    if len({figures[BITS].key for figures in all_figures}) == 1:
+        return None
+    is_compared = np.logical_and.reduce([figures[BITS].is_included for figures in all_figures])
+    restored = [
+        is_compared & np.logical_and.reduce([_restored(figures) for figures in trainings])
+        for trainings in (model, baseline)
+    ]
+    if all((mask == is_compared).all() for mask in restored):
+        return None
+    is_upper = bool(restored[0].sum() >= restored[1].sum())
+    mask = restored[0] if is_upper else restored[1]
+    if 2 * mask.sum() <= is_compared.sum():
+        return {}
+    sums = [[figures[BITS].omit(~mask) for figures in trainings] for trainings in (model, baseline)]
+    ratios = Ratios.from_sums(sums)
+    if ratios is None:
+        return {}
+    point = ratios.difference(0, 1).point
+    return {**Interval(point).to_row(BITS_DIFFERENCE), f"{BITS_DIFFERENCE}_bound": AT_MOST if is_upper else AT_LEAST}
+
+
+def _restored(figures: Figures) -> NDArray[np.bool_]:
+    """Return for each text (N,) whether its tokens are known to determine it; False if it was not saved."""
+    return figures[EXACT_BITS].is_included if EXACT_BITS in figures else np.zeros_like(figures[BITS].is_included)
 
 
 def _may_be_marked_as_best(row: Row, name: str, sums_by_model: Sequence[Sequence[TextSums]]) -> bool:
@@ -207,7 +286,7 @@ def format_figure(row: Mapping[str, Any], name: str, number_format: str) -> str:
     deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
     text += BEST_MARK if name in row["ahead"] else ""
-    text += "" if low is None or high is None else f" [{low:{number_format}}, {high:{number_format}}]"
+    text += "" if low is None or high is None else f" {format_ends(low, high, number_format)}"
     return f"{LOWER_BOUND_MARK} {text}" if row.get(f"{name}_bound") else text
 
 
@@ -215,5 +294,6 @@ def format_difference(name: str, row: Mapping[str, Any]) -> str | None:
     """Format a difference in `row`: gains in per cent, accuracies in percentage points; None if it is missing."""
     interval = Interval.from_row(row, name)
     if name.startswith("bits"):
-        return interval and interval.to_text(".3f")
+        bound = f"{row[f'{name}_bound']} " if row.get(f"{name}_bound") else ""
+        return interval and bound + interval.to_text(".3f")
     return interval and interval.to_text(".1f", scale=100.0, unit="%" if name.startswith("gain") else " pt")

@@ -7,6 +7,7 @@ Bayes' rule over the values v of a target, for a text with the values o of the o
 The second equation is a multinomial logistic regression: E_j(o_j) is an embedding of variable j with one number per
 value v of the target. A missing value of a variable has its expected embedding. The training texts determine b and E,
 with the penalty |E|^2 / 2 on the sum of their nats. A run folder stores one prior for each categorical variable.
+Without other variables, the prior is p(v), the frequency of v in training.
 
 Shapes: B texts, K values of the target, P other variables (all numbers count as one).
 """
@@ -24,11 +25,10 @@ from torch.nn import functional as F
 from factorcell import files
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
-from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
-from factorcell.evaluation.bayes_rule import normalize
+from factorcell.evaluation.bayes_rule import normalize, to_log_prior
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
 from factorcell.model.encoder import Prefix
@@ -112,11 +112,16 @@ class ConditionalPrior(nn.Module):
         """Return the log probabilities (B, candidates) of some values of the target, normalized over these values."""
         return normalize(self.log_probs(corpus)[:, [self.values.index(name) for name in names]])
 
+    @property
+    def max_texts(self) -> int:
+        """The largest number of texts on which the weights are fitted."""
+        return min(MAX_TEXTS, MAX_ELEMENTS // self.size)
+
     def fit(self, corpus: Corpus) -> None:
         """Fit the weights on the texts of a corpus, or on a random part of a large one, by L-BFGS."""
         labels = corpus.categories[:, self.column].astype(np.int64) - 1
         rows = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 0))
-        rows = np.sort(rows[: min(MAX_TEXTS, MAX_ELEMENTS // self.size)])
+        rows = np.sort(rows[: self.max_texts])
         if not len(rows):
             return
         contexts, indices = self.other_context(corpus, rows), torch.arange(len(rows))
@@ -177,37 +182,43 @@ def possible_targets(schema: ContextSchema) -> list[Variable]:
     return [variable for variable in schema.categories if 3 <= len(variable.values) <= MAX_VALUES + 1]
 
 
+def create_priors(run: Run) -> dict[str, ConditionalPrior]:
+    """Return a prior that is not yet fitted for each possible target of a run; none for an unadapted run."""
+    targets = [variable.name for variable in possible_targets(run.schema)] if run.model.is_adapted else []
+    return {target: ConditionalPrior(run.schema, target) for target in targets}
+
+
 def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
     """Fit the priors of a run, measure on held-out texts how well they predict, and save both in the run folder."""
     tensors: dict[str, Tensor] = {}
     facts: files.Row = {}
-    for variable in possible_targets(run.schema) if run.model.is_adapted else ():
-        prior = ConditionalPrior(run.schema, variable.name)
+    for target, prior in create_priors(run).items():
         prior.fit(train)
-        prefix = _prefix(run.schema, variable.name)
+        prefix = _prefix(run.schema, target)
         tensors |= {f"{prefix}{name}": parameter for name, parameter in prior.named_parameters()}
         if (dependence := prior.dependence(held_out)) is not None:
-            facts[variable.name] = _to_row(dependence)
+            facts[target] = _to_row(dependence)
     if tensors:
         files.save_tensors(run.folder / FILE, tensors, facts)
 
 
-def load_prior(folder: Path, schema: ContextSchema, target: str) -> ConditionalPrior | None:
-    """Read the prior of a target; None if the folder has no such prior."""
+def load_priors(folder: Path, schema: ContextSchema) -> dict[str, ConditionalPrior]:
+    """Read the priors of a run folder by target."""
     path = folder / FILE
-    if not path.exists() or target not in [variable.name for variable in schema.categories]:
-        return None
-    tensors, _ = files.load_tensors(path)
-    prefix = _prefix(schema, target)
-    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not weights:
-        return None
-    prior = ConditionalPrior(schema, target)
-    expected = {name: parameter.shape for name, parameter in prior.named_parameters()}
-    if expected != {name: weight.shape for name, weight in weights.items()}:
-        raise UserError(f"{path}: does not belong to this schema; train the run again")
-    prior.load_state_dict(weights)
-    return prior
+    tensors = files.load_tensors(path)[0] if path.exists() else {}
+    priors: dict[str, ConditionalPrior] = {}
+    for variable in schema.categories:
+        prefix = _prefix(schema, variable.name)
+        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if not weights:
+            continue
+        prior = ConditionalPrior(schema, variable.name)
+        expected = {name: parameter.shape for name, parameter in prior.named_parameters()}
+        if expected != {name: weight.shape for name, weight in weights.items()}:
+            raise UserError(f"{path}: does not belong to this schema; train the run again")
+        prior.load_state_dict(weights)
+        priors[variable.name] = prior
+    return priors
 
 
 def load_dependences(folder: Path) -> list[Dependence]:
@@ -222,25 +233,19 @@ def _prefix(schema: ContextSchema, target: str) -> str:
     return f"{schema.categories.index(schema.variable(target))}:"
 
 
-def usable_prior(
-    run: Run, target: str, columns: Collection[str], *, is_required: bool = False
+def applicable_prior(
+    priors: Mapping[str, ConditionalPrior], target: str, columns: Collection[str]
 ) -> ConditionalPrior | None:
-    """Return the conditional prior of a run for texts with these context `columns`; None if there is none.
+    """Return the conditional prior of a target for texts with these context `columns`; None if they have none."""
+    prior = priors.get(target)
+    has_context = prior is not None and any(other.source_column in columns for other in prior.others.variables)
+    return prior if has_context else None
 
-    Raises a `UserError` if a prior is required and there is none.
-    """
-    others = [variable.source_column for variable in run.schema.variables if variable.name != target]
-    if not others:
-        problem = "the run has no other context column"
-    elif set(others).isdisjoint(columns):
-        problem = f"the texts have none of the other context columns ({format_names(others)})"
-    elif prior := load_prior(run.folder, run.schema, target):
-        return prior
-    else:
-        problem = f"the run has none (training saves one for columns with at most {MAX_VALUES} values)"
-    if is_required:
-        raise UserError(f"conditional priors of {target}: {problem}; choose the priors training or uniform")
-    return None
+
+def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
+    """Return the log frequencies (K,) of the values `names` in training, among these values; uniform without counts."""
+    counts = np.array([variable.counts_by_value[name] for name in names])
+    return to_log_prior(counts if counts.any() else np.ones(len(names)))
 
 
 def _to_row(dependence: Dependence) -> files.Row:

@@ -27,6 +27,7 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.limits import nearest_hint
 from factorcell.model.adapters import weight_adapters
+from factorcell.model.encoder import INITIAL_STD
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -102,8 +103,8 @@ class Embeddings:
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
         """Return a row for each of the `count` nearest values of each of `values`.
 
-        A row has `value`, the nearby value (`near`), the number of training texts of the nearby value (`count`), and
-        `cosine` or `distance`, depending on `measure`.
+        A row has `value`, the nearby value (`near`), the numbers of training texts of the value (`value_count`) and of
+        the nearby value (`count`), and `cosine` or `distance`, depending on `measure`.
         """
         check_choice("measure", measure, EMBEDDING_MEASURES)
         limits.check(count=count)
@@ -113,10 +114,20 @@ class Embeddings:
         for index, similarities in zip(indices, similarities_of_values, strict=True):
             by_similarity = np.argsort(-similarities, kind="stable").tolist()
             for other in [other for other in by_similarity if other != index][:count]:
-                row = {"value": self.values[index], "near": self.values[other], "count": int(self.counts[other])}
+                counts = {"value_count": int(self.counts[index]), "count": int(self.counts[other])}
+                row = {"value": self.values[index], "near": self.values[other], **counts}
                 similarity = float(similarities[other])  # the cosine, or minus the distance
                 results.append({**row, measure: similarity if measure == "cosine" else -similarity})
         return results
+
+    def noisy_values(self, values: Sequence[object]) -> list[str]:
+        """Return those of `values` whose vectors may be mostly the random numbers with which training began.
+
+        They are less than sqrt(2) times as large as an initial vector, so at least half of their variance may be noise.
+        """
+        sizes = np.sqrt((self.vectors**2).mean(1))
+        names = [self.values[self.row(value)] for value in values]
+        return [name for name in names if sizes[self.row(name)] < math.sqrt(2) * INITIAL_STD]
 
 
 def _has_embeddings(run: Run) -> bool:
@@ -172,33 +183,6 @@ def bias_shift(
     is_possible = np.isfinite(log_probs).all(axis=0)  # a token of probability 0 has log probability -infinity
     first, second = (np.where(is_possible, token_log_probs, 0.0) for token_log_probs in log_probs)
     return first - second
-
-
-def most_shifted_tokens(
-    run: Run,
-    context: Mapping[str, Any],
-    against: Mapping[str, Any] | None = None,
-    *,
-    count: int = 10,
-    frequent: int | None = None,
-    unknown: str = "error",
-) -> list[Row]:
-    """Return the `count` tokens that the softmax bias of a context raises most, then those that it lowers most.
-
-    Each row has a `token` and the change of its log probability in `nats`; the largest changes come first in both
-    groups. `against` is the context to compare with, by default the expected one. `frequent` is the number of most
-    frequent tokens that are considered (by default all), because biases of rare tokens are noisy.
-    """
-    limits.check(count=count, frequent=frequent)
-    nats = bias_shift(run, context, against, unknown=unknown)
-    specials = run.tokenizer.specials
-    nats[specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned
-    considered = nats if frequent is None else nats[: frequent + len(specials)]  # tokens are sorted by frequency
-    order = np.argsort(-considered, kind="stable").tolist()
-    token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
-    token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
-    tokens = map(run.tokenizer.readable, run.tokenizer.decode(token_ids))
-    return [{"token": token, "nats": float(nats[token_id])} for token, token_id in zip(tokens, token_ids, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ more than two. A column that a context lacks has the expected value.
 Shapes: K contexts, T targets of a text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,10 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
+from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
+from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
+from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
 from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute log ratios, in nats, of weak, clear and strong evidence
@@ -32,7 +35,12 @@ Floats = NDArray[np.float64]
 
 
 def explain(
-    runs: Run | Sequence[Run], texts: Sequence[str], contexts: Mapping[str, ContextValues], *, unknown: str = "error"
+    runs: Run | Sequence[Run],
+    texts: Sequence[str],
+    contexts: Mapping[str, ContextValues],
+    *,
+    unknown: str = "error",
+    train: Any = None,
 ) -> list[Row]:
     """Compute the nats of texts given each of several named contexts, averaged over runs.
 
@@ -42,13 +50,16 @@ def explain(
         contexts: The values of columns for each named context.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
+        train: The training table, in which to count the tokens; None counts no tokens.
 
     Returns:
         A row per text with `text`, `tokenizer` (the kind of tokenizer), `nats` and `posterior` by context, and
         `tokens`, which has a row per token. The row of a token has `token`, `known` (whether the token is in the
         vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
         tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
-        likely.
+        likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
+        with each context, unless the contexts differ in columns that are no categories. The ratio of a token that does
+        not occur is no evidence.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
@@ -61,7 +72,10 @@ def explain(
     context_names = list(contexts)
     nats, corpus = _mean_nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
-    tokenizer = runs[0].tokenizer
+    tokenizer, token_counts = runs[0].tokenizer, None
+    if train is not None:
+        training_texts = read_training_texts(runs[0], train)
+        token_counts = TokenCounts.of_contexts(runs[0], training_texts, list(contexts.values()), unknown=unknown)
     end = tokenizer.specials.end
     for text_index, text in enumerate(texts):
         text_nats = nats[:, starts[text_index] : starts[text_index + 1]]
@@ -73,6 +87,8 @@ def explain(
         for position, (token, token_id) in enumerate(zip(text_tokens, ids, strict=True)):
             is_known = token_id != tokenizer.specials.unknown
             figures = _figures(context_names, text_nats[:, position], posterior[:, position])
+            if token_counts is not None:
+                figures["counts"] = dict(zip(context_names, token_counts.tokens[:, token_id].tolist(), strict=True))
             tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
         totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
@@ -123,8 +139,7 @@ def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequen
     if len(contexts) < 2:
         raise UserError(f"contexts: expected at least two, got {len(contexts)}")
     if not any(run.model.is_adapted for run in runs):
-        hint = "all contexts give a text the same probability; use an adapted run"
-        raise UserError(f"{runs[0].folder} is not adapted: {hint}")
+        check_adapted(runs[0])
     for first, second in combinations(contexts, 2):
         if dict(first) == dict(second):
             raise UserError(f"contexts: expected different contexts, got {context_text(first)} twice")
@@ -138,6 +153,23 @@ def read_texts(source: Any, column: str) -> list[str]:
 def context_text(context: ContextValues) -> str:
     """Format a context as `rating=5; city=Oslo`, or as `expected` if it has no values."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
+
+
+def has_evidence(token: Row) -> bool:
+    """Return whether a token of `explain` occurs in a training text of any of the contexts, or was not counted."""
+    return any(token.get("counts", {"": 1}).values())
+
+
+def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield notices about rows of `explain`: tokens without evidence, and texts that have no token with evidence."""
+    tokens = [token for row in rows for token in row["tokens"]]
+    if unsupported := dict.fromkeys(token["token"] for token in tokens if not has_evidence(token)):
+        words = format_names([*unsupported])
+        yield f"no evidence, because training saw them in none of the contexts that are compared: {words}"
+    for row in rows:
+        *words, _end = row["tokens"]
+        if words and not any(token["known"] and has_evidence(token) for token in words):
+            yield f"{row['text']!r:.80}: training saw none of its words in these contexts; the result is a guess"
 
 
 def strength(ratio: float) -> int:

@@ -68,9 +68,7 @@ def log_likelihoods(
     check_choice("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
-    if not run.model.is_adapted:
-        hint = "all contexts give a text the same probability; use an adapted run"
-        raise UserError(f"{run.folder.name} is not adapted: {hint}")
+    check_adapted(run)
     if samples and run.mixture is not None:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
@@ -175,6 +173,13 @@ def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDA
     categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
     numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
+
+
+def check_adapted(run: Run) -> None:
+    """Raise a `UserError` unless the context changes the probabilities of a run."""
+    if not run.model.is_adapted:
+        hint = "all contexts give a text the same probability; use an adapted run"
+        raise UserError(f"{run.folder.name} is not adapted: {hint}")
 
 
 def check_value(run: Run, variable: Variable, name: str, valid_names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ byte are comparable between models with different tokenizers and vocabularies.
 Shapes: N texts.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from factorcell.data.rows import category_names
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
+from factorcell.evaluation.comparison import bits_per_byte_difference
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
@@ -42,11 +44,13 @@ class Evaluation(NamedTuple):
         row: The figures of the whole table, as returned by `evaluate`.
         by: For each column, a row of figures for each group of texts with the same value.
         texts: The contribution of each text to each figure.
+        baseline: The evaluation of the baseline on the same texts, if there is a baseline.
     """
 
     row: Row
     by: dict[str, list[Row]]
     texts: Figures
+    baseline: "Evaluation | None" = None
 
 
 def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "group") -> Row:
@@ -67,7 +71,8 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
         out-of-vocabulary targets; `unknown_share` is `unknown_targets` / `targets`. `bits_per_byte` has an interval
         from `bits_per_byte_low` to `bits_per_byte_high`; `bits_per_byte_texts` is the number of texts that were not
         truncated, and `bits_per_byte_bound` is whether the figure is only a lower bound. With a `baseline`, the row
-        also has `gain` (if the vocabularies are equal) and `bits_per_byte_difference`, both with intervals.
+        also has `gain` (if the vocabularies are equal) and `bits_per_byte_difference`, both with intervals; the latter
+        is only a bound, "at most" or "at least", if `bits_per_byte_difference_bound` says so.
 
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
@@ -98,21 +103,22 @@ def evaluate_by_columns(
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
     model_figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
-    model_sums, baseline_sums = model_figures["perplexity"], None
-    if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
-        baseline_corpus = baseline.prepare(source, unknown=unknown)
-        baseline_figures = text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
-        row |= _bits_difference_row(model_figures, baseline_figures, baseline_corpus, baseline)
-    elif baseline is not None or (by and reads_context(run)):
-        baseline_figures = _baseline_figures(run, baseline, corpus, source, unknown)
-        baseline_sums = baseline_figures["perplexity"]
+    model_sums, baseline_sums, evaluated_baseline = model_figures["perplexity"], None, None
+    if baseline is not None:
+        evaluated_baseline = _evaluate_baseline(run, baseline, corpus, source, unknown)
+        baseline_figures = evaluated_baseline.texts
+        baseline_sums = baseline_figures["perplexity"] if _have_equal_vocabularies(run, baseline) else None
+    elif by and reads_context(run):
+        baseline_sums = without_context(run, corpus)["perplexity"]
+    if baseline_sums is not None:
         row |= gain(model_sums, baseline_sums).to_row("gain")
         over = None if baseline is None else baseline.folder.name
         row |= {"perplexity_without": _perplexity(baseline_sums), "over": over}
-        row |= {} if baseline is None else _bits_difference_row(model_figures, baseline_figures, corpus, baseline)
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
+    if baseline is not None and evaluated_baseline is not None:
+        row |= _bits_difference_row(model_figures, evaluated_baseline, baseline)
     rows_by_column = {column: gains(model_sums, baseline_sums, groups) for column, groups in groups_by_column.items()}
-    return Evaluation(row, rows_by_column, model_figures)
+    return Evaluation(row, rows_by_column, model_figures, evaluated_baseline)
 
 
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
@@ -182,25 +188,34 @@ def without_context(model: Scorer, corpus: Corpus) -> Figures:
 
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
     """Raise a `UserError` unless both models predict the same tokens."""
-    if baseline.tokenizer.tokens != run.tokenizer.tokens:
+    if not _have_equal_vocabularies(run, baseline):
         folders = f"{baseline.folder} and {run.folder}"
         raise UserError(
             f"{folders}: the vocabularies differ, so perplexities cannot be compared; compare bits per byte"
         )
 
 
-def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, source: Any, unknown: str) -> Figures:
-    """Return the figures of every text under the baseline, or under `run` with the expected context if it is None.
+def _have_equal_vocabularies(run: Scorer, baseline: Scorer) -> bool:
+    return baseline.tokenizer.tokens == run.tokenizer.tokens
 
-    An adapted baseline reads its own context columns in `source`.
+
+def _evaluate_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: Any, unknown: str) -> Evaluation:
+    """Evaluate the baseline on the texts of `corpus`, which `run` has prepared.
+
+    An adapted baseline, and one with other tokens, reads its own columns in `source`.
     """
-    if not (isinstance(baseline, Run) and baseline.model.is_adapted):
-        return without_context(baseline or run, corpus)
-    baseline_corpus = baseline.prepare(source, unknown=unknown)
-    if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
-        folders = f"{baseline.folder} and {run.folder}"
-        raise UserError(f"{folders}: the models read the texts differently, so perplexities cannot be compared")
-    return text_figures.figures_from_nats(baseline.nats(baseline_corpus), baseline_corpus)
+    if not _have_equal_vocabularies(run, baseline):
+        baseline_corpus = baseline.prepare(source, unknown=unknown)
+    elif isinstance(baseline, Run) and baseline.model.is_adapted:
+        baseline_corpus = baseline.prepare(source, unknown=unknown)
+        if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
+            folders = f"{baseline.folder} and {run.folder}"
+            raise UserError(f"{folders}: the models read the texts differently, so perplexities cannot be compared")
+    else:
+        baseline_corpus = corpus.without_context(baseline.schema)
+    nats = baseline.nats(baseline_corpus)
+    figures = text_figures.figures_from_nats(nats, baseline_corpus)
+    return Evaluation(summary_row(nats, baseline_corpus), {}, figures)
 
 
 def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str]) -> list[Row]:
@@ -236,29 +251,14 @@ def gain(model: TextSums, baseline: TextSums) -> Interval:
     return statistics.gain_from_nats(ratios.difference(0, 1))
 
 
-def bits_difference(model: TextSums, baseline: TextSums) -> Interval | None:
-    """Return the bits per byte of `model` minus those of `baseline` over texts that neither of them truncated.
-
-    The result is None if there is no such text. The tokenizers and vocabularies may differ. Raises a `UserError` if the
-    original texts differ.
-    """
-    if model.texts != baseline.texts:
-        raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
-    ratios = Ratios.from_sums([[model], [baseline]])
-    return None if ratios is None else ratios.difference(0, 1)
-
-
-def _bits_difference_row(model_figures: Figures, baseline_figures: Figures, corpus: Corpus, baseline: Scorer) -> Row:
-    """Return a row of the difference in bits per byte; `corpus` has the texts as `baseline` reads them."""
-    difference = bits_difference(model_figures[BITS_PER_BYTE], baseline_figures[BITS_PER_BYTE])
-    if difference is None:
+def _bits_difference_row(model_figures: Figures, evaluated_baseline: Evaluation, baseline: Scorer) -> Row:
+    """Return a row of the difference in bits per byte, with the figure of the baseline."""
+    if BITS_PER_BYTE not in model_figures or evaluated_baseline.row.get(BITS_PER_BYTE) is None:
         return {}
     return {
-        **difference.to_row(f"{BITS_PER_BYTE}_difference"),
-        f"{BITS_PER_BYTE}_baseline": baseline_figures[BITS_PER_BYTE].ratio,
-        f"{BITS_PER_BYTE}_baseline_bound": bool(
-            (text_figures.has_lower_bound(corpus) & baseline_figures[BITS_PER_BYTE].is_included).any()
-        ),
+        **bits_per_byte_difference(model_figures, evaluated_baseline.texts),
+        f"{BITS_PER_BYTE}_baseline": evaluated_baseline.row[BITS_PER_BYTE],
+        f"{BITS_PER_BYTE}_baseline_bound": evaluated_baseline.row[f"{BITS_PER_BYTE}_bound"],
         f"{BITS_PER_BYTE}_over": baseline.folder.name,
     }
 
@@ -289,8 +289,9 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     """Return the name of the group of each value.
 
     A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
-    are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5". Otherwise,
-    there is a group for each distinct value, named after the value.
+    are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1996 to 2005". The
+    ends of a range are the lowest and the highest number in it. Otherwise, there is a group for each distinct value,
+    named after the value.
     """
     number_by_row = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
     if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
@@ -298,7 +299,24 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     present_numbers = np.array(list(number_by_row.values()), dtype=np.float64)
     edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
     range_indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
+    indices = np.unique(range_indices).tolist()
+    numbers_by_range = [present_numbers[range_indices == index] for index in indices]
+    names = _range_names([(float(numbers.min()), float(numbers.max())) for numbers in numbers_by_range])
+    name_by_index = dict(zip(indices, names, strict=True))
     groups = [MISSING_GROUP] * len(values)
     for row, range_index in zip(number_by_row, range_indices.tolist(), strict=True):
-        groups[row] = f"{edges[range_index]:.4g} to {edges[range_index + 1]:.4g}"
+        groups[row] = name_by_index[range_index]
     return groups
+
+
+def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
+    """Return a name such as "1996 to 2005" for each range (lowest number, highest number), in ascending order.
+
+    Numbers have at least four significant digits, and as many as distinguish the end of a range from the next one.
+    """
+    names: list[list[str]] = []
+    for digits in range(4, 18):
+        names = [[f"{end:.0f}" if end.is_integer() else f"{end:.{digits}g}" for end in ends] for ends in ranges]
+        if all(float(high) < float(low) for (_, high), (low, _) in itertools.pairwise(names)):
+            break
+    return [low if low == high else f"{low} to {high}" for low, high in names]

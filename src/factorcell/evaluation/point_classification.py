@@ -85,7 +85,7 @@ def classify_points(
         distances = point_distances(text_coordinates, point_coordinates, variables, run)
         nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
         truth = [names[index] if distance <= within else None for index, distance in nearest_points]
-    result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
+    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
     return replace(result, key=texts_digest(corpus, *names))
 
 

@@ -10,9 +10,10 @@ from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name, to_number
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.bayes_rule import Classification, text_accuracies
+from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import Evaluation
+from factorcell.evaluation.run_warnings import training_difference
 from factorcell.evaluation.text_figures import Figures
 from factorcell.folders import not_a_run_error
 from factorcell.model import model_card, ngram, saved_results
@@ -83,10 +84,12 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     return None
 
 
-def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation) -> Row:
-    """Return the row of an evaluation that `save_result` saves."""
-    key = evaluation.texts["perplexity"].key
-    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **prediction_fields(run)}
+def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation, baseline: Scorer | None = None) -> Row:
+    """Return the row of an evaluation, with the baseline of its gain or None, that `save_result` saves."""
+    identity = {"table": table_name(table), "unit": run.tokenizer.unit}
+    row = {**identity, **evaluation.row, "texts_key": evaluation.texts["perplexity"].key, **prediction_fields(run)}
+    if baseline is not None and (difference := training_difference(run, baseline)):
+        row["training_difference"] = difference
     return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
 
 
@@ -97,10 +100,10 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     """
     result = classify(run, table, target)
     metrics = result.metrics()
-    texts = {"accuracy": text_accuracies(result)}
+    figures = accuracy_figures(result)
     if result.has_labels:
-        save_result(run, classification_row(run, table, target, result, metrics), texts)
-    return metrics, texts
+        save_result(run, classification_row(run, table, target, result, metrics), figures)
+    return metrics, {"accuracy": figures["accuracy"]}
 
 
 def classification_row(
@@ -115,8 +118,7 @@ def classification_row(
         "texts_key": result.key,
         **prediction_fields(run),
     }
-    options = {"priors": result.priors, "samples": samples}
-    return {**identity, **options, **metrics, "confusion": confusion}
+    return {**identity, "samples": samples, **metrics, "confusion": confusion}
 
 
 def prediction_fields(model: Scorer) -> Row:

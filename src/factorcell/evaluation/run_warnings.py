@@ -7,6 +7,7 @@ ignored if unknown users wrote all of its texts. The keys `gain`, `gain_low` and
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import format_difference
 from factorcell.model import saved_results, training_state
 from factorcell.model.run import Run, training_facts
+from factorcell.model.saved_results import EFFECT
 from factorcell.model.scoring import Scorer
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
-EFFECT = "effect of removing the context"
 EFFECT_MEANING = "how much lower the perplexity is with it"
 GAIN_IS_SMALLER = "the gain over an unadapted run is usually smaller"
 
@@ -72,7 +73,10 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
 
     `kind_of_text` names the texts, such as "development text".
     """
-    command = f"factorcell tune-online {run.folder} TABLE"
+    if run.tokenizer.is_character_level:
+        command = f"factorcell replay {run.folder} TABLE --out FOLDER"
+    else:  # `replay` completes texts, which requires characters
+        command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 
 
@@ -82,6 +86,52 @@ def mixture_notices(runs: Sequence[Run]) -> list[str]:
     if len(mixed) in (0, len(runs)):
         return []
     return [f"only {', '.join(mixed)} predicts with n-gram counts; the difference is not the effect of a context alone"]
+
+
+def training_difference(run: Scorer, baseline: Scorer) -> str | None:
+    """Return a sentence about differences between two trainings that a gain includes, in addition to the context.
+
+    These are the number of training targets that each model read (only of runs without fine-tuning, if they differ by
+    more than 1 %), and the sizes of embeddings and layers. The result is None without such a difference.
+    """
+    if not (isinstance(run, Run) and isinstance(baseline, Run)):
+        return None
+    differences = []
+    targets, baseline_targets = training_targets(run), training_targets(baseline)
+    if targets and baseline_targets and differ([targets, baseline_targets]):
+        counts = f"{format_targets(baseline_targets)} targets, this run {format_targets(targets)}"
+        differences.append(f"the baseline read {counts}")
+    sizes, baseline_sizes = _sizes(run), _sizes(baseline)
+    for name, size in sizes.items():
+        if baseline_sizes.get(name, size) != size:
+            differences.append(f"the baseline has {name} {baseline_sizes[name]}, this run {size}")
+    if not differences:
+        return None
+    difference = "this difference" if len(differences) == 1 else "these differences"
+    return f"{'; '.join(differences)}: the gain includes {difference}"
+
+
+def differ(target_counts: Sequence[int]) -> bool:
+    """Return whether the numbers of training targets of several models differ by more than 1 %."""
+    return max(target_counts) > 1.01 * min(target_counts)
+
+
+def training_targets(run: Run) -> int | None:
+    """Return the number of targets that training read; None if unknown, or if the run was fine-tuned from another."""
+    log = run.log()
+    return log[-1].get("tokens") if log and not training_facts(run.folder).get("finetuned") else None
+
+
+def format_targets(count: int) -> str:
+    """Return a number of targets, in millions if it is large."""
+    return f"{count / 1e6:.2f} million" if count >= 100_000 else f"{count:,}"
+
+
+def _sizes(run: Run) -> Row:
+    """Return the sizes of the embeddings and of the layers of a run, by the names of their options."""
+    backbone: Row = asdict(run.config.backbone)
+    layers: Row = {name: backbone[name] for name in ("layers", "hidden_size") if name in backbone}
+    return {"embedding_size": run.config.model.embedding_size, **layers}
 
 
 def find_warnings(runs: Iterable[Run]) -> list[str]:

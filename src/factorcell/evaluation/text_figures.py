@@ -8,6 +8,8 @@ The key of a figure is a digest of the texts as the model reads them. Two models
 keys of their figures are equal. The figures of a table are saved in the file `texts-<key>.safetensors` of the run
 folder.
 
+The figure `bits_per_byte_exact` omits the texts whose bits are only a lower bound.
+
 Shapes: N texts.
 """
 
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
+from factorcell.model.spelling import spelling_nats
 
 Floats = NDArray[np.float64]
 
@@ -45,6 +48,13 @@ class TextSums(NamedTuple):
         """Return the contributions of the texts with the indices `rows`; the key differs from that of all texts."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
+
+    def omit(self, is_omitted: NDArray[np.bool_]) -> "TextSums":
+        """Return the contributions without those of the texts in the mask `is_omitted` (N,)."""
+        numerator, denominator = (
+            np.where(is_omitted, math.nan, values) for values in (self.numerator, self.denominator)
+        )
+        return self._replace(numerator=numerator, denominator=denominator)
 
     @property
     def texts(self) -> str:
@@ -84,7 +94,7 @@ def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 
 def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Return the figures `perplexity`, `perplexity_known` and `bits_per_byte` from the nats of all targets."""
+    """Return the figures `perplexity`, `perplexity_known` and those of bits per byte from the nats of all targets."""
     is_known, key, nats_of_texts = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
     figures = {
         "perplexity": TextSums(key, nats_of_texts, corpus.lengths.astype(np.float64)),
@@ -93,18 +103,21 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
         ),
     }
     bits = bits_per_byte(key, nats_of_texts, corpus)
-    return figures if bits is None else {**figures, "bits_per_byte": bits}
+    if bits is None:
+        return figures
+    return {**figures, "bits_per_byte": bits, "bits_per_byte_exact": bits.omit(has_lower_bound(corpus))}
 
 
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
     """Return the figure `bits_per_byte` from the `nats` (N,) of the texts; None if the original texts are unknown.
 
-    Truncated texts are omitted, because the number of bytes of the part that was read is unknown.
+    The bits include the spellings of out-of-vocabulary tokens. Truncated texts are omitted, because the number of bytes
+    of the part that was read is unknown.
     """
     if corpus.originals is None:
         return None
     is_truncated = corpus.truncated
-    bits = np.where(is_truncated, math.nan, nats / math.log(2))
+    bits = np.where(is_truncated, math.nan, (nats + spelling_nats(corpus)) / math.log(2))
     sizes = np.where(is_truncated, math.nan, corpus.originals.sizes)
     return TextSums(key, bits, sizes, corpus.originals.key)
 
@@ -112,11 +125,9 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
     """Return for each text (N,) whether its bits are only a lower bound.
 
-    The bits are a lower bound if the tokens do not determine the original text, for example because of an
-    out-of-vocabulary token.
+    The bits are a lower bound if the tokens do not determine the original text, for example because of white space.
     """
-    has_unknown_token = sum_per_text(~is_known_target(corpus), corpus) > 0
-    return has_unknown_token if corpus.originals is None else has_unknown_token | ~corpus.originals.restorable
+    return np.zeros(len(corpus), np.bool_) if corpus.originals is None else ~corpus.originals.restorable
 
 
 def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.bool_]) -> TextSums:

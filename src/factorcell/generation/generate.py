@@ -8,6 +8,7 @@ and an interrupted list can be continued at any number.
 import difflib
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from factorcell import files, limits, memory
 from factorcell.choices import GENERATION_METHODS
-from factorcell.config import UserError, check_choice
+from factorcell.config import Notice, UserError, check_choice
 from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
@@ -29,6 +30,7 @@ from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import (
     GeneratedText,
     RequestTokens,
+    UnknownShare,
     WritingTask,
     collect_texts,
     generate_steps,
@@ -42,6 +44,7 @@ from factorcell.model.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
 BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # number of searches that run at once
+MIN_UNKNOWN_SHARE = 0.05  # mean probability of the unknown token from which on a notice reports it
 BEAM_WIDTH, STOCHASTIC_BEAM_WIDTH = 8, 120  # default widths (thesis 2018, section 6.3.1)
 
 
@@ -167,7 +170,8 @@ def category_values(schema: ContextSchema, column: str) -> list[str]:
     """Return the sorted values of a categorical context column, or raise a `UserError` if it has another kind."""
     variable = schema.variable(column)
     if variable.kind != "category":
-        raise UserError(f"{column}: expected a column of kind category, got {variable.kind}")
+        remedy = f"name its values in --context, or train with --context {variable.source_column}:category"
+        raise UserError(f"{column}: expected a column of kind category, got {variable.kind}; {remedy}")
     _unknown, *values = variable.values
     return sort_values(values)
 
@@ -219,10 +223,10 @@ def generate(
     prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
-    search_count = len(contexts) * searches_per_context
+    search_count, unknown_share = len(contexts) * searches_per_context, UnknownShare()
     for start in range(first // texts_per_search, search_count, batch_size):
         if time.monotonic() >= deadline:
-            return
+            break
         searches = range(start, min(search_count, start + batch_size))
         indices = [search // searches_per_context for search in searches]  # the context of each search
         width, extensions = options.beam_sizes(texts_per_search)
@@ -231,7 +235,7 @@ def generate(
         conditioning, rows = condition_contexts(run, contexts, indices, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompt_tokens)
-            task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline)
+            task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline, unknown_share)
             results = _write_texts(task, options, texts_per_search, start)
         for search, index, texts in zip(searches, indices, results, strict=True):
             for text_number, text in enumerate(texts, search * texts_per_search):
@@ -246,6 +250,16 @@ def generate(
                         "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
                         "ended": text.has_ended,
                     }
+    _report_unknown_share(unknown_share)
+
+
+def _report_unknown_share(share: UnknownShare) -> None:
+    """Emit a `Notice` if out-of-vocabulary words were so probable that other words replace many of them."""
+    if share.mean >= MIN_UNKNOWN_SHARE:
+        problem = (
+            f"out-of-vocabulary words (such as numbers and names) have a probability of {share.mean:.0%} on average"
+        )
+        warnings.warn(Notice(f"{problem}; they are never generated, and other words take their place"), stacklevel=2)
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
@@ -330,6 +344,7 @@ def stream(
         with run.scoring():  # only within a step: between steps, the precision of the caller applies
             step = next(steps, None)
         if step is None:
+            _report_unknown_share(task.unknown)
             return
         if step.tokens[0] != constraints.end:
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]

@@ -51,7 +51,7 @@ def _describe_model(run: Run) -> str:
     if run.model.is_adapted:
         sentences.append(_describe_adaptation(run))
     else:
-        sentences.append(f"{_capitalize(describe_missing_context(run))}.")
+        sentences.append(f"{escape_markdown(_capitalize(describe_missing_context(run)))}.")
     if has_mixture(run):
         components = training_facts(run.folder).get("ngram", {}).get("components", ())
         names = f" ({', '.join(components)})" if components else ""
@@ -113,8 +113,8 @@ def _describe_training(run: Run) -> str:
         share = row["nonzero"] / max(1, row["coefficients"])
         nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
         lines.append(f"- sparse softmax bias: {nonzero} are not zero ({share:.2%})")
-    seen = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
-    lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{seen}")
+    frequency = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
+    lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
     lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:
         canaries = f"{run.config.training.canaries:,} canaries (random texts)"
@@ -123,9 +123,10 @@ def _describe_training(run: Run) -> str:
     if log:
         last_row = log[-1]
         minutes = last_row["seconds"] / 60
+        passes = f" ({last_row['tokens'] / max(1, facts['targets']):.3g} passes)" if facts else ""
         lines.append(
-            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen, {minutes:.1f} minutes, "
-            f"seed {run.config.training.seed}"
+            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen{passes}, "
+            f"{minutes:.1f} minutes of training, seed {run.config.training.seed}"
         )
     return "\n".join(lines)
 
@@ -134,19 +135,27 @@ def _results_table(run: Run) -> str:
     best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
     mixed, neural = mixture_perplexity(run), ", neural model alone" if has_mixture(run) else ""
+    measure = saved_results.measure_name("perplexity", run.tokenizer.unit)
     if mixed is not None:
-        lines.append(f"| development | perplexity, mixture | {format_number(mixed, '.2f')} |")
+        lines.append(f"| development | {measure}, mixture | {format_number(mixed, '.2f')} |")
     if best:
         perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
-        lines.append(f"| development | perplexity{neural} | {perplexity} |")
-        lines.append(f"| development | perplexity, known targets{neural} | {known} |")
+        lines.append(f"| development | {measure}{neural} | {perplexity} |")
+        lines.append(f"| development | {measure}, known targets{neural} | {known} |")
         if is_number(bits := best.get("bits_per_byte")):
             is_lower_bound = bool(best.get("bits_per_byte_bound"))
             bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
             lines.append(f"| development | {bits_per_byte.measure}{neural} | {_format_value(bits_per_byte)} |")
-    for result in saved_results.latest_measurements(saved_results.read(run.folder)):
+    results = saved_results.read(run.folder)
+    for result in saved_results.latest_measurements(results):
         table, measure = escape_markdown(result.table), escape_markdown(result.measure)
         lines.append(f"| {table} | {measure} | {_format_value(result)} |")
+    for evaluation in saved_results.latest_evaluations(results):
+        table = escape_markdown(evaluation["table"])
+        for gain in evaluation["gains"]:
+            remark = f"; {gain['training_difference']}" if gain.get("training_difference") else ""
+            for measure, value in saved_results.describe_gain(gain):
+                lines.append(f"| {table} | {escape_markdown(measure)} | {value}{remark} |")
     return "\n".join(lines)
 
 

@@ -59,7 +59,7 @@ class Predictor(Protocol):
     def vocabulary_size(self) -> int:
         """The number of tokens, V."""
 
-    def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Any:
+    def condition(self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None) -> Any:
         """Compute everything that B contexts determine, as `LanguageModel.condition` does."""
 
     def fold(self, conditioning: Any, shared: bool = False) -> Any:
@@ -163,9 +163,11 @@ class NGramMixture:
         """The number of tokens, V."""
         return self.neural.vocabulary_size
 
-    def condition(self, context: Context, override: Mapping[str, Tensor] | None = None) -> MixtureConditioning:
+    def condition(
+        self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None
+    ) -> MixtureConditioning:
         """Compute everything that B contexts determine; the arguments are those of `LanguageModel.condition`."""
-        return MixtureConditioning(self.neural.condition(context, override), self._values(context))
+        return MixtureConditioning(self.neural.condition(context, override, packed), self._values(context))
 
     def _values(self, context: Context) -> Tensor:
         """Return the value of each context (B,), K where it is missing; zeros without a column."""

@@ -55,8 +55,8 @@ def choose_precision(speedup: float) -> str:
 
 
 def describe_speedup(speedup: float) -> list[str]:
-    """Describe the chosen precision in one line; return no line if the speedup was not measured."""
+    """Name the chosen precision in one line; return no line if the speedup was not measured."""
     if speedup == 1.0:
         return []
-    precision = choose_precision(speedup)
-    return [f"products of {precision} (bfloat16 is {speedup:.1f} times as fast here); use --precision to choose"]
+    # The factor is not shown, because it varies with the load of the machine.
+    return [f"products are computed in {choose_precision(speedup)}, the faster format when tried; --precision sets it"]

@@ -1,6 +1,7 @@
 """Models read texts and their contexts with the tokenizer and the context schema of their training."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from factorcell.config import Config, UserError, check_choice
@@ -9,6 +10,7 @@ from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Corpus
 from factorcell.data.rows import to_contexts, to_rows, to_texts
 from factorcell.data.schema import ContextSchema
+from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer
 
 
@@ -117,7 +119,7 @@ class TextModel:
         missing = "error" if self.config.data.missing == "error" else "expected"
         try:
             return prepare(
-                rows,
+                replace(open_table(rows), name="contexts"),
                 self.config.with_options(missing=missing),
                 tokenizer=self.tokenizer,
                 schema=self.schema,
@@ -127,4 +129,5 @@ class TextModel:
                 report_counts=report_counts,
             )
         except UserError as error:
-            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
+            row_name = "contexts row 1" if len(rows) == 1 else "contexts row"
+            raise error.with_message(error.message.replace(row_name, "context", 1)) from None

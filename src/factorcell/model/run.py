@@ -8,6 +8,7 @@ error.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,11 @@ class Run(TextModel):
         if counts.dtype != torch.int64 or counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
             raise UserError(f"{path}: expected a count for each token")
         return counts
+
+    def set_epochs(self, epochs: float) -> None:
+        """Change the number of passes in the config, in memory and in the folder."""
+        self.config = replace(self.config, training=replace(self.config.training, epochs=epochs))
+        files.write_versioned(self.folder / "config.json", self.config.to_dict(), FORMAT)
 
     @property
     def log_path(self) -> Path:

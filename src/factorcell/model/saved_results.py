@@ -5,16 +5,18 @@ precisions. Therefore results that differ only by rounding are not listed twice.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from factorcell import files
+from factorcell.bootstrap import Interval
 from factorcell.finite import is_number
 
 FILE = "results.jsonl"
 PERPLEXITY_MEASURES = ("perplexity", "perplexity_known", "bits_per_byte")
 CLASSIFICATION_MEASURES = ("accuracy", "macro_f1", "auc")
+EFFECT = "effect of removing the context"
 
 
 class Measurement(NamedTuple):
@@ -35,6 +37,14 @@ class Measurement(NamedTuple):
     low: float | None = None
     high: float | None = None
     is_lower_bound: bool = False
+
+
+# The fields of an evaluation about its baseline: the gain, the difference in bits per byte, and what they include.
+GAIN_FIELDS = (
+    *("gain", "gain_low", "gain_high", "perplexity_without", "over", "only_unknown_users", "training_difference"),
+    *("bits_per_byte_difference", "bits_per_byte_difference_low", "bits_per_byte_difference_high"),
+    *("bits_per_byte_difference_bound", "bits_per_byte_baseline", "bits_per_byte_baseline_bound", "bits_per_byte_over"),
+)
 
 
 class GainTable(NamedTuple):
@@ -73,21 +83,34 @@ def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
     # By table, measure and key of the texts: the number of texts, and the fields of the measurement.
     latest: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
-        scores = row.get("evaluation", row)
-        for name in (*PERPLEXITY_MEASURES, *CLASSIFICATION_MEASURES):
+        for scores, name, measure in _named_measures(row):
             if is_number(scores.get(name)):
-                texts_key, measure = scores.get("texts_key"), name.replace("_", " ")
-                if name in CLASSIFICATION_MEASURES:
-                    texts_key = row.get("accuracy_key", texts_key)
-                    measure += _classification_settings(row)
-                measured = scores.get("texts", 0), _measurement_fields(scores, name)
                 measure += ", mixture" if scores.get("predictor") == "mixture" else ""
-                latest[scores.get("table", ""), measure, str(texts_key)] = measured
+                measured = scores.get("texts", 0), _measurement_fields(scores, name)
+                latest[scores.get("table", ""), measure, str(scores.get("texts_key"))] = measured
     same_name_counts = Counter((table, measure) for table, measure, _ in latest)
     return [
         Measurement(f"{table} ({texts:,} texts)" if same_name_counts[table, measure] > 1 else table, measure, **fields)
         for (table, measure, _), (texts, fields) in latest.items()
     ]
+
+
+def _named_measures(row: files.Row) -> Iterator[tuple[files.Row, str, str]]:
+    """Yield the measures of a result: scores, the key of the measure in the scores, and its name with its settings."""
+    scores = row.get("evaluation", row)
+    if row.get("kind") != "classify":
+        for name in PERPLEXITY_MEASURES:
+            yield scores, name, measure_name(name, scores.get("unit"))
+    for accuracies in _accuracies(row):
+        target = f" of {row['target']}" if row.get("target") else ""
+        for name in CLASSIFICATION_MEASURES:
+            yield accuracies, name, f"{name.replace('_', ' ')}{target}, {accuracies['classifier']}"
+
+
+def measure_name(name: str, unit: str | None) -> str:
+    """Return the name of a measure with its unit, such as "perplexity per word"; `unit` is the unit of perplexities."""
+    is_per_unit = unit and name.startswith("perplexity")
+    return name.replace("_", " ") + (f" per {unit}" if is_per_unit else "")
 
 
 def _measurement_fields(scores: files.Row, name: str) -> files.Row:
@@ -96,24 +119,73 @@ def _measurement_fields(scores: files.Row, name: str) -> files.Row:
     return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
 
-def _classification_settings(row: files.Row) -> str:
-    """Describe the settings of a classification that differ from the defaults, to append to the name of its measure."""
-    parts = [f" of {row['target']}"] if row.get("target") else []
-    parts += [f", {row['priors']} priors"] if row.get("priors", "uniform") != "uniform" else []
-    parts += [", combined with a linear classifier"] if row.get("combination_weights") else []
-    parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
-    return "".join(parts + ([", calibrated"] if "temperature" in row else []))
+def classifier_name(priors: str, is_combined: bool) -> str:
+    """Return the name of the classifier that a model and priors make, also if combined with a linear classifier."""
+    return f"model, {priors} priors" + (", combined with a linear classifier" if is_combined else "")
 
 
-def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
-    """Return the perplexities of the table evaluated last, with its last gain; an empty row without evaluations."""
-    evaluations = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
-    latest: files.Row = {}
-    for evaluation in evaluations:
-        # Later fields replace earlier ones; a gain remains, even if later evaluations of the table have none.
-        if all(evaluation.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key", "predictor")):
-            latest |= evaluation
-    return latest
+def _accuracies(row: files.Row) -> list[files.Row]:
+    """Return a row with the name, `classifier`, and the accuracy of each classifier of a result of `classify`.
+
+    The first one is the classifier that was chosen; its row has all measures. `figure` names the figure of each text.
+    """
+    if row.get("kind") != "classify":
+        return []  # `compare` saves its classifications as results of `classify` too
+    name = classifier_name(row.get("priors", "uniform"), bool(row.get("combination_weights")))
+    settings = [f", {row['samples']:,} samples"] if row.get("samples") else []
+    settings += [", calibrated"] if "temperature" in row else []
+    shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key", "predictor")}
+    chosen = {**row, "classifier": name + "".join(settings), "figure": f"accuracy, {name}"}
+    others = ({**shared, **other, "figure": f"accuracy, {other['classifier']}"} for other in row.get("others", ()))
+    return [chosen, *others]
+
+
+def latest_accuracies(rows: Iterable[files.Row]) -> list[files.Row]:
+    """Return the last accuracies of each classifier on each table, those of the last classification last.
+
+    A classifier that was only compared with the chosen one has no `confusion` and no measures of values.
+    """
+    latest: dict[tuple[Any, ...], files.Row] = {}
+    for row in rows:
+        for scores in reversed(_accuracies(row)):
+            key = tuple(scores.get(field) for field in ("table", "target", "texts_key", "classifier"))
+            latest[key] = {**latest.pop(key, {}), **scores}
+    return list(latest.values())
+
+
+def latest_evaluations(rows: Iterable[files.Row]) -> list[files.Row]:
+    """Return the last perplexities on each table, those of the table evaluated last at the end.
+
+    `gains` has a row of `GAIN_FIELDS` for each baseline, the last one at the end.
+    """
+    latest: dict[tuple[Any, ...], tuple[files.Row, dict[str | None, files.Row]]] = {}
+    for row in rows:
+        if row.get("kind") in ("evaluate", "compare"):
+            evaluation = row.get("evaluation", row)
+            key = tuple(evaluation.get(name) for name in ("table", "texts_key", "predictor"))
+            _, gains = latest.pop(key, ({}, {}))
+            if gain := {name: evaluation[name] for name in GAIN_FIELDS if name in evaluation}:
+                baseline = evaluation.get("over", evaluation.get("bits_per_byte_over"))
+                gains = {**{name: fields for name, fields in gains.items() if name != baseline}, baseline: gain}
+            omitted = (*GAIN_FIELDS, *CLASSIFICATION_MEASURES)
+            latest[key] = {name: value for name, value in evaluation.items() if name not in omitted}, gains
+    return [{**evaluation, "gains": list(gains.values())} for evaluation, gains in latest.values()]
+
+
+def describe_gain(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and values of the gain and the difference in bits per byte in a row of `GAIN_FIELDS`."""
+    lines = []
+    if gain := Interval.from_row(row, "gain"):
+        lines.append((gain_title(row.get("over")), gain.to_text(".1f", scale=100.0, unit="%")))
+    if difference := Interval.from_row(row, "bits_per_byte_difference"):
+        bound = f"{row['bits_per_byte_difference_bound']} " if row.get("bits_per_byte_difference_bound") else ""
+        lines.append((f"bits per byte above {row['bits_per_byte_over']}", bound + difference.to_text(".3f")))
+    return lines
+
+
+def gain_title(baseline: str | None) -> str:
+    """Return the name of a gain over a baseline, or of the difference to the same run without context if it is None."""
+    return f"gain over {baseline}" if baseline else EFFECT
 
 
 def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from factorcell.bootstrap import Interval
+from factorcell.bootstrap import Interval, format_ends
 from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.reports import elements
 from factorcell.reports.charts import (
@@ -52,8 +52,9 @@ METHOD = (
     "the share of queries that are the first suggestion; success at 10 is the share that are among the ten. Partial "
     "MRR is the MRR of the first suggestion that is the query or its first words; characters saved is the number of "
     "characters that need not be typed if that suggestion is accepted. The perplexity is per character of whole "
-    "queries, before the system learns them. Brackets contain 95 % bootstrap intervals ({draws:,} resamples of users); "
-    "differences are paired. "
+    "queries, before the system learns them; it is that of the n-gram mixture if the run predicts with one. A blend "
+    "has no perplexity, because it only ranks texts. Brackets contain 95 % bootstrap intervals ({draws:,} resamples "
+    "of users); differences are paired. "
     f"{BEST_MARK}: significantly better than all other systems."
 )
 
@@ -63,10 +64,11 @@ def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, st
     rows = []
     for row in _rows(summary, "all", over):
         latencies = next(entry for entry in summary["milliseconds"] if entry["system"] == row["system"])
-        difference = Interval.from_row(row, "mrr_difference")
+        difference, change = (Interval.from_row(row, name) for name in ("mrr_difference", "perplexity_change"))
         cells = {"system": row["system"]}
         cells |= {style.title: _format_metric(row, name) for name, style in METRICS.items()}
         cells[f"MRR difference to {summary['base']}"] = difference.to_text(".3f") if difference else "-"
+        cells[f"perplexity difference to {summary['base']}"] = change.to_text(".2f", 100, "%") if change else "-"
         rows.append({**cells, "ms": f"{latencies['suggest']:.1f} + {latencies['learn']:.1f}"})
     return rows, list(rows[0])
 
@@ -84,8 +86,7 @@ def _format_metric(row: Row, name: str) -> str:
     text = format(row[name], number_format) + (BEST_MARK if name in row.get("ahead", ()) else "")
     if not METRICS[name].has_interval:
         return text
-    low, high = (format(row[f"{name}_{end}"], number_format) for end in ("low", "high"))
-    return f"{text} [{low}, {high}]"
+    return f"{text} {format_ends(row[f'{name}_low'], row[f'{name}_high'], number_format)}"
 
 
 def replay_page(name: str, summary: Row) -> str:

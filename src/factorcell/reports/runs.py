@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell.bootstrap import Interval
 from factorcell.evaluation.comparison import (
     COMPARED_FIGURES,
     FIGURE_FORMATS,
@@ -15,23 +15,29 @@ from factorcell.evaluation.comparison import (
     format_difference,
     format_figure,
 )
-from factorcell.evaluation.results import find_models, prediction_fields, saved_text_figures
-from factorcell.evaluation.run_warnings import EFFECT, find_warnings
+from factorcell.evaluation.results import find_models
+from factorcell.evaluation.run_warnings import differ, format_targets
 from factorcell.finite import is_number
-from factorcell.model import model_card, ngram, saved_results
-from factorcell.model.run import Run, training_facts
-from factorcell.model.used_options import unused_options
+from factorcell.model import ngram
+from factorcell.model.saved_results import describe_gain, gain_title, measure_name
 from factorcell.reports import charts
 from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
+from factorcell.reports.run_results import (
+    DEVELOPMENT,
+    accuracy_key,
+    compared_accuracies,
+    compared_texts,
+    figures_on,
+    main_accuracies,
+    read_model,
+)
 
 Row = Mapping[str, Any]
 
 VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f"}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
 SIZES = ("parameters", "minutes")
-KEY_FIGURES = ("perplexity", "accuracy", "bits_per_byte")
-# Keys of the differences between a run and the baseline with which `evaluate` compared it.
-BASELINE_DIFFERENCES = {*Interval(0.0).to_row("gain"), *Interval(0.0).to_row("bits_per_byte_difference")}
+KEY_FIGURES_BY_TEXT = ("bits_per_byte", "accuracy")  # of models that read different tokens
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -46,51 +52,11 @@ def report_page(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: A folder contains no run, or a file in it is not valid.
     """
-    return run_report([_read(folder) for folder in find_models(list(map(Path, folders)), ngram.FILE)])
-
-
-def _read(folder: Path) -> Row:
-    """Read the results, logs and options of a run or of an n-gram model."""
-    results = saved_results.read(folder)
-    run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
-    # A run with a mixture may also have results of its neural model alone, which the page does not mix with the others.
-    predictor = None if run is None else prediction_fields(run).get("predictor")
-    results = [row for row in results if row.get("evaluation", row).get("predictor") == predictor]
-    latest = {row["kind"]: row for row in results}
-    evaluation = saved_results.latest_evaluation(results) or latest.get("compare") or {}
-    if run is None:
-        texts = saved_text_figures(folder, evaluation.get("texts_key"))
-        return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": evaluation, "texts": texts}
-    facts = training_facts(folder)
-    texts_key = evaluation.get("texts_key", None if predictor else facts.get("development_key"))
-    if not evaluation and predictor:
-        evaluation = {"table": "development texts", "perplexity": model_card.mixture_perplexity(run)}
-    elif not evaluation and (best := run.best_evaluation()):
-        evaluation = {"table": "development texts", **best}
-    classification = latest.get("classify")
-    if classification:
-        classification = {**classification, **classification["confusion"]}
-    return {
-        "folder": str(folder),
-        "title": folder.name,
-        "config": run.config.to_dict(),
-        "is_adapted": run.model.is_adapted,
-        "unused": unused_options(run.config, run.schema),
-        "schema": [variable.describe() for variable in run.schema.variables],
-        "evaluation": evaluation,
-        "log": run.log(),
-        "predictor": predictor,
-        "by": saved_results.latest_gains(results),
-        "classification": classification,
-        "texts": saved_text_figures(folder, texts_key),
-        # Trainings on the same texts have equal lists:
-        "trained": [texts_key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
-        "cautions": find_warnings([run]),
-    }
+    return run_report([read_model(folder) for folder in find_models(list(map(Path, folders)), ngram.FILE)])
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the HTML page about `runs`, the rows that `_read` returns.
+    """Return the HTML page about `runs`, the rows that `read_model` returns.
 
     Trainings of a model with different seeds share one row of the table; learning curves and charts show only the first
     of these trainings.
@@ -101,8 +67,9 @@ def run_report(runs: Sequence[Row]) -> str:
     if len(set(titles)) < len(titles):
         titles = [str(run["folder"]) for run in first_trainings]
     is_single = len(models) == 1
-    comparison = _compare(models, titles)
-    sections = [("Results" if is_single else "Comparison", _result_tables(comparison, models))]
+    compared = _Compared.of(models, titles)
+    sections = [] if is_single else [("Comparison", _comparison_tables(compared, models))]
+    sections.append(("Results", _result_tables(models, titles)))
     titled_runs = list(zip(first_trainings, titles, strict=True))
     curves = [
         {**row, "model": f"{title} (neural model alone)" if run.get("predictor") else title}
@@ -129,7 +96,7 @@ def run_report(runs: Sequence[Row]) -> str:
         sections.append(("Options", _options_tables(neural_runs)))
     name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
     cautions = [caution for run in runs for caution in run.get("cautions") or ()]
-    key_figures = _key_figures(comparison, first_trainings)
+    key_figures = _figures_of_model(compared, models[0]) if is_single else _compared_figures(compared)
     return document(name, sections, kicker="factorcell report", figures=key_figures, cautions=cautions)
 
 
@@ -157,106 +124,201 @@ def _sort_key(run: Row) -> tuple[bool, bool]:
     return "schema" not in run, bool(run.get("is_adapted"))
 
 
-def _compare(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Comparison:
-    return compare_models(
-        [
-            ComparedModel(title, [_metrics(run) for run in trainings], [run.get("texts") or {} for run in trainings])
-            for trainings, title in zip(models, titles, strict=True)
-        ]
-    )
+@dataclass(frozen=True)
+class _Compared:
+    """A comparison of models on one table, with the id and the name of the table and the key of the accuracies."""
+
+    comparison: Comparison
+    texts_id: str | None
+    table: str
+    accuracy: tuple[Any, ...] | None
+
+    @classmethod
+    def of(cls, models: Sequence[Sequence[Row]], titles: Sequence[str]) -> "_Compared":
+        """Compare models on the table on which most of them were evaluated."""
+        texts_id, accuracy = compared_texts(models), compared_accuracies(models)
+        compared_models = []
+        for trainings, title in zip(models, titles, strict=True):
+            rows, texts = zip(*(figures_on(run, texts_id, accuracy) for run in trainings), strict=True)
+            compared_models.append(ComparedModel(title, rows, texts))
+        comparison = compare_models(compared_models)
+        names = [str(row["table"]) for row in comparison if row.get("perplexity") is not None and row.get("table")]
+        table_name = next((name for name in names if name != DEVELOPMENT), names[0] if names else "")
+        return cls(comparison, texts_id, table_name, accuracy)
+
+    @property
+    def has_one_vocabulary(self) -> bool:
+        """Whether all models with a perplexity read the texts as the same tokens."""
+        keys = {row.get("texts_key") for row in self.comparison if is_number(row.get("perplexity"))}
+        return len(keys) <= 1
+
+    def name(self, figure: str, row: Row) -> str:
+        """Return the name of a figure in a row, with its unit, target, predictor and table."""
+        if figure == "accuracy":
+            return _accuracy_name({**row, "target": self.accuracy and self.accuracy[0]}, self.accuracy_table)
+        return ", ".join(filter(None, [measure_name(figure, row.get("unit")), self.table]))
+
+    @property
+    def accuracy_table(self) -> str:
+        """The name of the table of the accuracies."""
+        return str((self.accuracy and self.accuracy[1]) or "")
 
 
-def _key_figures(comparison: Comparison, runs: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the results to show first: those of the best model if the models are comparable, otherwise of each."""
-    figures: list[tuple[str, str]] = []
-    for name in KEY_FIGURES:
+def _accuracy_name(scores: Row, table_name: str | None) -> str:
+    target = f"accuracy of {scores['target']}" if scores.get("target") else "accuracy"
+    place = ", ".join(filter(None, [target, table_name]))
+    return f"{place}: {scores['classifier']}" if scores.get("classifier") else place
+
+
+def _compared_figures(compared: _Compared) -> list[tuple[str, str]]:
+    """Return the results of several models to show first: those of the best model if the models are comparable.
+
+    If they are not, because a figure is only a bound, the figure of each model is shown. Perplexities are left out if
+    the models read different tokens.
+    """
+    comparison, figures = compared.comparison, list[tuple[str, str]]()
+    for name in ("perplexity", "accuracy", "bits_per_byte") if compared.has_one_vocabulary else KEY_FIGURES_BY_TEXT:
         difference, higher_is_better = COMPARED_FIGURES[name]
         rows = [row for row in comparison if is_number(row.get(name))]
-        title = name.replace("_", " ")
-        if len(comparison) == 1:
-            figures += [(format_figure(row, name, FIGURE_FORMATS[name]), title) for row in rows]
-        elif len(rows) > 1 and all(row.get(difference) is not None for row in rows[1:]):
+        is_comparable = all(row.get(difference) is not None and not row.get(f"{difference}_bound") for row in rows[1:])
+        if len(rows) > 1 and is_comparable:
             best = (max if higher_is_better else min)(rows, key=lambda row: float(row[name]))
-            label = f"{title} of {best['model']}, the {'highest' if higher_is_better else 'lowest'} of {len(rows)}"
+            rank = f"the {'highest' if higher_is_better else 'lowest'} of {len(rows)}"
+            label = f"{best['model']}, {rank}: {compared.name(name, best)}"
             figures.append((format_figure(best, name, FIGURE_FORMATS[name]), label))
             if text := format_difference(difference, best):
-                figures.append((text, f"{comparison.titles()[difference]} of {best['model']}"))
+                figures.append((text, f"{best['model']}: {comparison.titles()[difference]}"))
         else:
-            figures += [(format_figure(row, name, FIGURE_FORMATS[name]), f"{title} of {row['model']}") for row in rows]
-    if len(comparison) == 1:
-        evaluation = runs[0].get("evaluation") or {}
-        if gain := format_difference("gain", evaluation):
-            figures.insert(1, (gain, _difference_name(evaluation.get("over"))))
+            figures += [
+                (format_figure(row, name, FIGURE_FORMATS[name]), f"{row['model']}: {compared.name(name, row)}")
+                for row in rows
+            ]
     return figures
 
 
-def _result_tables(comparison: Comparison, models: Sequence[Sequence[Row]]) -> str:
-    """Return a table of metrics and a table of sources and sizes, each with one row per model, and notes."""
-    lines, columns = comparison.table()
-    titles = [str(row["model"]) for row in comparison]
-    formats = {"targets": ",", "macro_f1": ".3f", "auc": ".3f", "parameters": ",.0f", "minutes": ".2f"}
-    source_columns = dict.fromkeys(("model", "folder", "perplexity on", "accuracy on"))
-    source_lines = []
-    for row, trainings in zip(comparison, models, strict=True):
-        cells_per_training = [_source_cells(run) for run in trainings]
-        line = {"model": row["model"], "folder": ", ".join(str(run["folder"]) for run in trainings)}
-        for column in dict.fromkeys(name for cells in cells_per_training for name in cells):
-            line[column] = ", ".join(dict.fromkeys(cells[column] for cells in cells_per_training if column in cells))
-            source_columns[column] = None
-        source_lines.append({**line, **{name: row.get(name) for name in formats}})
-    notes = "".join(map(note, [*comparison.notes(), *_mixture_notes(models, titles)]))
-    metrics = [name for name in columns if name not in SIZES]
-    return table(lines, metrics) + notes + table(source_lines, {**dict.fromkeys(source_columns, ""), **formats})
-
-
-def _mixture_notes(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> list[str]:
-    """Return a note that names the runs that predict with a mixture, if any."""
-    names = [title for (run, *_), title in zip(models, titles, strict=True) if run.get("predictor")]
-    if not names:
-        return []
-    return [
-        f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "
-        "other models includes; learning curves show the neural model alone"
-    ]
-
-
-def _metrics(run: Row) -> Row:
-    """Return the metrics of a run, without the differences to the baseline with which `evaluate` compared it.
-
-    The differences in the table are to its first model instead, and this baseline need not be in the table.
-    """
-    seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
-    minutes = None if seconds is None else seconds / 60
-    figures = {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
-    return {name: value for name, value in figures.items() if name not in BASELINE_DIFFERENCES}
-
-
-def _source_cells(run: Row) -> dict[str, str]:
-    """Return cells with the tables on which a run was evaluated, and with its differences to the baseline there.
-
-    The title of a difference names its baseline.
-    """
-    evaluation: Row = run.get("evaluation") or {}
-    gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
-    cells = {
-        "perplexity on": evaluation.get("table"),
-        "accuracy on": _classification_title(run),
-        _difference_name(evaluation.get("over")): gain,
-        f"bits per byte above {evaluation.get('bits_per_byte_over')}": bits,
+def _figures_of_model(compared: _Compared, trainings: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the results of a single model to show first: perplexity, gain, accuracy and bits per byte."""
+    (row,), run = compared.comparison, trainings[0]
+    figures = {
+        name: (format_figure(row, name, FIGURE_FORMATS[name]), compared.name(name, row))
+        for name in ("perplexity", "accuracy", "bits_per_byte")
+        if is_number(row.get(name))
     }
-    return {title: text for title, text in cells.items() if text}
+    evaluations = run.get("evaluations") or ()
+    gains: Sequence[Row] = next((item["gains"] for item in evaluations if item["texts_id"] == compared.texts_id), ())
+    gains = [gain for gain in gains if gain.get("over")] or gains
+    shown = [figures.pop("perplexity")] if "perplexity" in figures else []
+    for label, text in describe_gain(gains[-1])[:1] if gains else ():
+        remark = gains[-1].get("training_difference")
+        shown.append((text, "; ".join(filter(None, [f"{label}, {compared.table}", remark]))))
+    if len(trainings) == 1:
+        figures.pop("accuracy", None)
+        shown += [
+            (_format_accuracy(scores), _accuracy_name(scores, scores.get("table"))) for scores in main_accuracies(run)
+        ]
+    return [*shown, *figures.values()]
 
 
-def _classification_title(run: Row) -> str | None:
-    classification = run.get("classification")
-    if not classification:
-        return None
-    return ", ".join(filter(None, [classification.get("target") or "the context", classification.get("table")]))
+def _format_accuracy(scores: Row) -> str:
+    return format_figure({**scores, "ahead": ()}, "accuracy", FIGURE_FORMATS["accuracy"])
 
 
-def _difference_name(baseline: str | None) -> str:
-    """Return the name of the difference to a baseline, or to the same run without context if `baseline` is None."""
-    return f"gain over {baseline}" if baseline else EFFECT
+def _comparison_tables(compared: _Compared, models: Sequence[Sequence[Row]]) -> str:
+    """Return a table of the metrics of all models on one table, its notes, and a table of the sizes of the models."""
+    comparison = compared.comparison
+    lines, columns = comparison.table()
+    accuracy = ", ".join(filter(None, ["accuracy", compared.accuracy_table]))
+    notes = [f"perplexities and bits per byte are those of {compared.table}"] if compared.table else []
+    if not compared.has_one_vocabulary:
+        notes.append("perplexities of models with different tokens are not comparable; compare bits per byte")
+    classifiers = {str(row["model"]): row["classifier"] for row in comparison if row.get("classifier")}
+    if classifiers:
+        target = f" of {compared.accuracy[0]}" if compared.accuracy and compared.accuracy[0] else ""
+        used = "; ".join(f"{title}: {classifier}" for title, classifier in classifiers.items())
+        notes.append(f"the accuracies{target} are those of {used}")
+    missing = [str(row["model"]) for row in comparison if not is_number(row.get("perplexity"))]
+    if missing and compared.table:
+        notes.append(f"not evaluated on {compared.table}, so not compared: {', '.join(missing)}")
+    lines = [{accuracy if name == "accuracy" else name: text for name, text in line.items()} for line in lines]
+    metrics = [accuracy if name == "accuracy" else name for name in columns if name not in SIZES]
+    sizes = [
+        {**row, "folder": ", ".join(str(run["folder"]) for run in trainings)}
+        for row, trainings in zip(comparison, models, strict=True)
+    ]
+    formats = {"model": "", "folder": "", "parameters": ",.0f", "minutes": ".2f"}
+    notes_html = "".join(map(note, [*notes, *comparison.notes(), *_training_notes(models, comparison)]))
+    return table(lines, metrics) + notes_html + table(sizes, formats)
+
+
+def _training_notes(models: Sequence[Sequence[Row]], comparison: Comparison) -> list[str]:
+    """Return notes about what a gain includes: other numbers of training targets, and mixtures with n-gram counts."""
+    runs = {str(row["model"]): run for (run, *_), row in zip(models, comparison, strict=True)}
+    targets = {name: run["training_targets"] for name, run in runs.items() if run.get("training_targets")}
+    notes = []
+    if targets and differ(list(targets.values())):
+        counts = ", ".join(f"{name} {format_targets(count)}" for name, count in targets.items())
+        notes.append(f"the trainings read different numbers of targets ({counts}): a gain includes this difference")
+    if names := [name for name, run in runs.items() if run.get("predictor")]:
+        notes.append(
+            f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "
+            "other models includes; learning curves show the neural model alone"
+        )
+    return notes
+
+
+def _result_tables(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
+    """Return tables of all latest results of each training: perplexities, differences to baselines, and accuracies."""
+    perplexities: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    accuracies: list[dict[str, Any]] = []
+    is_single = len(models) == len(models[0]) == 1
+    for trainings, title in zip(models, titles, strict=True):
+        for run in trainings:
+            name = {} if is_single else {"model": title if len(trainings) == 1 else run["folder"]}
+            for row in run.get("evaluations") or ():
+                place = {**name, "table": row.get("table")}
+                perplexities.append({**place, **_evaluation_cells(row)})
+                differences += [
+                    {**place, "difference": measure, "value": text, "remark": gain.get("training_difference")}
+                    for gain in row["gains"]
+                    for measure, text in describe_gain(gain)
+                ]
+            accuracies += [
+                {**name, **scores, "accuracy": _format_accuracy(scores)} for scores in run.get("accuracies") or ()
+            ]
+    first = [] if is_single else ["model"]
+    measures = dict.fromkeys(key for cells in perplexities for key in cells if key not in ("model", "table", "texts"))
+    content = table(perplexities, {**dict.fromkeys((*first, "table"), ""), "texts": ",", **dict.fromkeys(measures, "")})
+    content = content if perplexities else ""
+    if differences:
+        content += table(differences, [*first, "table", "difference", "value", "remark"])
+    if accuracies:
+        columns = dict.fromkeys((*first, "table", "target", "classifier", "accuracy"), "")
+        content += table(accuracies, {**columns, "macro_f1": ".3f", "auc": ".3f"})
+    return content + "".join(_single_notes(models[0][0]) if is_single else ())
+
+
+def _single_notes(run: Row) -> list[str]:
+    """Return paragraphs about the folder, the size and the predictor of a run."""
+    minutes = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
+    facts = [str(run["folder"])]
+    facts += [f"{run['parameters']:,} parameters"] if run.get("parameters") else []
+    facts += [f"{minutes / 60:.2f} minutes of training"] if minutes is not None else []
+    paragraphs = [note("; ".join(facts))]
+    if run.get("predictor"):
+        mixture = "predictions of the mixture of the neural model and n-gram counts"
+        paragraphs.append(note(f"{mixture}; learning curves show the neural model alone"))
+    return paragraphs
+
+
+def _evaluation_cells(row: Row) -> dict[str, Any]:
+    """Return the cells of an evaluation: the number of texts, and each figure by its name with its unit."""
+    cells: dict[str, Any] = {"texts": row.get("texts")}
+    for name in ("perplexity", "perplexity_known", "bits_per_byte"):
+        if is_number(row.get(name)):
+            text = format_figure({**row, "ahead": ()}, name, FIGURE_FORMATS[name])
+            cells[measure_name(name, row.get("unit"))] = text
+    return cells
 
 
 def _context(run: Row) -> str:
@@ -272,7 +334,7 @@ def _gains_and_confusion(run: Row, index: int) -> str:
         title = f"Perplexity on {table_name} by {variable}"
         if rows_with_gain := [row for row in rows if is_number(row.get("gain"))]:
             figure = charts.gains_by_value(rows_with_gain, baseline)
-            name = _difference_name(baseline)
+            name = gain_title(baseline)
             alt = f"{name[:1].upper()}{name[1:]} by {variable}, {table_name}"
             caption = f"{table_name} by {variable}. Grey bars: not significant, or too few texts."
             figures.append(chart(figure, f"gains-{index}-{len(figures)}", alt, caption))
@@ -280,11 +342,13 @@ def _gains_and_confusion(run: Row, index: int) -> str:
         column = "gain" if baseline else "effect"
         rows_with_texts = [{**row, column: format_difference("gain", row)} for row in rows]
         tables += collapsible(title, table(rows_with_texts, {**VALUE_FORMATS, column: ""}))
-    if classification := run.get("classification"):
-        title = _classification_title(run) or ""
-        figure = charts.confusion_matrix(classification["labels"], classification["counts"])
-        figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {title}", title))
-        tables += collapsible(f"Classification of {title} by value", table(classification["values"], CLASS_FORMATS))
+    latest = {accuracy_key(scores)[:-1]: scores for scores in run.get("accuracies") or () if "confusion" in scores}
+    for scores in latest.values():
+        title = ", ".join(filter(None, [scores.get("target") or "the context", scores.get("table")]))
+        title = f"{title}: {scores['classifier']}"
+        figure = charts.confusion_matrix(scores["confusion"]["labels"], scores["confusion"]["counts"])
+        figures.append(chart(figure, f"confusion-{index}-{len(figures)}", f"Confusion matrix of {title}", title))
+        tables += collapsible(f"Classification by value, {title}", table(scores["values"], CLASS_FORMATS))
     return tables + (grid(*figures) if figures else "")
 
 

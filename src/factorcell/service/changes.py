@@ -3,6 +3,7 @@
 A change is a function that takes a record and returns the new record. If it returns its argument, nothing is written.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import msgspec
 from factorcell.completion.texts import clean_text
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
+from factorcell.data.values import to_seconds
 from factorcell.service.learning import ServedModel
-from factorcell.service.privacy import Privacy
+from factorcell.service.privacy import MAX_USER_BYTES, Privacy
 from factorcell.service.record import MAX_TIME, Record, StoredText, StoreError, checked_context, checked_id
 from factorcell.service.stores.store import Store
 
@@ -139,7 +141,20 @@ def export_record(record: Record) -> dict[str, Any]:
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 
 
-def import_record(exported_user: Any, privacy: Privacy, now: int) -> Record:
+@dataclass(frozen=True)
+class ImportedUser:
+    """A user whom `import_record` has read.
+
+    Attributes:
+        record: The record, without the omitted texts.
+        omissions: For each omitted text, its number in the export, counted from 1, and the reason.
+    """
+
+    record: Record
+    omissions: tuple[tuple[int, str], ...]
+
+
+def import_record(exported_user: Any, privacy: Privacy, now: int) -> ImportedUser:
     """Return a new record from the result of `export_record`, without a learned state.
 
     The record omits texts that the privacy rules do not allow; `Record.last_number` counts them.
@@ -157,14 +172,28 @@ def import_record(exported_user: Any, privacy: Privacy, now: int) -> Record:
         raise UserError(
             "export: expected an object with format, user, paused and texts, as `users export` writes it"
         ) from None
-    allowed_texts = [saved for saved in texts if privacy.withhold_reason(saved.text, saved.context) is None]
-    newest_texts = privacy.newest(privacy.without_expired(allowed_texts, now))
-    return replace_fields(Record.new(user, now), last_number=len(texts), texts=newest_texts, paused=paused is True)
+    omissions, allowed_texts = list[tuple[int, str]](), list[StoredText]()
+    for saved in texts:
+        if (content := privacy.withhold_reason(saved.text, saved.context)) is None:
+            allowed_texts.append(saved)
+        else:
+            omissions.append((saved.number, f"they seem to contain {content}"))
+    unexpired_texts = privacy.without_expired(allowed_texts, now)
+    newest_texts = privacy.newest(unexpired_texts)
+    unexpired_numbers = {saved.number for saved in unexpired_texts}
+    expired_texts = (saved for saved in allowed_texts if saved.number not in unexpired_numbers)
+    omissions += ((saved.number, "they are older than the retention time") for saved in expired_texts)
+    limit = f"only the newest {privacy.max_texts:,} texts of a user, of {MAX_USER_BYTES >> 10} KiB in total, are stored"
+    omissions += ((saved.number, limit) for saved in unexpired_texts[: len(unexpired_texts) - len(newest_texts)])
+    record = replace_fields(Record.new(user, now), last_number=len(texts), texts=newest_texts, paused=paused is True)
+    return ImportedUser(record, tuple(omissions))
 
 
 def _import_text(number: int, exported_text: Any) -> StoredText:
     accepted_at = exported_text["time"]
-    if type(accepted_at) is not int or not 0 <= accepted_at <= MAX_TIME:
-        raise UserError(f"export: expected a time in whole Unix seconds from 1970 to 9999, got {accepted_at!r:.30}")
+    seconds = None if isinstance(accepted_at, bool) else to_seconds(accepted_at)  # "2026-01-01" is midnight in UTC
+    if seconds is None or not 0 <= math.floor(seconds) <= MAX_TIME:
+        expected = "expected Unix seconds or a time such as 2026-11-21T18:30, from 1970 to 9999"
+        raise UserError(f"export: text {number:,}: {expected}, got {accepted_at!r:.30}")
     text, context = clean_text(exported_text["text"]), checked_context(exported_text.get("context"))
-    return StoredText(number, text, accepted_at, context)
+    return StoredText(number, text, math.floor(seconds), context)

@@ -255,7 +255,7 @@ class Service:
             UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record = changes.import_record(exported_user, self.privacy, self._now())
+        record = changes.import_record(exported_user, self.privacy, self._now()).record
         if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)

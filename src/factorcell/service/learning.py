@@ -15,6 +15,7 @@ from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
 from factorcell.config import UserError, check_choice
+from factorcell.evaluation.conditional_prior import load_priors
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
@@ -27,6 +28,7 @@ class ServedModel:
     Attributes:
         completer: A `Blend` if the run distinguishes users and has popular texts, otherwise a `Completer`.
         identity: A digest of the weights and of the learning rule.
+        priors: The conditional priors with which the run classifies, by target.
     """
 
     def __init__(self, run: Run, *, typos: int = 0, is_allowed: TextFilter | None = None) -> None:
@@ -43,6 +45,7 @@ class ServedModel:
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
         self.run = run
+        self.priors = load_priors(run.folder, run.schema)
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def common_plan(
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
     new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
-    new_plan = replace(new_plan, limit=None).with_training(ngram_mixture=False)  # all models make the same passes
+    new_plan = new_plan.with_training(ngram_mixture=False)
     if not corpus.schema.variables:
         emit_notice(notify, "no context: each of these models is an unadapted model")
     unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
@@ -154,7 +153,7 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     if target and run.model.is_adapted:
         scores, accuracy_figures = classify_and_save(run, table, target)
         row |= {key: value for key, value in scores.items() if key in CLASSIFICATION_SCORES and is_number(value)}
-        row |= {"target": target, "accuracy_key": accuracy_figures["accuracy"].key}
+        row |= {"target": target, "priors": scores["priors"]}
         figures = {**figures, **accuracy_figures}
     save_result(run, row, figures)
     return row, figures
@@ -181,7 +180,7 @@ def _evaluate_mixture(
     """Fit and evaluate the mixture of a run and an n-gram model; `sources` are the training and development tables."""
     ngram = NGram.open(ngram_folder)
     fitted = fit_mixture(run, *read_corpora(*sources, run.config, progress=False), ngram)
-    for line in fitted.notices(run.config.training.epochs, is_saved=False):
+    for line in fitted.notices(run.config.training.epochs, run.config, is_saved=False):
         emit_notice(notify, line)
     run.mixture = fitted.mixture
     row, figures = _perplexities(run, table)
@@ -197,6 +196,7 @@ def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
     row: files.Row = {
         "kind": "compare",
         "table": table_name(table),
+        "unit": model.tokenizer.unit,
         "model": model.folder.name,
         **prediction_fields(model),
     }

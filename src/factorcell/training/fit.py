@@ -88,7 +88,7 @@ def fit(
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
-            new_plan = plan(config, corpus, dev_corpus, budget, start=start)
+            new_plan = plan(config, corpus, dev_corpus, budget, start=start, with_ngrams=compare_ngram)
             limit = new_plan.limit
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
@@ -101,9 +101,10 @@ def fit(
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
         for line in conditional_prior.training_notices(run):
             emit_notice(notify, line)
-    if limit is not None and budget is not None:
-        minutes, training_minutes = (perf_counter() - start) / 60, run.training_minutes()
-        emit_notice(notify, f"took {minutes:.1f} of {budget.minutes:g} minutes, {training_minutes:.1f} for training")
+    if budget is not None and budget.minutes is not None:
+        minutes, training = (perf_counter() - start) / 60, f"{run.training_minutes():.1f} for training"
+        resumed = ", including the time before it was resumed" if should_resume else ""
+        emit_notice(notify, f"took {minutes:.1f} of {budget.minutes:g} minutes, {training}{resumed}")
     return run
 
 
@@ -175,7 +176,7 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    for line in fitted.notices(_passes_made(run, corpus), is_saved, bool(run.config.data.user)):
+    for line in fitted.notices(_passes_made(run, corpus), run.config, is_saved):
         emit_notice(notify, line)
     return {**fitted.to_row(), "is_saved": is_saved}
 
@@ -298,8 +299,12 @@ def summary(run: Run) -> str:
     assert best is not None  # every training ends with an evaluation
     perplexity = format_number(best["perplexity"], ".2f")
     perplexity_known = format_number(best["perplexity_known"], ".2f")
-    neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
-    steps_and_minutes = f" of {best['steps']:,}, {run.training_minutes():.1f} minutes{format_context_effect(run)}"
+    if run.tokenizer.is_subword and "bits_per_byte" in best:
+        neural = f"{perplexity} ({format_number(best['bits_per_byte'], '.3f')} bits per byte) at step {best['step']:,}"
+    else:
+        neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
+    minutes = f"{run.training_minutes():.1f} minutes of training"
+    steps_and_minutes = f" of {best['steps']:,}, {minutes}{format_context_effect(run)}"
     mixed = model_card.mixture_perplexity(run)
     if mixed is None:
         return f"development perplexity {neural}{steps_and_minutes}"

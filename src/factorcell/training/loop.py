@@ -4,6 +4,8 @@ The saved progress of a training determines which log rows, evaluations and chec
 Therefore a training that was stopped between a step and its evaluation begins with this evaluation when it resumes.
 """
 
+import math
+import sys
 from collections.abc import Callable, Generator, Iterator
 from time import perf_counter
 
@@ -15,6 +17,7 @@ from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
 PLANNING_SHARE = 0.02  # share of the time limit after which the number of steps is planned again
+MIN_CHANGE = 0.1  # relative change of the number of steps from which a notice explains it
 
 
 def train(
@@ -33,9 +36,11 @@ def train(
         corpus: The training texts.
         dev: The development texts, on which the best weights are selected.
         resume: Whether to continue from the checkpoint.
-        progress: Whether to show a progress bar, and to print a notice after a request to stop.
+        progress: Whether to show a progress bar, and to print notices after a request to stop and about a large change
+            of the number of steps.
         limit: The time limit, which changes the number of steps when the machine gets faster or slower. A resumed
-            training has the limit of its checkpoint.
+            training has the limit of its checkpoint. At the end, the config of the run has the number of passes of
+            these steps.
 
     Returns:
         A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
@@ -55,10 +60,20 @@ def train(
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
+    planned_steps, is_explained = trainer.steps, not progress
+
+    def after_step() -> None:
+        """Advance the bar; explain the first large change of its total."""
+        nonlocal is_explained
+        if not is_explained and abs(trainer.steps - planned_steps) > MIN_CHANGE * planned_steps:
+            bar.write(_describe_change(name, planned_steps, trainer.steps), file=sys.stderr)
+            is_explained = True
+        bar.total = trainer.steps
+        bar.update()
+
     with bar, trainer.stop:
         try:
-            for row in loop.rows(bar.update):
-                bar.total = trainer.steps
+            for row in loop.rows(after_step):
                 if row["split"] == "dev":
                     bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
                 else:
@@ -66,7 +81,18 @@ def train(
                 yield row
         except Stopped:
             raise Stopped(loop.save_stopped()) from None
+    if math.isfinite(trainer.progress.max_seconds):
+        run.set_epochs(trainer.epochs)
     run.load_weights()
+
+
+def _describe_change(name: str, planned_steps: int, steps: int) -> str:
+    """Return a notice about a large change of the number of steps."""
+    change = "longer" if steps < planned_steps else "shorter"
+    return (
+        f"{name}: {steps:,} instead of {planned_steps:,} steps, because steps take {change} than expected; "
+        "the number of steps follows the time limit"
+    )
 
 
 class _Loop:
@@ -124,12 +150,13 @@ class _Loop:
         step = progress.step
         evaluations = progress.schedule.events_until(step, config.evaluations)
         # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
-        is_evaluation_due = evaluations > progress.evaluations if step else trainer.starting_point is not None
+        is_starting_point_due = trainer.starting_point is not None and not progress.rows
+        is_evaluation_due = evaluations > progress.evaluations if step else is_starting_point_due
         has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % config.log_every == 0 or step == trainer.steps or is_evaluation_due):
             yield self._log_losses()
         is_checkpoint_due = step > 0 and step % config.save_every == 0
-        if is_evaluation_due and trainer.last_evaluation < step:
+        if is_evaluation_due:
             yield self._log_evaluation(evaluations)
             is_checkpoint_due = True
         self._plan_steps()
@@ -155,19 +182,19 @@ class _Loop:
         With this evaluation, `evaluations` evaluations were due so far.
         """
         row, progress = self.trainer.evaluate(), self.trainer.progress
-        progress.evaluation_seconds, progress.evaluations = self._count_seconds(), evaluations
+        seconds, progress.evaluations = self._count_seconds(), evaluations
+        if progress.measured_steps:
+            progress.evaluation_steps = seconds * progress.measured_steps / progress.measured_seconds
         return self.trainer.log(row)
 
     def _plan_steps(self) -> None:
-        """If the training has a time limit, plan the number of steps from the speed since it was last planned."""
+        """If the training has a time limit, plan the number of steps from the speed of the last steps."""
         progress = self.trainer.progress
-        if progress.measured_seconds < PLANNING_SHARE * progress.max_seconds or progress.step >= self.trainer.steps:
+        is_due = progress.seconds - progress.planned_at >= PLANNING_SHARE * progress.max_seconds
+        if not (is_due and progress.measured_steps) or progress.step >= self.trainer.steps:
             return
-        later_evaluations = self.trainer.config.evaluations - progress.evaluations
-        seconds_left = progress.max_seconds - progress.seconds
-        # Steps get at least half of the remaining time, even if the evaluations then exceed the limit.
-        seconds_for_steps = max(seconds_left - later_evaluations * progress.evaluation_seconds, seconds_left / 2)
         step_seconds = progress.measured_seconds / progress.measured_steps
-        steps = progress.step + max(1, int(seconds_for_steps / step_seconds))
-        self.trainer.change_steps(min(steps, progress.max_steps))
-        progress.measured_steps, progress.measured_seconds = 0, 0.0
+        self.trainer.change_steps(progress.possible_steps(step_seconds, self.trainer.config.evaluations))
+        progress.planned_at = progress.seconds
+        # Later steps count more. The sums are not reset, because few steps would be a poor measurement.
+        progress.measured_steps, progress.measured_seconds = progress.measured_steps / 2, progress.measured_seconds / 2

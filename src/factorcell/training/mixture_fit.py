@@ -71,13 +71,14 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notices(self, epochs: float, is_saved: bool, has_users: bool = False) -> list[str]:
+    def notices(self, passes: float, config: Config, is_saved: bool) -> list[str]:
         """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
 
         Args:
-            epochs: The number of passes of the training.
+            passes: The number of passes of the training.
+            config: The config of the run. If the run distinguishes users, no preset makes a mixture; if `min_users` is
+                set, no option does.
             is_saved: Whether the run predicts with the mixture.
-            has_users: Whether the run distinguishes users, in which case no preset makes a mixture.
         """
         line = (
             f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; mixture of both "
@@ -87,13 +88,13 @@ class MixtureFit:
             return [f"{line}; the run predicts with the mixture"]
         if not self.is_better:
             return [line]
-        passes = "1 pass" if epochs == 1 else f"{epochs:g} passes"
+        passes_text = "1 pass" if passes == 1 else f"{passes:g} passes"
         is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
         weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        option = (
-            "--ngram-mixture, which reproduces rare texts of users" if has_users else "--ngram-mixture or --preset best"
-        )
-        remedy = f"train longer (this training made {passes}), or use the mixture ({option})"
+        remedy = f"train longer (this training made {passes_text})"
+        if not config.training.min_users:
+            rare_texts = "--ngram-mixture, which reproduces rare texts of users"
+            remedy += f", or use the mixture ({rare_texts if config.data.user else '--ngram-mixture or --preset best'})"
         return [line, f"{weakness}{remedy}"]
 
 
@@ -133,8 +134,8 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
         The mixture and its perplexities; nothing is saved.
     """
     ngram = ngram or _count_ngrams(run.folder, run.config, corpus)
-    sample = _limit_targets(dev, MAX_DEV_TARGETS)
-    variable, orders = _best_value_counts(run, ngram, _limit_targets(corpus, MAX_COUNTED_TARGETS), sample)
+    corpus, sample = limit_texts(corpus, dev)
+    variable, orders = _best_value_counts(run, ngram, corpus, sample)
     names = [NGRAM, *([VALUE] if variable else []), CACHE]
     counts = CountModels(ngram, variable, orders, names)
     uniform = np.full((counts.length_count, len(names) + 1), 1 / (len(names) + 1))
@@ -149,9 +150,15 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
         text_figures.figures_from_nats(nats, sample)["perplexity"]
         for nats in (figures.nats[:, 0], figures.of_components([NGRAM])[:, 1], mixed)
     ]
-    neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
+    with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
+        neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
     gain, ngram_gain = (perplexity.gain(part, sums[0]) for part in (sums[2], sums[1]))
     return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
+
+
+def limit_texts(corpus: Corpus, dev: Corpus) -> tuple[Corpus, Corpus]:
+    """Return the training texts that are counted by value, and the development texts on which weights are fitted."""
+    return _limit_targets(corpus, MAX_COUNTED_TARGETS), _limit_targets(dev, MAX_DEV_TARGETS)
 
 
 def _limit_targets(corpus: Corpus, count: int) -> Corpus:

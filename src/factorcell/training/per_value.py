@@ -153,16 +153,18 @@ def separate(
             train_texts, dev_texts = _texts_of(corpus, index), _texts_of(dev_corpus, index)
             if not len(dev_texts):
                 train_texts, dev_texts = train_texts.split(HELD_OUT_SHARE, base_config.training.seed)
+            limit = None
             if should_resume:
                 run = Run.open(path, trained=False)
                 check_resumable(run, resumed_plan(options, run.config).config, corpus)
             else:
-                complete_config = plan(options, train_texts, dev_texts, budget, start=perf_counter()).config
-                run = Run.create(path, complete_config, corpus.tokenizer, corpus.schema)
+                value_plan = plan(options, train_texts, dev_texts, budget, start=perf_counter())
+                limit = value_plan.limit
+                run = Run.create(path, value_plan.config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
                 emit_notice(notify, f"{'all texts' if index == SHARED else value_name} -> {path}")
-                train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify)
+                train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
     return SeparateRuns.open(folder)

@@ -1,18 +1,13 @@
 """Plan a training: choose the options that the user did not specify, and estimate how long the training takes.
 
-The module `rules` chooses the options from properties of the table.
-Before the training starts, a temporary model measures the speed of this machine on the first batches.
+The module `rules` chooses the options from properties of the table, and the module `speed` measures this machine.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
-from statistics import fmean
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from factorcell import limits
 from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS
@@ -21,19 +16,12 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
-from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
-from factorcell.training.schedule import TimeLimit
+from factorcell.training.schedule import MIN_TRAINING_SHARE, Progress, TimeLimit
+from factorcell.training.speed import Speed, measure_finishing, measure_speed, temporary_trainer
 from factorcell.training.trainer import Trainer
 
-WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
-MEASURED_SECONDS = 3.0  # steps are measured for at least this time
-# An evaluation is measured on 64 development texts, then on twice as many, until an evaluation takes half a second.
-FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
-# Processor seconds per training target for counting n-grams and measuring their mixture after the last evaluation.
-FINISHING_SECONDS = 9e-6
-MIN_TRAINING_SHARE = 0.3  # smallest share of the minutes for steps and evaluations, even if the minutes are exceeded
 STEPS_SHARE = 0.97  # share of the minutes for steps and evaluations, if the minutes do not include other work
 UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
@@ -65,21 +53,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """The measured speed of a training: seconds per step, steps per pass, and seconds per evaluation."""
-
-    step_seconds: float
-    steps_per_pass: int
-    evaluation_seconds: float
-
-    def total_seconds(self, config: Config) -> float:
-        """Return the duration of a training with `config`."""
-        training = config.training
-        steps = self.steps_per_pass * training.epochs
-        return self.step_seconds * steps + self.evaluation_seconds * training.evaluations
-
-
-@dataclass(frozen=True)
 class Plan:
     """All options of a training, which of them were chosen automatically, and the expected duration.
 
@@ -87,7 +60,8 @@ class Plan:
         config: All options.
         chosen: The names of the options that were chosen automatically.
         seconds: The expected duration of the training, if known.
-        limit: The time limit of the training, if it has one.
+        limit: The time limit of the command that trains the model, if it has one.
+        limit_notice: How the time of this limit is expected to be used; empty without a limit.
         bfloat16_speedup: The measured speed of bfloat16 relative to float32; 1 if it was not measured.
     """
 
@@ -95,6 +69,7 @@ class Plan:
     chosen: tuple[str, ...] = ()
     seconds: float | None = None
     limit: TimeLimit | None = None
+    limit_notice: str = ""
     bfloat16_speedup: float = 1.0
 
     def for_model(self, model: str) -> "Plan":
@@ -116,8 +91,9 @@ class Plan:
             lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
         lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
-            passes = f"{self.config.training.epochs:g} passes"
-            lines.append(f"{passes}, about {format_duration(self.seconds)} on this machine")
+            passes = "1 pass" if self.config.training.epochs == 1 else f"{self.config.training.epochs:g} passes"
+            duration = self.limit_notice or f"about {format_duration(self.seconds)} on this machine"
+            lines.append(f"{passes}, {duration}")
         return lines
 
 
@@ -132,6 +108,7 @@ def plan(
     *,
     models: Sequence[str] = (),
     start: float | None = None,
+    with_ngrams: bool = False,
 ) -> Plan:
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
@@ -143,15 +120,17 @@ def plan(
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
         models: The models whose mean duration is estimated; if empty, the config determines the model.
         start: The time of `perf_counter` from which the minutes of the budget count. By default, planning and the work
-            after the last evaluation do not count, as for several trainings that are planned once.
+            after the training do not count, as for several trainings that are planned once.
+        with_ngrams: Whether n-grams are counted after the training even if the option `ngram_mixture` is false.
 
     Returns:
-        The plan, with an expected duration if `config` is a mapping, and with a time limit if the budget has minutes.
+        The plan, with an expected duration if `config` is a mapping, and with a time limit if the budget has minutes
+        and `start` is set.
 
     Raises:
         UserError: If options and budget contradict each other.
     """
-    planning_start, processor_start, budget = perf_counter(), process_time(), budget or Budget()
+    budget = budget or Budget()
     if isinstance(config, Plan | Config):
         if budget != Budget():
             raise limits.UserError(
@@ -164,35 +143,45 @@ def plan(
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
     preset = budget.preset_or_default
-    if passes is None:
-        passes = rules.default_passes(facts, preset)
-    large_plan = _with_defaults(config, facts, float(passes), preset)
+    max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
+    large_plan = _with_defaults(config, facts, max_passes, preset)
     if budget.minutes is None:
         large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
         return replace(large_plan, seconds=speed.total_seconds(large_plan.config))
     # The sizes are those for the passes that an unadapted model of the large sizes can make in the minutes, so that
     # models with different adaptations have the same sizes. The model then makes as many passes as it can.
-    max_passes = large_plan.config.training.epochs
     unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
     unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
     small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
-    total_seconds = budget.minutes * 60
-    if start is None:
-        seconds_left = STEPS_SHARE * total_seconds
-    else:
-        # On a busy machine, all work takes longer than its processor time.
-        slowdown = max(1.0, (perf_counter() - planning_start) / max(0.1, process_time() - processor_start))
-        seconds_after = FINISHING_SECONDS * facts.targets * slowdown
-        seconds_left = max(total_seconds - (perf_counter() - start) - seconds_after, MIN_TRAINING_SHARE * total_seconds)
-    limit = TimeLimit(seconds_left, max_passes, speed.evaluation_seconds)
+    finishing_seconds = 0.0
+    if start is not None:
+        has_ngrams = with_ngrams or small_plan.config.training.ngram_mixture
+        finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
+    limit = _time_limit(budget.minutes * 60, start, max_passes, speed, finishing_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
     final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
-    return _with_possible_passes(final_plan, speed, limit)
+    final_plan = _with_possible_passes(final_plan, speed, limit)
+    if start is None:
+        return final_plan
+    notice = _describe_limit(limit, speed.total_seconds(final_plan.config), finishing_seconds)
+    return replace(final_plan, limit=limit, limit_notice=notice)
+
+
+def _time_limit(
+    seconds: float, start: float | None, max_passes: float, speed: Speed, finishing_seconds: float
+) -> TimeLimit:
+    """Return the limit of a command that started at `start`; if it is None, only the training counts."""
+    evaluation_steps, finishing_steps = (
+        work_seconds / speed.step_seconds for work_seconds in (speed.evaluation_seconds, finishing_seconds)
+    )
+    if start is None:
+        start, seconds = perf_counter(), STEPS_SHARE * seconds
+    return TimeLimit(seconds, start, max_passes, evaluation_steps, finishing_steps)
 
 
 def _with_defaults(
@@ -218,13 +207,27 @@ def _with_defaults(
 
 def _with_possible_passes(draft: Plan, speed: Speed, limit: TimeLimit) -> Plan:
     """Return the plan `draft` with as many passes as `limit` permits."""
-    evaluation_seconds = speed.evaluation_seconds * draft.config.training.evaluations
-    # Steps get at least half of the time, even if the evaluations then exceed the limit.
-    seconds_for_steps = max(limit.seconds - evaluation_seconds, limit.seconds / 2)
-    passes = seconds_for_steps / (speed.step_seconds * speed.steps_per_pass)
-    rounded_passes = float(f"{passes:.3g}")  # three significant digits
+    progress = Progress()
+    progress.set_limit(limit, perf_counter(), speed.steps_per_pass)
+    steps = progress.possible_steps(speed.step_seconds, draft.config.training.evaluations)
+    rounded_passes = float(f"{steps / speed.steps_per_pass:.3g}")  # three significant digits
     draft = draft.with_training(epochs=min(limit.max_epochs, rounded_passes))
-    return replace(draft, seconds=speed.total_seconds(draft.config), limit=limit)
+    return replace(draft, seconds=speed.total_seconds(draft.config))
+
+
+def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds: float) -> str:
+    """Return a clause that says how the time of a command is expected to be used."""
+    elapsed_seconds = perf_counter() - limit.start
+    total_minutes = (elapsed_seconds + training_seconds + finishing_seconds) / 60
+    parts = [
+        f"{elapsed_seconds / 60:.1f} for reading and planning",
+        f"{training_seconds / 60:.1f} for training",
+        f"{finishing_seconds / 60:.1f} for the work after it",
+    ]
+    reason = f" (training takes at least {MIN_TRAINING_SHARE:.0%} of the limit)"
+    exceeds = total_minutes > 1.05 * limit.seconds / 60
+    minutes = f"about {total_minutes:.1f} minutes with a limit of {limit.seconds / 60:g}{reason if exceeds else ''}"
+    return f"{minutes}: {', '.join(parts)}"
 
 
 def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
@@ -234,7 +237,7 @@ def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
 
     @cache
     def trainer_and_batch() -> tuple[Trainer, Batch]:
-        trainer = _temporary_trainer(draft.config, corpus, dev)
+        trainer = temporary_trainer(draft.config, corpus, dev)
         return trainer, next(trainer.batches())
 
     def take_step(precision: str) -> None:
@@ -246,54 +249,6 @@ def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
     speedup = precisions.measure_speedup(take_step, find_device(draft.config.training.device))
     faster_precision = precisions.choose_precision(speedup)
     return replace(draft.with_training(precision=faster_precision), bfloat16_speedup=speedup)
-
-
-def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
-    """Measure on this machine the speed of a training with `config`, or the mean speed of trainings of `models`."""
-    model_configs = [config.with_model(name) for name in models] or [config]
-    speeds = [_measure_one_speed(model_config, corpus, dev) for model_config in model_configs]
-    return Speed(
-        step_seconds=fmean(speed.step_seconds for speed in speeds),
-        steps_per_pass=speeds[0].steps_per_pass,
-        evaluation_seconds=fmean(speed.evaluation_seconds for speed in speeds),
-    )
-
-
-def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
-    """Measure the speed of a training with `config` on its first batches and on some development texts."""
-    trainer = _temporary_trainer(config, corpus, dev)
-    start, measured_steps = perf_counter(), 0
-    for step_number, batch in enumerate(trainer.batches(), 1):
-        if step_number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
-            start, measured_steps = perf_counter(), 0
-        trainer.step(batch)
-        measured_steps += 1
-        if step_number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
-            break
-    step_seconds = (perf_counter() - start) / measured_steps
-    text_count = FIRST_DEV_TEXTS
-    # Each evaluation has a fixed cost, so a measurement on few texts would overestimate the time for all texts.
-    while True:
-        sample = dev.select(np.arange(min(text_count, len(dev))))
-        start = perf_counter()
-        trainer.run.nats(sample)
-        sample_seconds = perf_counter() - start
-        if sample_seconds > MIN_EVALUATION_SECONDS or text_count >= len(dev):
-            seconds_per_target = sample_seconds / max(1, sample.target_count)
-            return Speed(
-                step_seconds=step_seconds,
-                steps_per_pass=trainer.steps,
-                evaluation_seconds=seconds_per_target * dev.target_count,
-            )
-        text_count *= 2
-
-
-def _temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
-    """Return a trainer of one pass over the training texts for measurements."""
-    one_pass = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
-    trainer = Trainer(Run(Path("measured"), one_pass, corpus.tokenizer, corpus.schema), corpus, dev)
-    trainer.raises_if_not_finite = False  # the real training raises the error
-    return trainer
 
 
 def config_with_defaults(config: ConfigLike) -> Config:

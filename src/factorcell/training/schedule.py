@@ -16,21 +16,29 @@ from typing import Any
 from factorcell.config import TrainingConfig
 
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
+MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """The longest duration of the steps and evaluations of a training.
+    """The time limit of a command that trains one model.
+
+    The costs of evaluations and of the work after the training are numbers of steps: on a machine that gets slower or
+    faster, they are assumed to change like the duration of a step.
 
     Attributes:
-        seconds: The duration.
+        seconds: The longest duration of the command.
+        start: The time of `perf_counter` at the start of the command.
         max_epochs: The largest number of passes, even if there is time for more.
-        evaluation_seconds: The expected duration of an evaluation.
+        evaluation_steps: The cost of an evaluation.
+        finishing_steps: The cost of the work after the last step and evaluation, such as counting n-grams.
     """
 
     seconds: float
+    start: float
     max_epochs: float
-    evaluation_seconds: float
+    evaluation_steps: float
+    finishing_steps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,10 +87,13 @@ class Progress:
         tokens_at_last_row: The value of `tokens` when the last row of losses was written.
         schedule: The number of steps, and how they follow the decay of the learning rate.
         evaluations: The number of evaluations that were due so far.
-        evaluation_seconds: The duration of the last evaluation; before the first, the expected duration.
-        measured_steps: The number of steps since the schedule was last planned.
-        measured_seconds: The duration of these steps.
-        max_seconds: The time limit of `seconds`.
+        evaluation_steps: The duration of the last evaluation in steps; before the first, the expected duration.
+        finishing_steps: The expected duration of the work after the training, in steps.
+        measured_steps: A sum over the steps so far; each time the schedule is planned, the sum is halved.
+        measured_seconds: The duration of these steps, halved in the same way.
+        planned_at: The value of `seconds` when the schedule was last planned.
+        max_seconds: The time limit of `seconds`, including the work after the training.
+        min_seconds: The duration that the steps and evaluations may take even if the limit is then exceeded.
         max_steps: The largest number of steps that the schedule may have.
     """
 
@@ -96,16 +107,38 @@ class Progress:
     tokens_at_last_row: int = 0
     schedule: Schedule = field(default_factory=lambda: Schedule(1))
     evaluations: int = 0
-    evaluation_seconds: float = 0.0
-    measured_steps: int = 0
+    evaluation_steps: float = 0.0
+    finishing_steps: float = 0.0
+    measured_steps: float = 0.0
     measured_seconds: float = 0.0
+    planned_at: float = 0.0
     max_seconds: float = math.inf
+    min_seconds: float = 0.0
     max_steps: int = 0
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Progress":
         """Return the counters whose `asdict` a checkpoint stores as `facts`."""
         return cls(**{**facts, "schedule": Schedule(**facts["schedule"])})
+
+    def set_limit(self, limit: TimeLimit, now: float, steps_per_pass: int) -> None:
+        """Set the time limit of a training that starts at the time `now` of `perf_counter`."""
+        self.max_seconds = limit.seconds - (now - limit.start)
+        self.min_seconds = MIN_TRAINING_SHARE * limit.seconds
+        self.max_steps = max(1, round(limit.max_epochs * steps_per_pass))
+        self.evaluation_steps, self.finishing_steps = limit.evaluation_steps, limit.finishing_steps
+
+    def possible_steps(self, step_seconds: float, evaluations: int) -> int:
+        """Return the number of steps of a training within the limit, if all further steps take `step_seconds`.
+
+        The training has `evaluations` evaluations. It has at least one further step, and steps get at least half of the
+        time.
+        """
+        later_steps = (evaluations - self.evaluations) * self.evaluation_steps
+        steps_in_limit = (self.max_seconds - self.seconds) / step_seconds - self.finishing_steps
+        available_steps = max(steps_in_limit, (self.min_seconds - self.seconds) / step_seconds)
+        further_steps = max(available_steps - later_steps, available_steps / 2)
+        return min(self.step + max(1, int(further_steps)), self.max_steps)
 
 
 def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:

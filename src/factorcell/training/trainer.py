@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,6 @@ class Trainer:
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
         self.progress, self.raises_if_not_finite = Progress(), True
-        self.last_evaluation = -1  # the step of the last evaluation; -1 before the first
         self.stop = Stop()
         self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)
@@ -100,11 +100,10 @@ class Trainer:
         self.proposal: Proposal | None = None
         if self.config.loss != "full":
             self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
-        steps_per_pass = len(self._batch_rows(0))
-        self.progress.schedule = Schedule(max(1, round(self.config.epochs * steps_per_pass)))
+        self.steps_per_pass = len(self._batch_rows(0))
+        self.progress.schedule = Schedule(max(1, round(self.config.epochs * self.steps_per_pass)))
         if limit is not None:
-            self.progress.max_steps = max(self.steps, round(limit.max_epochs * steps_per_pass))
-            self.progress.max_seconds, self.progress.evaluation_seconds = limit.seconds, limit.evaluation_seconds
+            self.progress.set_limit(limit, perf_counter(), self.steps_per_pass)
         self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
@@ -130,6 +129,13 @@ class Trainer:
     def steps(self) -> int:
         """The number of steps of the training."""
         return self.progress.schedule.steps
+
+    @property
+    def epochs(self) -> float:
+        """The number of passes of the training, with as few digits as determine the number of steps."""
+        passes = self.steps / self.steps_per_pass
+        rounded = (float(f"{passes:.{digits}g}") for digits in range(3, 18))
+        return next(epochs for epochs in rounded if round(epochs * self.steps_per_pass) == self.steps)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step` (from 0), without the factors of parameter groups."""
@@ -283,7 +289,6 @@ class Trainer:
         self.catch_up()
         with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev)
-        self.last_evaluation = self.progress.step
         # Until a perplexity is finite, each evaluation counts as the best.
         is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if is_best:
@@ -339,9 +344,7 @@ class Trainer:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
         if self.checkpoint.exists():
             self._restore()
-        rows = self.run.log()[: self.progress.rows]
-        self.last_evaluation = max((row["step"] for row in rows if row["split"] == "dev"), default=-1)
-        files.write_rows(self.run.log_path, rows)
+        files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
     def _restore(self) -> None:
         """Set the weights, Adam's state and the progress to those of the checkpoint."""

@@ -137,7 +137,15 @@ def test_differences_are_paired() -> None:
     assert better["saved_high"] - better["saved_low"] > 5
     assert [better[f"saved_difference{end}"] for end in ("", "_low", "_high")] == pytest.approx([1, 1, 1])
     assert [better[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == pytest.approx([0.5, 0.5, 0.5])
-    assert better["perplexity_difference"] == better["perplexity_difference_low"] == 0
+    assert better["perplexity_difference"] == better["perplexity_difference_low"] == better["perplexity_change"] == 0
+    for entry in rows:
+        if entry["system"] == "better":
+            entry["nats"] -= 50 * math.log(2)
+    halved = find_row(summarise(rows, "base"), "better")
+    changes = [halved[f"perplexity_change{end}"] for end in ("", "_low", "_high")]
+    assert changes == pytest.approx([-0.5] * 3), "the differences in perplexity vary with the user, the ratios do not"
+    rows[1]["targets"] = 49
+    assert "perplexity_change" not in find_row(summarise(rows, "base"), "better"), "the targets differ"
     assert "mrr_difference" not in find_row(summarise(rows, "base"), "base")
 
 

@@ -1,9 +1,13 @@
 """Compare the systems with their sources, and find them in folders."""
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from factorcell import files
 from factorcell.completion.blend import Blend
@@ -23,7 +27,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
-from tests.small_runs import make_letters
+from tests.small_runs import make_letters, with_ngrams
 
 ROW = {"text": "abcab", "user": "ann", "city": "Nice", "time": 1}
 OTHERS = {name: value for name, value in ROW.items() if name != "text"}
@@ -152,9 +156,11 @@ def test_users_are_learned_and_blended(tmp_path: Path) -> None:
     for name, system in systems.items():
         assert isinstance(system, Personalised)
         state = system.start("Rome")
-        nats, targets = system.nats(state, row)
-        assert nats == pytest.approx(float(Learner(run).nats(state.vector[None], ["cabcab"])[0]))
-        assert targets == 7
+        if name == "blend":
+            assert system.nats(state, row) is None
+        else:
+            expected_nats = float(Learner(run).nats(state.vector[None], ["cabcab"])[0])
+            assert system.nats(state, row) == pytest.approx((expected_nats, 7))
         later = system.learn(state, row)
         assert (later.to_bytes() == user.to_bytes()) == (name != "plain")
         assert system.suggest(later, "c" * 50, row, 3) == []
@@ -166,6 +172,24 @@ def test_users_are_learned_and_blended(tmp_path: Path) -> None:
     assert isinstance(blend, Personalised)
     assert blend.learner.run.folder == folder
     assert isinstance(several["unadapted"], Unpersonalised)
+
+
+def test_nats_of_a_mixture_are_those_of_its_neural_model_for_the_user_mixed_with_the_n_grams() -> None:
+    run = with_ngrams(make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8))
+    assert run.mixture is not None
+    system, row = Personalised(run, Completer(run)), {"text": "abacab", "city": "Rome"}
+    state = system.learn(system.learn(system.start("Rome"), {"text": "cab"}), {"text": "abac"})
+    batch = run.batch(run.read(["abacab"], [{}]), np.array([0]))
+    conditioning = run.model.condition(batch.context, {"city": torch.tensor(state.vector[None])})
+    tokens, model_state, nats = batch.tokens[0].tolist(), None, 0.0
+    for position, (token, target) in enumerate(pairwise(tokens)):
+        with torch.no_grad():
+            logs, model_state = run.model.step(torch.tensor([token]), conditioning, model_state)
+        counted, lengths = run.mixture.counts.of_targets(batch.tokens.numpy(), np.zeros(1, dtype=np.int64))
+        neural_weight, ngram_weight = run.mixture.weights[lengths[0, position]]
+        nats -= math.log(neural_weight * float(logs[0, target].exp()) + ngram_weight * counted[0][0, position])
+    assert system.nats(state, row) == pytest.approx((nats, 7))
+    assert nats != pytest.approx(float(Learner(run).nats(system.start("Rome").vector[None], ["abacab"])[0]))
 
 
 def test_a_run_of_another_folder_is_a_system_by_its_name(tmp_path: Path) -> None:

@@ -15,12 +15,18 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import Stream, read_streams
-from factorcell.completion.replay.tuning import candidate_lists, compare_with_model, progressive_sums, try_rates
+from factorcell.completion.replay.tuning import (
+    Example,
+    candidate_lists,
+    compare_with_model,
+    progressive_sums,
+    try_rates,
+)
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
-from tests.small_runs import make_letters
+from tests.small_runs import make_letters, with_ngrams
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [
@@ -43,6 +49,18 @@ def test_perplexity_agrees_with_learning_users_one_by_one() -> None:
             (user,), text_nats = learner.learn([user], [row["text"]])
             nats, targets = nats + float(text_nats[0]), targets + len(row["text"]) + 1
         expected_sums.append((nats, targets))
+    np.testing.assert_allclose(progressive_sums(learner, streams(run)), expected_sums, rtol=1e-5)
+
+
+def test_a_mixture_is_tuned_by_its_own_perplexity() -> None:
+    run = with_ngrams(make_letters(data=CITY, spread=0.8))
+    learner, expected_sums = Learner(run, LearningRule("sgd", 0.05)), []
+    for stream in streams(run):
+        user, nats = learner.new(), 0.0
+        for row in stream.rows:
+            nats += float(learner.nats(user.vector[None], [row["text"]])[0])
+            (user,), _ = learner.learn([user], [row["text"]])
+        expected_sums.append((nats, sum(len(row["text"]) + 1 for row in stream.rows)))
     np.testing.assert_allclose(progressive_sums(learner, streams(run)), expected_sums, rtol=1e-5)
 
 
@@ -86,18 +104,25 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
-    fitted = compare_with_model(Blend(completer, popularity, BlendWeights.fit(lists)), lists_of_users)
     upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES})
-    assert fitted["mrr"] > compare_with_model(Blend(completer, popularity, upside_down), lists_of_users)["mrr"]
-    expected_ranks = []
-    blend = Blend(completer, popularity)
-    for candidates, text in lists:
-        order = [s.text for s in blend.merge(candidates, 10)]
-        expected_ranks.append(1 / (order.index(text) + 1) if text in order else 0)
-    row = compare_with_model(blend, lists_of_users)
+
+    def mean_rank(lists_to_rank: list[Example], weights: BlendWeights) -> float:
+        blend, reciprocal_ranks = Blend(completer, popularity, weights), []
+        for candidates, text in lists_to_rank:
+            order = [suggestion.text for suggestion in blend.merge(candidates, 10)]
+            reciprocal_ranks.append(1 / (order.index(text) + 1) if text in order else 0)
+        return float(np.mean(reciprocal_ranks))
+
+    assert mean_rank(lists, BlendWeights.fit(lists)) > mean_rank(lists, upside_down)
+    row = compare_with_model(completer, popularity, lists_of_users)
     assert (row["queries"], row["users"]) == (11, 3)
-    assert row["mrr"] == pytest.approx(np.mean(expected_ranks))
+    # With fewer users than folds, the weights for a user are fitted to all other users.
+    others = [list(chain(*lists_of_users[:user], *lists_of_users[user + 1 :])) for user in range(3)]
+    expected = [mean_rank(lists_of_users[user], BlendWeights.fit(others[user])) for user in range(3)]
+    assert row["mrr"] == pytest.approx(np.average(expected, weights=list(map(len, lists_of_users))))
     assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
+    alone = compare_with_model(completer, popularity, lists_of_users[:1])
+    assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
 
 
 def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
@@ -111,9 +136,8 @@ def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
                 texts = [suggestion.text for suggestion in completer.complete(prefix, user)]
                 ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
             (user,), _ = learner.learn([user], [row["text"]])
-    row = compare_with_model(
-        Blend(completer, popularity), list(candidate_lists(completer, learner, popularity, streams(run)))
-    )
+    lists_of_users = list(candidate_lists(completer, learner, popularity, streams(run)))
+    row = compare_with_model(completer, popularity, lists_of_users)
     assert row["mrr_model"] == pytest.approx(np.mean(ranks))
 
 
@@ -127,7 +151,9 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "mean reciprocal rank on 11 texts of 3 users:" in captured.out
+    assert "perplexity change by learning users: " in captured.out
+    assert " (all 11 texts of 3 users, also used to choose the rate)\n" in captured.out
+    assert "mean reciprocal rank on 11 of these texts, by 3 users (blend: " in captured.out
     assert "dev.jsonl: texts with values that training did not see: " in captured.err
 
 

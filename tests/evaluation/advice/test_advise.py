@@ -98,6 +98,19 @@ def test_missing_values_gain_nothing() -> None:
     assert half["information"] == pytest.approx(whole["information"], abs=0.12)
 
 
+def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
+    """Three quarters of the rows have a rare value; the dialect of the others is as easy to predict as without them."""
+    rows = [
+        {**row, "dialect": row["dialect"] if number % 4 == 0 else f"rare {number}"}
+        for number, row in enumerate(table())
+    ]
+    (row,) = advise(rows, config_of("dialect"))["columns"]
+    assert row["rare"] == pytest.approx(0.75, abs=0.02)
+    assert row["majority"] == pytest.approx(0.5, abs=0.1)
+    assert row["accuracy_all"] > 0.7
+    assert row["classifiers"] == ["n-grams", "linear"]
+
+
 def test_a_duplicate_column_adds_nothing() -> None:
     advice = advise(table(), config_of("dialect", "valley"))
     first, second = advice["columns"]
@@ -247,7 +260,8 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert "can still be useful for generating texts" in out[0]
-    assert out[1].startswith("300 texts of 400, sampled at random")
+    assert "random rows of the table, which are held out" in out[1]
+    assert out[2].startswith("300 texts of 400, sampled at random")
     assert any(line.startswith("city: use (--context city): expected gain") for line in out)
     assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert any("the first 10 tokens" in line for line in out)
@@ -258,11 +272,11 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     assert "rows is 3; it must be at least 20" in capsys.readouterr().err
 
 
-def test_progress_counts_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_estimates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("FIRST_DELAY", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     quiet = advise(table(300), config_of("dialect", "coin", "same"))
     assert capsys.readouterr().err == ""
     assert advise(table(300), config_of("dialect", "coin", "same"), progress=True) == quiet
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("estimating: ")]
-    assert lines[-1].startswith("estimating: 3 of 3 columns, ")
+    assert lines[-1].startswith("estimating: 5 of 5 estimates, ")

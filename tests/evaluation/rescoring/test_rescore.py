@@ -1,5 +1,7 @@
 """Rescoring against scores of single texts; zero weights, and the recovery of planted weights."""
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from factorcell.evaluation.rescoring.rescore import (
 )
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.spelling import spelling_model
 from tests.small_runs import ROWS, make_run
 
+pytestmark = pytest.mark.filterwarnings("ignore:n-best lists. .*expected value.* used:factorcell.config.Notice")
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")
 
 
@@ -104,6 +108,45 @@ def test_an_ngram_model_scores_hypotheses(tmp_path: Path) -> None:
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
         score_hypotheses(model, nbest, context={"city": "Oslo"})
+
+
+def test_a_known_word_wins_over_a_misspelt_one_of_the_same_scores(tmp_path: Path) -> None:
+    model = NGram.fit([{"text": "fix the qwerty layout"}, *ROWS * 9], Config.of(min_count=1), tmp_path / "ngram")
+    texts = ("fix the qwertyy layout", "fix the qwerty layout", "fix thee qwerty layout")
+    nbest = read_nbest([{"id": "a", "hypotheses": [{"text": text} for text in texts], "reference": texts[1]}])
+    scored = score_hypotheses(model, nbest)
+    (row,) = rescore(scored, ScoreWeights.with_model_share(()))
+    assert (row["text"], scored.unknown_hypotheses) == (texts[1], 2)
+    spelling = spelling_model(model.tokenizer).nats(["qwertyy", "thee"])
+    for place, nats in zip((0, 2), spelling, strict=True):
+        unknown = -float(model.nats(model.prepare([{"text": texts[place]}])).sum())
+        assert scored.log_probs[0][place] == pytest.approx(unknown - nats)
+
+
+def test_absent_columns_are_reported_and_similar_columns_are_errors(run: Run) -> None:
+    def without(column: str, *utterances: int, **columns: Any) -> NBest:
+        nbest = make_lists()
+        changed = [
+            replace(utterance, columns={**utterance.columns, column: None, **columns} if index in utterances else {})
+            for index, utterance in enumerate(nbest.utterances)
+        ]
+        return replace(nbest, utterances=tuple(changed))
+
+    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', no column 'stars'; expected values are used$"):
+        score_hypotheses(run, without("hall"))
+    nbest = without("city", 0, 1, 2)
+    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', 3 of 6 utterances without 'stars'; expected"):
+        score_hypotheses(run, nbest)
+    with pytest.warns(Notice, match=r"^n-best lists: 3 of 6 utterances without 'stars'; the expected value is used$"):
+        score_hypotheses(run, nbest, context={"city": "Oslo"})
+    misspelt = without("city", *range(6), cityy="Oslo")
+    with pytest.raises(UserError, match=r"^n-best lists: no column 'city' .did you mean 'cityy'\?.; unknown=.expected"):
+        score_hypotheses(run, misspelt)
+    with pytest.warns(Notice, match=r"^n-best lists: no column 'city'; the expected value is used$"):
+        score_hypotheses(run, misspelt, unknown="expected")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        score_hypotheses(run, misspelt, context={"city": "Oslo"})
 
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:

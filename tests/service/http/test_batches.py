@@ -1,11 +1,13 @@
 """Requests to the model alone have the same results over HTTP as in the library."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from factorcell import files
 from factorcell.evaluation.classification import classify
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.service.http import operations
@@ -39,6 +41,15 @@ def test_classes_equal_those_of_the_library(client: TestClient, site: Site) -> N
         "results"
     ]
     assert only == {"value": "Oslo", "probabilities": {"Oslo": 1.0}, "truncated": False}
+
+
+def test_classification_reads_no_file_of_the_run(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(files, "load_tensors", fail)
+    request = {"target": "city", "texts": [{"text": "abba", "context": {"who": "ann"}}]}
+    assert client.post("/v1/classify", json=request).status_code == 200
 
 
 def test_nbest_lists_are_rescored(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures: a real browser, and the page as the service serves it."""
+"""Fixtures: the page as the service serves it, in a real browser."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,7 +9,6 @@ import pytest
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
-from tests.screenshots import CHROMIUM_OPTIONS, chromium_path
 from tests.service.listening import listening
 from tests.service.page.box import USER
 
@@ -28,20 +27,6 @@ def serve(service: Service) -> Iterator[Callable[..., str]]:
     yield start
     for context in contexts:
         context.__exit__(None, None, None)
-
-
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
-    driver = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed; make check-slow installs it"
-    )
-    path = chromium_path()
-    if path is None:
-        pytest.skip("Chromium is not installed")
-    with driver.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=CHROMIUM_OPTIONS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ def add_classify_arguments(parser: Parser) -> None:
     parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
     help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
     parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
-    help_text = "prior probabilities of the values (default: conditional on the other columns, if there are any)"
-    parser.add_argument("--priors", choices=MODEL_PRIORS, help=help_text)
+    help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
+    parser.add_argument("--priors", default="conditional", choices=MODEL_PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
     parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
     help_text = "combine the model with a linear classifier, with weights fitted on the table of --calibrate"
@@ -69,21 +69,25 @@ def add_baseline_ngram_arguments(parser: Parser) -> None:
 def add_baseline_bayes_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell baseline bayes`."""
     _add_classifier_tables(parser)
-    parser.add_argument("--priors", default="uniform", choices=PRIORS, help="prior probabilities of the values")
+    parser.add_argument("--priors", default="training", choices=PRIORS, help="prior probabilities of the values")
     _add_reading_options(parser)
     options.add_json(parser)
 
 
 def add_baseline_linear_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell baseline linear`."""
+    add_baseline_fasttext_arguments(parser)
+    help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
+    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
+
+
+def add_baseline_fasttext_arguments(parser: Parser) -> None:
+    """Add the arguments of `factorcell baseline fasttext`."""
     _add_classifier_tables(parser)
     parser.add_argument("--order", type=int, default=2, help="maximum n of the n-grams, in tokens")
     options.add_seed(parser, "the order of the texts")
     _add_reading_options(parser)
     options.add_json(parser)
-
-
-add_baseline_fasttext_arguments = add_baseline_linear_arguments  # both commands have the same arguments
 
 
 def _add_classifier_tables(parser: Parser) -> None:

@@ -20,8 +20,14 @@ def add_explain_arguments(parser: Parser) -> None:
     parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     help_text = "other runs whose ratios are shown separately, for comparison"
     parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    _add_train(parser)
     options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
     options.add_computing(parser, precision="float32", unknown="error")
+
+
+def _add_train(parser: Parser) -> None:
+    help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
+    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
 
 
 def add_contexts_arguments(parser: Parser) -> None:
@@ -42,6 +48,7 @@ def add_contexts_arguments(parser: Parser) -> None:
     help_text = "show words whose softmax bias differs most between the first context and the second"
     parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
     parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    _add_train(parser)
     help_text = "draw a map of the embeddings for each column of --by"
     parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
     help_text = "measure how well the embeddings predict each column of --by"

@@ -8,7 +8,7 @@ from factorcell.commands.parser import Parser
 def add_generate_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell generate`."""
     options.add_run(parser, "run folder")
-    options.add_context(parser)
+    options.add_context(parser, "repeatable; several values of a column generate for each of them")
     help_text = "generate for every value of this context column (repeatable)"
     parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
     parser.add_argument("--number", type=int, default=1, help="number of texts for each context")

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
 from factorcell.data.tokens import truncated_mask
-from factorcell.data.values import category_name, is_missing, short_repr, to_number, to_time
+from factorcell.data.values import category_name, is_missing, short_repr, to_seconds
 from factorcell.progress import progress_bar
 
 MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
@@ -156,7 +155,10 @@ def read_streams(
             if is_missing(row[user_column]):
                 raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
             row[data.text] = canonical(tokenizer.normalize_fully(row[data.text]))
-            seconds = _to_seconds(row[time_column], f"{where}: {time_column}")
+            seconds = to_seconds(row[time_column])
+            if seconds is None:
+                expected = "it must be a number or a time such as 2026-11-21T18:30, from the year 1 to 9999"
+                raise UserError(f"{where}: {time_column} is {short_repr(row[time_column])}; {expected}")
             rows_by_user[category_name(row[user_column])].append((seconds, row))
     streams = []
     for user in sorted(rows_by_user):
@@ -298,18 +300,3 @@ def _retain_finished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, st
 def _length(text: str) -> int:
     """Return the number of graphemes of a text."""
     return len(GRAPHEME.findall(text))
-
-
-def _to_seconds(value: Any, where: str) -> float:
-    """Convert a date or time to seconds, in UTC if it has no time zone; return a number unchanged."""
-    number, moment = to_number(value), to_time(value)
-    if number is not None:
-        return number
-    if not isinstance(moment, date):
-        raise UserError(f"{where} is {short_repr(value)}; it must be a number or a time such as 2026-11-21T18:30")
-    if not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day)
-    try:
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (OverflowError, ValueError):  # in UTC, the time is before the year 1 or after the year 9999
-        raise UserError(f"{where} is {short_repr(value)}, which is out of range") from None

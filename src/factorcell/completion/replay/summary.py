@@ -122,9 +122,10 @@ def summarise(
         The summary. Each of its `rows` has the figures of one system for one group of queries. The entries `by` and
         `value` of a row name the group; the group of all queries comes first. The entry `over` says whether the figures
         are means over queries or over users. Each figure has an interval (`_low` and `_high`) and a `_difference` from
-        `base`, also with an interval. The entry `ahead` lists the figures in which the system is significantly better
-        than all others. The `curve` of the summary has the improvement of the MRR over `base` for each number of
-        earlier queries of a user.
+        `base`, also with an interval; `perplexity_change` is the relative difference, which only systems with the same
+        targets as `base` have. The entry `ahead` lists the figures in which the system is significantly better than all
+        others. The `curve` of the summary has the improvement of the MRR over `base` for each number of earlier queries
+        of a user.
 
     Raises:
         UserError: The base system is unknown, or no query was judged by all systems.
@@ -159,16 +160,20 @@ def _group_rows(
 ) -> Iterator[Row]:
     """Yield the rows of one group of queries: means over queries and then means over users, each for all systems."""
     query_count, user_count = int(in_group.sum()), len(np.unique(queries.users[in_group]))
+    base_index = queries.systems.index(base)
+    has_targets_of_base = (queries.targets == queries.targets[base_index]).all(axis=1)  # (S,)
     for over in ("queries", "users"):
         facts = {"by": by, "value": value, "over": over, "queries": query_count, "users": user_count}
         rows: list[Row] = [{"system": name, **facts, "ahead": []} for name in queries.systems]
         for figure in FIGURES:
             points = _compute_points(queries, figure, in_group, draw_counts, over)
-            base_points = points[:, queries.systems.index(base)]
-            for row, system_points in zip(rows, points.T, strict=True):
+            base_points = points[:, base_index]
+            for row, system_points, is_comparable in zip(rows, points.T, has_targets_of_base, strict=True):
                 row |= _interval_entries(figure, system_points)
                 if row["system"] != base:
                     row |= _interval_entries(f"{figure}_difference", system_points - base_points)
+                    if figure == "perplexity" and is_comparable:
+                        row |= _interval_entries("perplexity_change", system_points / base_points - 1)
             if (best := _clear_winner(points, figure)) is not None:
                 rows[best]["ahead"].append(figure)
         yield from rows

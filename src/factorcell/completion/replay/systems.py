@@ -112,7 +112,9 @@ class Personalised(System):
         context = {name: row[name] for name in self.columns}
         return self.suggester.complete(prefix, state, context, k)
 
-    def nats(self, state: User, row: Row) -> tuple[float, int]:
+    def nats(self, state: User, row: Row) -> tuple[float, int] | None:
+        if isinstance(self.suggester, Blend):
+            return None  # a blend ranks texts, but is not a language model
         texts, contexts = [row[self.text_column]], [{name: row[name] for name in self.columns}]
         nats = self.learner.nats(state.vector[None], texts, contexts)
         corpus = self.learner.run.read(texts, contexts, unknown=self.learner.unknown_policy)

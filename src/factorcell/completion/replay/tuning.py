@@ -10,13 +10,14 @@ Shapes: U users, D draws of users.
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.completion.blend import Blend, Candidate
+from factorcell.completion.blend import DEFAULT_WEIGHTS, Blend, BlendWeights, Candidate
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
@@ -31,6 +32,7 @@ Floats = NDArray[np.float64]
 Example = tuple[list[Candidate], str]  # the candidates for a prefix, and the text that the user entered
 
 INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
+FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 
 
@@ -51,7 +53,10 @@ def progressive_sums(learner: Learner, streams: Sequence[Stream], progress: bool
             rows = [stream.rows[position] for stream in batch]
             texts = [row[text_column] for row in rows]
             contexts = [{name: row[name] for name in columns} for row in rows]
-            learned_users, nats = learner.learn([users[stream.user] for stream in batch], texts, contexts)
+            batch_users = [users[stream.user] for stream in batch]
+            learned_users, nats = learner.learn(batch_users, texts, contexts)
+            if learner.run.mixture is not None:
+                nats = learner.nats(np.stack([user.vector for user in batch_users]), texts, contexts)
             users |= {stream.user: user for stream, user in zip(batch, learned_users, strict=True)}
             corpus = learner.run.read(texts, contexts, unknown=learner.unknown_policy)
             sums[[indices[stream.user] for stream in batch]] += np.stack([nats, corpus.lengths], axis=1)
@@ -160,23 +165,33 @@ def candidate_lists(
             yield examples
 
 
-def compare_with_model(blend: Blend, examples_of_users: Sequence[Sequence[Example]]) -> Row:
-    """Return the mean reciprocal rank of the entered texts with the blend, with the model alone, and the difference.
+def compare_with_model(
+    completer: Completer, popularity: Popularity, examples_of_users: Sequence[Sequence[Example]]
+) -> Row:
+    """Compare the blend with the model alone, on users to whom the weights of the blend were not fitted.
+
+    The users are divided into `FOLD_COUNT` folds. The texts of a fold are ranked with weights that are fitted to the
+    users of the other folds, or with the default weights if these users have no text that a source proposes.
 
     Args:
-        blend: The blend.
+        completer: The completer of the model.
+        popularity: The popular texts.
         examples_of_users: For each user, the candidates for each prefix, and the text that the user entered.
 
     Returns:
-        A row with `queries`, `users`, `mrr`, `mrr_model` and `mrr_difference`; the ends of the intervals have the
-        suffixes `_low` and `_high`.
+        A row with `queries`, `users`, and the mean reciprocal ranks of the entered texts: `mrr` of the blend,
+        `mrr_model` and `mrr_difference`. The ends of the intervals have the suffixes `_low` and `_high`.
     """
     sums = np.zeros((len(examples_of_users), 3))
-    for index, examples in enumerate(examples_of_users):
-        for candidates, entered_text in examples:
-            blended_texts = [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)]
-            model_texts = [candidate.text for candidate in candidates if candidate.is_proposed_by_model]
-            sums[index] += _reciprocal_rank(entered_text, blended_texts), _reciprocal_rank(entered_text, model_texts), 1
+    for fold in range(FOLD_COUNT):
+        other_users = (examples for index, examples in enumerate(examples_of_users) if index % FOLD_COUNT != fold)
+        blend = Blend(completer, popularity, _fit_or_default(list(chain.from_iterable(other_users))))
+        for index in range(fold, len(examples_of_users), FOLD_COUNT):
+            for candidates, entered_text in examples_of_users[index]:
+                blended_texts = [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)]
+                model_texts = [candidate.text for candidate in candidates if candidate.is_proposed_by_model]
+                ranks = (_reciprocal_rank(entered_text, texts) for texts in (blended_texts, model_texts))
+                sums[index] += *ranks, 1
     blended, model, queries = bootstrap.resampled_sums(sums).T
     user_count = int((sums[:, 2] > 0).sum())
     row: Row = {"queries": int(queries[0]), "users": user_count}
@@ -185,6 +200,14 @@ def compare_with_model(blend: Blend, examples_of_users: Sequence[Sequence[Exampl
         points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
         row |= bootstrap.percentile_interval(points, user_count).to_row(name)
     return row
+
+
+def _fit_or_default(examples: Sequence[Example]) -> BlendWeights:
+    """Return weights fitted to `examples`, or the default weights if no entered text is a candidate."""
+    try:
+        return BlendWeights.fit(examples)
+    except UserError:
+        return DEFAULT_WEIGHTS
 
 
 def _reciprocal_rank(text: str, suggested_texts: Sequence[str]) -> float:

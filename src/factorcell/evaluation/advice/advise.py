@@ -19,7 +19,7 @@ Shapes: B texts, T targets, V vocabulary, K values (label K is a missing value),
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare, report_missing, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import IN_MEMORY, table_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
@@ -49,7 +49,8 @@ MIN_ROWS = 20
 MAX_VOCABULARY = 20_000  # tokens
 PREFIX_LENGTHS = (5, 10, 20)  # numbers of tokens after which classifiers predict the value
 LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # below 1, because tokens are not independent evidence
-MAX_CLASSES, MAX_CLASSIFIER_TEXTS = 50, 20_000  # values and training texts of the linear classifier
+MAX_CLASSES, MAX_CLASSIFIER_TEXTS = 500, 20_000  # values and training texts of the linear classifier
+LINEAR = "linear"  # name of the linear classifier
 SHARE = 0.35  # expected gain = least + SHARE * (most - least), measured with trained models (docs/advice.md)
 MIN_BIAS_GAIN, MIN_ADAPTER_GAIN = 0.005, 0.02  # minimum gains for a softmax bias and for an adapted recurrent layer
 MAX_RARE_SHARE = 0.5  # if a larger share of texts has rare values, the gain of the column cannot be estimated
@@ -106,10 +107,14 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
     columns = label_columns(corpus)
     split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
-    bar = progress_bar(columns, desc="estimating", unit="columns", show=progress)
-    estimates = [_estimate(split, column, seed) for column in bar]
-    estimates.sort(key=lambda estimate: -estimate.row["most"])
-    combined = _estimate_combined(split, estimates)
+    # A column has two estimates: of its gain alone, and of its gain in addition to stronger columns.
+    with progress_bar(desc="estimating", unit="estimates", show=progress, total=2 * len(columns) - 1) as bar:
+        estimates = []
+        for column in columns:
+            estimates.append(_estimate(split, column, seed))
+            bar.update()
+        estimates.sort(key=lambda estimate: -estimate.row["most"])
+        combined = _estimate_combined(split, estimates, bar.update)
     column_rows = [estimate.row for estimate in estimates]
     for row in column_rows:
         row["advice"], row["why"] = recommend(row)
@@ -153,7 +158,8 @@ def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
         for length in (*PREFIX_LENGTHS, None)
     )
     information = _information(text_log_posterior, log_prior, test_labels)
-    classifiers = [_classifier_row("n-grams", [*prefix_log_posteriors, text_log_posterior], test_labels, information)]
+    log_posteriors = [*prefix_log_posteriors, text_log_posterior]
+    classifiers = [_classifier_row("n-grams", column, log_posteriors, test_labels, information)]
     classifiers += _linear_classifier_rows(split, column, log_prior, seed)
     best_classifier = max(classifiers, key=lambda row: row["information"])
     true_values, target_indices = split.test.repeat_per_target(test_labels), np.arange(len(split.test.targets))
@@ -167,6 +173,7 @@ def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
     row = {
         "column": column.name,
         "kind": column.kind,
+        "is_binned": column.is_binned,
         **_value_counts(column, text_counts),
         "perplexity_nothing": _perplexity_from_nats(-split.baseline.mean()),
         "perplexity_knowing": _perplexity_from_nats(-knowing_log_probs.mean()),
@@ -175,7 +182,7 @@ def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
         "most_by_bias": min(max(0.0, _gain_from_nats(nats_gained_by_bias.mean())), most),
         "entropy": float(-(np.exp(log_prior) * log_prior).sum()),
         **best_classifier,
-        "majority": float(text_counts.max() / max(1, text_counts.sum())),
+        "classifiers": [row["judge"] for row in classifiers],
         "least": least,
         "expected": expected_gain(least, most),
     }
@@ -191,14 +198,17 @@ def _best_exponent(log_posteriors: Sequence[Floats], log_prior: Floats, labels: 
     return LIKELIHOOD_EXPONENTS[information.index(max(information))]
 
 
-def _classifier_row(classifier_name: str, log_posteriors: Sequence[Floats], labels: Ids, information: float) -> Row:
+def _classifier_row(
+    classifier_name: str, column: LabelColumn, log_posteriors: Sequence[Floats], labels: Ids, information: float
+) -> Row:
     """Return a row with the information of a classifier, and with its accuracy after each prefix length.
 
-    `log_posteriors` has an array (B, K) for each prefix length, and one for whole texts.
+    `log_posteriors` has an array (B, K) for each prefix length, and one for whole texts. The accuracies leave out the
+    group of rare values: a text with a rare value has no true value, and the classifier does not predict the group.
     """
-    lengths = (*PREFIX_LENGTHS, "all")
+    lengths, first_label = (*PREFIX_LENGTHS, "all"), int(column.has_rare_group)
     accuracies = {
-        f"accuracy_{length}": _accuracy(log_posterior, labels)
+        f"accuracy_{length}": _accuracy(log_posterior, labels, first_label)
         for length, log_posterior in zip(lengths, log_posteriors, strict=True)
     }
     return {"judge": classifier_name, "information": max(0.0, information), **accuracies}
@@ -226,7 +236,8 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats
     tune_log_posteriors = [apply_temperature(exponent * tune_log_posterior, 1.0) for exponent in LIKELIHOOD_EXPONENTS]
     exponent = _best_exponent(tune_log_posteriors, log_prior, tune_labels)
     information = _information(apply_temperature(exponent * test_log_posterior, 1.0), log_prior, test_labels)
-    return [_classifier_row("linear", [*prefix_log_posteriors, test_log_posterior], test_labels, information)]
+    log_posteriors = [*prefix_log_posteriors, test_log_posterior]
+    return [_classifier_row(LINEAR, column, log_posteriors, test_labels, information)]
 
 
 def _information(log_posterior: Floats, log_prior: Floats, labels: Ids) -> float:
@@ -241,9 +252,11 @@ def _information(log_posterior: Floats, log_prior: Floats, labels: Ids) -> float
     return float((log_posterior[labelled, true_values] - log_prior[true_values]).mean())
 
 
-def _accuracy(log_posterior: Floats, labels: Ids) -> float:
-    is_labelled = labels < log_posterior.shape[1]
-    return float((log_posterior.argmax(1) == labels)[is_labelled].mean()) if is_labelled.any() else math.nan
+def _accuracy(log_posterior: Floats, labels: Ids, first_label: int) -> float:
+    """Return the accuracy of predicting the label from `first_label` on, on the texts with such a label."""
+    is_labelled = (labels >= first_label) & (labels < log_posterior.shape[1])
+    predictions = log_posterior[:, first_label:].argmax(1) + first_label if is_labelled.any() else labels
+    return float((predictions == labels)[is_labelled].mean()) if is_labelled.any() else math.nan
 
 
 def _value_counts(column: LabelColumn, counts: Ids) -> Row:
@@ -251,20 +264,20 @@ def _value_counts(column: LabelColumn, counts: Ids) -> Row:
 
     `counts` (K,) are the numbers of training texts with each value.
     """
-    has_rare = column.values[0] == UNKNOWN_VALUE  # the label 0, shared by the rare values
-    rare_count = counts[0] if has_rare else 0
-    frequent_counts = counts[1:] if has_rare else counts
+    rare_count = counts[0] if column.has_rare_group else 0
+    frequent_counts = counts[int(column.has_rare_group) :]
     missing_share = float((column.labels == len(column.values)).mean())
     return {
         "values": len(frequent_counts),
         "rare_values": column.rare,
         "texts_per_value": float(np.median(frequent_counts)) if len(frequent_counts) else 0.0,
         "rare": float(rare_count / max(1, counts.sum())),
+        "majority": float(max(frequent_counts, default=math.nan) / max(1, frequent_counts.sum())),
         "missing": missing_share,
     }
 
 
-def _estimate_combined(split: Split, estimates: Sequence[ColumnEstimate]) -> Row:
+def _estimate_combined(split: Split, estimates: Sequence[ColumnEstimate], after_estimate: Callable[[], Any]) -> Row:
     """Return the estimates for all columns together; set the entry `added` in the row of each column.
 
     `estimates` begin with the strongest column. `added` is the gain of a column in addition to the stronger columns.
@@ -278,10 +291,11 @@ def _estimate_combined(split: Split, estimates: Sequence[ColumnEstimate]) -> Row
     strongest = rows[0]
     strongest["added"] = strongest["most"]
     joint_nats = _nats_from_gain(strongest["most"])  # reduction per target by the columns so far
+    beta = np.array([estimates[0].model.beta])
     for count, row in enumerate(rows[1:], 2):
         models = [estimate.model for estimate in estimates[:count]]
         log_ratios = [model.log_ratios() for model in models]
-        beta = fit_exponents(split.model, split.tune, log_ratios, all_tune_labels[:count])
+        beta = fit_exponents(split.model, split.tune, log_ratios, all_tune_labels[:count], beta.tolist())
         tune_log_probs = tilted_log_probs(split.model, split.tune, log_ratios, all_tune_labels[:count], beta)
         test_log_probs = tilted_log_probs(split.model, split.test, log_ratios, all_test_labels[:count], beta)
         tune_probabilities, test_probabilities = np.exp(tune_log_probs), np.exp(test_log_probs)
@@ -290,6 +304,7 @@ def _estimate_combined(split: Split, estimates: Sequence[ColumnEstimate]) -> Row
             test_probabilities = model.apply_longer(split.test, test_labels, test_probabilities)
         previous_nats, joint_nats = joint_nats, float((np.log(test_probabilities) - split.baseline).mean())
         row["added"] = min(_gain_from_nats(joint_nats - previous_nats), row["most"])
+        after_estimate()
     sum_of_single_nats = sum(_nats_from_gain(row["most"]) for row in rows)
     joint_share = min(1.0, max(0.0, joint_nats) / sum_of_single_nats) if sum_of_single_nats > 0 else 0.0
     least_nats = [_nats_from_gain(row["least"]) for row in rows]

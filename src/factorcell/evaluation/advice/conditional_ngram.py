@@ -163,29 +163,48 @@ def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Float32s]
         yield target_span, model.probabilities([history[target_span] for history in texts.histories]).astype(np.float32)
 
 
-def fit_exponents(model: NGram, texts: IndexedTexts, log_ratios: Sequence[Float32s], labels: Sequence[Ids]) -> Floats:
+def text_blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[int, slice, Float32s]]:
+    """Yield the index of a text, a slice of t of its targets, and their p(w | h) for every token w (t, V)."""
+    for target_span, probabilities in blocks(model, texts):
+        first_text = int(np.searchsorted(texts.starts, target_span.start, side="right")) - 1
+        end_text = int(np.searchsorted(texts.starts, target_span.stop, side="left"))
+        for text in range(first_text, end_text):
+            begin, end = max(texts.starts[text], target_span.start), min(texts.starts[text + 1], target_span.stop)
+            if begin < end:
+                yield text, slice(begin, end), probabilities[begin - target_span.start : end - target_span.start]
+
+
+def _log_ratios_of_text(log_ratios: Sequence[Float32s], labels: Sequence[Ids], text: int) -> Float32s:
+    """Return log r_c (C, V) of the values of one text."""
+    return np.stack([ratios[column_labels[text]] for ratios, column_labels in zip(log_ratios, labels, strict=True)])
+
+
+def fit_exponents(
+    model: NGram,
+    texts: IndexedTexts,
+    log_ratios: Sequence[Float32s],
+    labels: Sequence[Ids],
+    start: Sequence[float] = (),
+) -> Floats:
     """Return the exponents beta (C,) that maximize the likelihood of p(w | h) prod_c r_c(w)^beta_c / Z.
 
-    Newton's method maximizes the log likelihood, which is concave in beta. For each column c with K_c values,
-    `log_ratios` has an array log r_c (K_c + 1, V), and `labels` has an array (B,).
+    Newton's method maximizes the log likelihood, which is concave in beta, from the exponents `start` of the first
+    columns. For each column c with K_c values, `log_ratios` has an array log r_c (K_c + 1, V), and `labels` has an
+    array (B,).
     """
     beta = np.zeros(len(log_ratios))
-    values_by_column = [texts.repeat_per_target(column_labels) for column_labels in labels]
+    beta[: len(start)] = start
     for _ in range(MAX_STEPS):
         gradient, hessian = np.zeros(len(beta)), 1e-6 * np.eye(len(beta))
-        for target_span, probabilities in blocks(model, texts):
-            block_log_ratios = np.stack(  # (C, t, V)
-                [ratios[values[target_span]] for ratios, values in zip(log_ratios, values_by_column, strict=True)]
-            )
-            tilted_probabilities = probabilities * np.exp(np.tensordot(beta.astype(np.float32), block_log_ratios, 1))
+        for text, target_span, probabilities in text_blocks(model, texts):
+            text_log_ratios = _log_ratios_of_text(log_ratios, labels, text)
+            tilted_probabilities = probabilities * np.exp(beta.astype(np.float32) @ text_log_ratios)
             tilted_probabilities /= tilted_probabilities.sum(1, keepdims=True)
-            mean_log_ratios = np.einsum("tw,ctw->ct", tilted_probabilities, block_log_ratios)
-            target_log_ratios = np.take_along_axis(block_log_ratios, texts.targets[None, target_span, None], 2)[:, :, 0]
+            mean_log_ratios = text_log_ratios @ tilted_probabilities.T  # (C, t)
+            target_log_ratios = text_log_ratios[:, texts.targets[target_span]]
             gradient += (target_log_ratios - mean_log_ratios).sum(1, dtype=np.float64)
-            hessian += (
-                np.einsum("tw,ctw,dtw->cd", tilted_probabilities, block_log_ratios, block_log_ratios, optimize=True)
-                - mean_log_ratios @ mean_log_ratios.T
-            )
+            second_moments = (text_log_ratios * tilted_probabilities.sum(0)) @ text_log_ratios.T
+            hessian += second_moments - mean_log_ratios @ mean_log_ratios.T
         step = np.linalg.solve(hessian, gradient)
         beta = np.clip(beta + step, 0.0, 2.0)
         if np.abs(step).max() < TOLERANCE:
@@ -197,15 +216,12 @@ def tilted_log_probs(
     model: NGram, texts: IndexedTexts, log_ratios: Sequence[Float32s], labels: Sequence[Ids], beta: Floats
 ) -> Floats:
     """Return log [p(w | h) prod_c r_c(w)^beta_c / Z] of every target (T,), given the `labels` of its text."""
-    values_by_column = [texts.repeat_per_target(column_labels) for column_labels in labels]
     log_probs = np.empty(len(texts.targets))
-    for target_span, probabilities in blocks(model, texts):
-        columns = zip(beta, log_ratios, values_by_column, strict=True)
-        block_log_ratios = sum(exponent * ratios[values[target_span]] for exponent, ratios, values in columns)
-        target_log_ratios = np.take_along_axis(block_log_ratios, texts.targets[target_span, None], 1)[:, 0]
-        log_probs[target_span] = (
-            texts.base[target_span] + target_log_ratios - np.log((probabilities * np.exp(block_log_ratios)).sum(1))
-        )
+    for text, target_span, probabilities in text_blocks(model, texts):
+        scaled_log_ratios = beta.astype(np.float32) @ _log_ratios_of_text(log_ratios, labels, text)  # (V,)
+        normalizers = probabilities @ np.exp(scaled_log_ratios)
+        target_log_ratios = scaled_log_ratios[texts.targets[target_span]]
+        log_probs[target_span] = texts.base[target_span] + target_log_ratios - np.log(normalizers)
     return log_probs
 
 

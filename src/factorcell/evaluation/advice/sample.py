@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import Variable
+from factorcell.data.schema import UNKNOWN_VALUE, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
 from factorcell.model import ngram
@@ -35,7 +35,8 @@ Ids = NDArray[np.int64]
 class LabelColumn:
     """A context column whose values have the labels 0 to K - 1; the label K stands for a missing value.
 
-    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0.
+    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0. If `is_binned`
+    is true, the values are ranges of numbers.
     """
 
     name: str
@@ -43,6 +44,12 @@ class LabelColumn:
     values: tuple[str, ...]
     labels: Ids
     rare: int = 0
+    is_binned: bool = False
+
+    @property
+    def has_rare_group(self) -> bool:
+        """Whether the label 0 stands for rare values."""
+        return self.kind == "category" and self.values[:1] == (UNKNOWN_VALUE,)
 
 
 def sample(
@@ -97,10 +104,12 @@ def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColum
     is_missing = np.isnan(numbers)
     present_numbers = numbers[~is_missing]
     edges = np.unique(present_numbers)
-    if len(edges) > BINS:
+    is_binned = len(edges) > BINS
+    if is_binned:
         edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, BINS + 1)[:-1]))
     labels = np.where(is_missing, len(edges), np.searchsorted(edges, numbers, side="right") - 1)
-    return LabelColumn(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
+    values = tuple(f"from {edge:.4g}" for edge in edges)
+    return LabelColumn(variable.name, variable.kind, values, labels, is_binned=is_binned)
 
 
 @dataclass(frozen=True)

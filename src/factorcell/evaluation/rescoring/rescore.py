@@ -7,12 +7,16 @@ scores are in nats. The hypothesis with the largest total is chosen, and the fir
 from a file, set by `ScoreWeights.with_model_share`, or fitted on lists with references. Fitted weights make the
 hypotheses with the fewest word errors most likely.
 
+log p(h | context) includes the spellings of out-of-vocabulary words (`model.spelling`). Otherwise, a hypothesis with
+such a word could win because p(<unk>) is the probability of all of them together.
+
 The word errors of a hypothesis are its Levenshtein distance over words to the reference. Words are separated by white
 space and compared literally.
 
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
-from factorcell.config import UserError, check_choice
+from factorcell.config import Notice, UserError, check_choice
 from factorcell.data.cache import report_unseen_rows
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
-from factorcell.evaluation.perplexity import text_tallies, value_groups
+from factorcell.evaluation.perplexity import reads_context, value_groups
 from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
+from factorcell.evaluation.text_figures import sum_per_text
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.spelling import spelling_nats
 from factorcell.progress import progress_bar
 
 Floats = NDArray[np.float64]
@@ -84,10 +90,17 @@ class ScoreWeights:
 
 @dataclass(frozen=True)
 class ScoredNBest:
-    """N-best lists with `log_probs`: for each utterance, the log probabilities (H,) of its hypotheses in nats."""
+    """N-best lists with log probabilities.
+
+    Attributes:
+        nbest: The lists.
+        log_probs: For each utterance, the log probabilities (H,) of its hypotheses in nats.
+        unknown_hypotheses: The number of hypotheses with out-of-vocabulary words.
+    """
 
     nbest: NBest
     log_probs: tuple[Floats, ...]
+    unknown_hypotheses: int = 0
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -130,10 +143,30 @@ def _read_hypotheses(
     return model.prepare(rows, unknown=unknown, optional=optional, truncate=False, report_counts=False)
 
 
-def _absent_variables(model: Run | NGram, contexts: Sequence[Row]) -> tuple[str, ...]:
-    """Return the names of the variables whose column has no value in any context."""
-    present = {name for context in contexts for name, value in context.items() if not is_missing(value)}
-    return tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+def _absent_variables(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
+    """Return the names of the variables whose column has no value in any context.
+
+    A `Notice` reports columns without values. If the lists have a column with a similar name instead, this raises a
+    `UserError`, unless the policy `unknown` is "expected".
+    """
+    columns = model.schema.columns()
+    missing_counts = {name: sum(is_missing(context[name]) for context in contexts) for name in columns}
+    absent = [name for name in columns if missing_counts[name] == len(contexts)]
+    if reads_context(model):
+        other_columns = [name for name in nbest.columns if name not in columns]
+        for name in absent if unknown != "expected" else ():
+            if hint := limits.nearest_hint(name, other_columns):
+                raise UserError(f"n-best lists: no column {name!r}{hint}", (("unknown", "expected"),))
+        problems = [f"no column {name!r}" for name in absent]
+        problems += [
+            f"{count:,} of {len(contexts):,} utterances without {name!r}"
+            for name, count in missing_counts.items()
+            if 0 < count < len(contexts)
+        ]
+        if problems:
+            reading = "expected values are" if len(problems) > 1 else "the expected value is"
+            warnings.warn(Notice(f"n-best lists: {', '.join(problems)}; {reading} used"), stacklevel=2)
+    return tuple(variable.name for variable in model.schema.variables if variable.source_column in absent)
 
 
 def _check_contexts(
@@ -173,24 +206,26 @@ def score_hypotheses(
         The lists with the log probabilities in nats.
 
     Raises:
-        UserError: A context value is invalid; the message names the utterance.
+        UserError: A context value is invalid, and the message names the utterance; or the lists lack a context column
+            and have one with a similar name.
     """
     contexts = _utterance_contexts(model, nbest, context or {})
-    optional = _absent_variables(model, contexts)
+    optional = _absent_variables(model, nbest, contexts, unknown)
     _check_contexts(model, nbest, contexts, optional, unknown)
     data = model.config.data
     anonymous_column = data.user if data.anonymous else ""
     report_unseen_rows(contexts, model.schema, "n-best lists", unknown, without=anonymous_column)
-    log_probs: list[Floats] = []
+    log_probs, unknown_hypotheses = list[Floats](), 0
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
-            batch_log_probs = np.array([-tally.nats for tally in text_tallies(model, corpus)])
+            batch_log_probs = -sum_per_text(model.nats(corpus), corpus) - spelling_nats(corpus)
+            unknown_hypotheses += len(np.unique(corpus.unknown_tokens()[1]))
             ends = np.cumsum([len(utterance.texts) for utterance in utterances])
             log_probs += np.split(batch_log_probs, ends[:-1])
             bar.update(len(utterances))
-    return ScoredNBest(nbest, tuple(log_probs))
+    return ScoredNBest(nbest, tuple(log_probs), unknown_hypotheses)
 
 
 def batches(nbest: NBest) -> Iterator[slice]:

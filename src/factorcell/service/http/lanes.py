@@ -136,6 +136,7 @@ class Lane:
                 value = first_value
                 while value is not None:
                     yield value
+                    await asyncio.sleep(0)  # lets the server notice a disconnection although more values are queued
                     value = await queue.get()
                 with suppress(DisconnectedError):
                     await task

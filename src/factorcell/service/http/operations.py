@@ -9,7 +9,7 @@ import numpy as np
 
 from factorcell.config import UserError, check_choice
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.conditional_prior import usable_prior
+from factorcell.evaluation.conditional_prior import applicable_prior, training_log_prior
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
@@ -138,7 +138,7 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
 def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     """Return the most probable value of a context column for each text, by Bayes' rule.
 
-    The prior is conditional on the contexts of the texts, or uniform if there are none.
+    The prior is conditional on the contexts of the texts, or the training frequencies if there are none.
     """
     request: messages.ClassifyRequest = call.message
     model = site.service.model
@@ -150,11 +150,13 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     candidate_contexts = [{request.target: candidate} for candidate in candidates]
     text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
     unknown_truth = [None] * len(corpus)
-    classification = apply_bayes_rule(candidates, text_log_likelihoods, corpus.lengths, truth=unknown_truth)
+    classification = apply_bayes_rule(candidates, text_log_likelihoods, truth=unknown_truth)
     columns = {column for context in contexts for column in context}
-    if (prior := usable_prior(model.run, request.target, columns)) is not None:
-        log_prior = prior.candidate_log_probs(corpus, candidates)
-        classification = classification.with_log_prior(log_prior, "conditional")
+    if (prior := applicable_prior(model.priors, request.target, columns)) is not None:
+        classification = classification.with_log_prior(prior.candidate_log_probs(corpus, candidates), "conditional")
+    else:
+        log_prior = training_log_prior(model.run.schema.variable(request.target), candidates)
+        classification = classification.with_log_prior(log_prior, "training")
     results = [
         messages.TextClass(
             value=candidates[int(probabilities.argmax())],

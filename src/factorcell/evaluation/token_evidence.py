@@ -1,0 +1,117 @@
+"""How often tokens occur in the training texts of contexts, and which changes of probability these counts support.
+
+A model also changes the probability of tokens that no training text has in any of the contexts that are compared. Such
+changes come from other contexts or from the random initial weights, so they are no evidence. Let c_a(w) be the count of
+token w in the training texts with context a, and C_a the count of all tokens. The texts support that w is more frequent
+in a than in b if
+
+    c_a(w) / C_a > c_b(w) / C_b    and    c_a(w) C_b / C_a >= 1,
+
+that is, if w would be expected at least once in the texts with context b if it were as frequent there as in a.
+
+Shapes: K contexts, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import limits
+from factorcell.data.corpus import Corpus, target_ids
+from factorcell.evaluation.embeddings import bias_shift
+from factorcell.model.run import Run
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Counts in the training texts of K contexts.
+
+    Attributes:
+        texts: The number of training texts with each context (K,).
+        tokens: The count of each token in these texts (K, V), with end tokens and without start tokens.
+    """
+
+    texts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+    @classmethod
+    def of_contexts(
+        cls, run: Run, train: Corpus, contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error"
+    ) -> "TokenCounts | None":
+        """Count the tokens of training texts, as `read_training_texts` returns them, in each of several contexts.
+
+        A text has a context if it has its values of the categories in which the contexts differ; a column that a
+        context lacks may have any value. The result is None if the contexts differ in columns of other kinds.
+        """
+        corpora = [run.read([""], [context], unknown=unknown) for context in contexts]
+        categories = np.concatenate([corpus.categories for corpus in corpora])
+        others = [np.concatenate([corpus.numbers, *corpus.vectors], axis=1) for corpus in corpora]
+        words = [[bag.values.tolist() for bag in corpus.bags] for corpus in corpora]
+        same_numbers = all(np.array_equal(other, others[0], equal_nan=True) for other in others)
+        if not same_numbers or any(bags != words[0] for bags in words):
+            return None
+        columns = np.flatnonzero((categories != categories[0]).any(0))
+        texts, tokens, lengths = [], [], train.lengths
+        ids = target_ids(train)
+        for values in categories[:, columns]:
+            matches = (train.categories[:, columns] == values) | (values < 0)
+            has_context = matches.all(1)
+            texts.append(int(has_context.sum()))
+            tokens.append(np.bincount(ids[np.repeat(has_context, lengths)], minlength=len(run.tokenizer)))
+        return cls(np.array(texts), np.stack(tokens))
+
+    def supports(self, first: int, second: int) -> NDArray[np.bool_]:
+        """Return for each token whether the texts support that it is more frequent in context `first` (V,)."""
+        first_counts, second_counts = self.tokens[first], self.tokens[second]
+        first_total, second_total = first_counts.sum(), second_counts.sum()
+        expected_in_second = first_counts * (second_total / max(1, first_total))
+        result: NDArray[np.bool_] = (expected_in_second > second_counts) & (expected_in_second >= 1)
+        return result
+
+
+def read_training_texts(run: Run, source: Any, *, progress: bool = False) -> Corpus:
+    """Read the training table of a run, with the vocabulary and the values of the run."""
+    optional = tuple(variable.name for variable in run.schema.variables)
+    return run.prepare(source, unknown="group", optional=optional, report_counts=False, progress=progress)
+
+
+def most_shifted_tokens(
+    run: Run,
+    context: Mapping[str, Any],
+    against: Mapping[str, Any] | None = None,
+    *,
+    count: int = 10,
+    frequent: int | None = None,
+    unknown: str = "error",
+    counts: TokenCounts | None = None,
+) -> list[Row]:
+    """Return the `count` tokens that the softmax bias of a context raises most, then those that it lowers most.
+
+    Each row has a `token` and the change of its log probability in `nats`; the largest changes come first in both
+    groups. `against` is the context to compare with, by default the expected one. `frequent` is the number of most
+    frequent tokens that are considered (by default all), because biases of rare tokens are noisy. With the `counts` of
+    both contexts, only tokens are returned whose change the training texts support, with their counts in the training
+    texts of the context (`count`) and of the other context (`count_against`).
+    """
+    limits.check(count=count, frequent=frequent)
+    nats = bias_shift(run, context, against, unknown=unknown)
+    specials = run.tokenizer.specials
+    nats[specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned
+    if counts is not None:
+        nats[~np.where(nats > 0, counts.supports(0, 1), counts.supports(1, 0))] = 0.0
+    considered = nats if frequent is None else nats[: frequent + len(specials)]  # tokens are sorted by frequency
+    order = np.argsort(-considered, kind="stable").tolist()
+    token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
+    token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
+    rows: list[Row] = [
+        {"token": run.tokenizer.readable(run.tokenizer.tokens[i]), "nats": float(nats[i])} for i in token_ids
+    ]
+    if counts is not None:
+        for row, (first, second) in zip(rows, counts.tokens[:, token_ids].T.tolist(), strict=True):
+            row |= {"count": first, "count_against": second}
+    return rows

@@ -1,0 +1,162 @@
+"""The results of runs and of n-gram models for a report: what a folder has, and which results can be compared.
+
+Perplexities and bits per byte of several models are compared on one table: the one on which most models were evaluated.
+Accuracies are compared for one target, one table and one kind of classifier, in the same way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.results import prediction_fields
+from factorcell.evaluation.run_warnings import find_warnings, training_targets
+from factorcell.evaluation.text_figures import Figures
+from factorcell.finite import is_number
+from factorcell.model import model_card, ngram, saved_results
+from factorcell.model.run import Run, training_facts
+from factorcell.model.used_options import unused_options
+
+Row = Mapping[str, Any]
+
+DEVELOPMENT = "development texts"
+
+
+def read_model(folder: Path) -> Row:
+    """Read the results, logs and options of a run or of an n-gram model.
+
+    `evaluations` has the latest perplexities on each table, and `accuracies` the latest accuracy of each classifier on
+    each table. A run with a mixture may also have results of its neural model alone, which are omitted.
+    """
+    results = saved_results.read(folder)
+    run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
+    predictor = None if run is None else prediction_fields(run).get("predictor")
+    results = [row for row in results if row.get("evaluation", row).get("predictor") == predictor]
+    unit = "token" if run is None else run.tokenizer.unit
+    evaluations = [_with_texts(folder, {"unit": unit, **row}) for row in saved_results.latest_evaluations(results)]
+    model: Row = {"folder": str(folder), "title": folder.name, "config": {}, "evaluations": evaluations}
+    if run is None:
+        return model
+    facts = training_facts(folder)
+    development = _with_texts(folder, {"unit": unit, "gains": [], **_development_row(run, facts)})
+    if "perplexity" in development and development["texts_id"] not in {row["texts_id"] for row in evaluations}:
+        evaluations.insert(0, development)
+    accuracies = [_with_accuracies(folder, row) for row in saved_results.latest_accuracies(results)]
+    return {
+        **model,
+        "config": run.config.to_dict(),
+        "is_adapted": run.model.is_adapted,
+        "unused": unused_options(run.config, run.schema),
+        "schema": [variable.describe() for variable in run.schema.variables],
+        "log": run.log(),
+        "parameters": run.model.parameter_count(),
+        "training_targets": training_targets(run),
+        "predictor": predictor,
+        "by": saved_results.latest_gains(results),
+        "accuracies": accuracies,
+        # Trainings on the same texts have equal lists:
+        "trained": [facts.get(name) for name in ("development_key", "texts", "source", "finetuned")],
+        "cautions": find_warnings([run]),
+    }
+
+
+def _development_row(run: Run, facts: Row) -> Row:
+    """Return the perplexities that training measured: those of the mixture, or of the neural model at its best step."""
+    row = {"table": DEVELOPMENT, "texts_key": facts.get("development_key")}
+    if (mixed := model_card.mixture_perplexity(run)) is not None:
+        return {**row, "perplexity": mixed, "has_texts": False}  # training saved the texts of the neural model alone
+    return {**row, **(run.best_evaluation() or {})}
+
+
+def _with_texts(folder: Path, evaluation: Row) -> Row:
+    """Add the figures of each text, and an id of the texts, which does not depend on the tokenizer if this is known."""
+    figures = text_figures.load(folder, evaluation.get("texts_key"))
+    originals = figures["bits_per_byte"].originals if "bits_per_byte" in figures else ""
+    texts_id = originals or f"{evaluation.get('table')}, {evaluation.get('texts')} texts"
+    return {**evaluation, "figures": figures if evaluation.get("has_texts", True) else {}, "texts_id": texts_id}
+
+
+def _with_accuracies(folder: Path, scores: Row) -> Row:
+    """Add the accuracy of each text, if the folder has those of these very scores."""
+    figures = text_figures.load(folder, scores.get("texts_key"))
+    sums = figures.get(str(scores.get("figure")))
+    is_saved = sums is not None and abs(sums.ratio - scores["accuracy"]) < 1e-9
+    return {**scores, "figures": {"accuracy": sums} if is_saved else {}}
+
+
+def compared_texts(models: Sequence[Sequence[Row]]) -> str | None:
+    """Return the id of the texts on which most models were evaluated; of several, those with the most texts."""
+    ids = [{row["texts_id"]: row.get("texts", 0) for row in _evaluations(trainings)} for trainings in models]
+    most_frequent: str | None = _most_frequent(ids)
+    return most_frequent
+
+
+def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | None:
+    """Return the key (target, table, texts, kind of classifier) of the accuracies that most models have."""
+    keys = [
+        {accuracy_key(row): row.get("texts", 0) for run in trainings for row in run.get("accuracies") or ()}
+        for trainings in models
+    ]
+    most_frequent: tuple[Any, ...] | None = _most_frequent(
+        [{key: texts for key, texts in of_model.items() if key[-1] != "other"} for of_model in keys]
+    )
+    return most_frequent
+
+
+def accuracy_key(row: Row) -> tuple[Any, ...]:
+    """Return the key of an accuracy: target, table, number of texts, and "model", "combined" or "other"."""
+    is_model, is_combined = row["classifier"].startswith("model,"), "combined" in row["classifier"]
+    kind = ("combined" if is_combined else "model") if is_model else "other"
+    return row.get("target"), row.get("table"), row.get("texts"), kind
+
+
+def _most_frequent(texts_by_id: Iterable[Mapping[Any, int]]) -> Any:
+    """Return the id that is in most mappings; of several such ids, the last one with the most texts."""
+    totals: dict[Any, tuple[int, int]] = {}
+    for ids in texts_by_id:
+        for key, texts in ids.items():
+            models, _ = totals.pop(key, (0, 0))
+            totals[key] = models + 1, texts
+    return max(reversed(totals), key=lambda key: totals[key], default=None)
+
+
+def _evaluations(trainings: Sequence[Row]) -> list[Row]:
+    return [row for run in trainings for row in run.get("evaluations") or ()]
+
+
+def main_evaluation(run: Row) -> Row:
+    """Return the perplexities of a run on its largest table, the last evaluated one of several; empty without any."""
+    evaluations = run.get("evaluations") or ()
+    return max(reversed(evaluations), key=lambda row: int(row.get("texts", 0)), default={})
+
+
+def main_accuracies(run: Row) -> list[Row]:
+    """Return the accuracies to show first: those of the chosen classifier, and of the model alone if it is another.
+
+    They are those of the largest classified table, and of the last classification of several.
+    """
+    accuracies = [row for row in run.get("accuracies") or () if is_number(row.get("accuracy"))]
+    chosen = [row for row in accuracies if "confusion" in row]
+    if not chosen:
+        return []
+    first = max(reversed(chosen), key=lambda row: int(row.get("texts", 0)))
+    target, table, texts, kind = accuracy_key(first)
+    alone = [row for row in accuracies if accuracy_key(row) == (target, table, texts, "model")]
+    is_same_prior = [row for row in alone if row["classifier"] == first["classifier"].partition(", combined")[0]]
+    return [first] if kind == "model" else [first, *(is_same_prior or alone)[-1:]]
+
+
+def figures_on(run: Row, texts_id: str | None, accuracy: tuple[Any, ...] | None) -> tuple[Row, Figures]:
+    """Return the metrics of a run on the compared texts, and the contribution of each text to them.
+
+    The metrics have no gain over the baseline with which `evaluate` compared the run.
+    """
+    evaluation: Row = next((row for row in run.get("evaluations") or () if row["texts_id"] == texts_id), {})
+    same_kind = [row for row in run.get("accuracies") or () if accuracy_key(row) == accuracy]
+    scores: Row = next((row for row in reversed(same_kind) if "confusion" in row), same_kind[-1] if same_kind else {})
+    seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
+    classification = {name: scores.get(name) for name in ("classifier", "accuracy", "accuracy_low", "accuracy_high")}
+    sizes = {"parameters": run.get("parameters"), "minutes": None if seconds is None else seconds / 60}
+    omitted = ("figures", "gains", "has_texts", "texts_id")
+    metrics = {name: value for name, value in evaluation.items() if name not in omitted}
+    return {**sizes, **metrics, **classification}, {**evaluation.get("figures", {}), **scores.get("figures", {})}

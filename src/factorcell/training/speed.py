@@ -1,0 +1,122 @@
+"""Measure before a training how long its steps, its evaluations and the work after it take on this machine.
+
+A temporary model takes steps on the first batches. All other work is measured on samples of the texts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter, process_time
+
+import numpy as np
+
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus
+from factorcell.evaluation import conditional_prior, run_warnings
+from factorcell.model.run import Run
+from factorcell.training.mixture_fit import fit_mixture, limit_texts
+from factorcell.training.trainer import Trainer
+
+WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
+MEASURED_SECONDS = 3.0  # steps are measured for at least this time
+# Other work is measured on 64 texts, then on twice as many, until it takes a third of a second of processor time.
+FIRST_TEXTS, MIN_WORK_SECONDS = 64, 0.33
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The measured speed of a training: seconds per step, steps per pass, and seconds per evaluation."""
+
+    step_seconds: float
+    steps_per_pass: int
+    evaluation_seconds: float
+
+    def total_seconds(self, config: Config) -> float:
+        """Return the duration of a training with `config`."""
+        training = config.training
+        steps = self.steps_per_pass * training.epochs
+        return self.step_seconds * steps + self.evaluation_seconds * training.evaluations
+
+
+def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
+    """Measure on this machine the speed of a training with `config`, or the mean speed of trainings of `models`."""
+    model_configs = [config.with_model(name) for name in models] or [config]
+    speeds = [_measure_one_speed(model_config, corpus, dev) for model_config in model_configs]
+    return Speed(
+        step_seconds=fmean(speed.step_seconds for speed in speeds),
+        steps_per_pass=speeds[0].steps_per_pass,
+        evaluation_seconds=fmean(speed.evaluation_seconds for speed in speeds),
+    )
+
+
+def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
+    """Measure the speed of a training with `config` on its first batches and on some development texts."""
+    trainer = temporary_trainer(config, corpus, dev)
+    start, measured_steps = perf_counter(), 0
+    for step_number, batch in enumerate(trainer.batches(), 1):
+        if step_number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
+            start, measured_steps = perf_counter(), 0
+        trainer.step(batch)
+        measured_steps += 1
+        if step_number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
+            break
+    step_seconds = (perf_counter() - start) / measured_steps
+    return Speed(step_seconds, trainer.steps, _extrapolate_seconds(trainer.run.nats, dev))
+
+
+def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed, *, has_ngrams: bool) -> float:
+    """Measure the seconds of the work after a training with `config`, which depends little on the trained weights.
+
+    This work fits the n-gram mixture (if `has_ngrams` is true) and the conditional priors, and reads some development
+    texts twice to measure the effect of removing the context.
+    """
+    run, seconds = _temporary_run(config, corpus), 0.0
+    if has_ngrams:
+        counted, scored = limit_texts(corpus, dev)
+
+        def fit_on_sample(sample: Corpus) -> None:
+            """Fit a mixture on a sample of the training texts, and on the same share of the development texts."""
+            fit_mixture(run, sample, _evenly_spaced(scored, math.ceil(len(sample) / len(counted) * len(scored))))
+
+        seconds += _extrapolate_seconds(fit_on_sample, counted)
+    for prior in conditional_prior.create_priors(run).values():
+        seconds += _extrapolate_seconds(prior.fit, _evenly_spaced(corpus, prior.max_texts))
+    if run.model.is_adapted:
+        seconds += 2 * min(1.0, run_warnings.MAX_TEXTS / max(1, len(dev))) * speed.evaluation_seconds
+    return seconds
+
+
+def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus) -> float:
+    """Return the duration of `work` on all texts of `corpus`, extrapolated from a sample.
+
+    The sample is not too small: all work has a fixed cost, which the extrapolation multiplies. Processor time decides
+    this, because a short interruption by other processes would end the measurement at a sample that is too small.
+    """
+    text_count = FIRST_TEXTS
+    while True:
+        sample = _evenly_spaced(corpus, text_count)
+        start, processor_start = perf_counter(), process_time()
+        work(sample)
+        seconds = perf_counter() - start
+        if process_time() - processor_start > MIN_WORK_SECONDS or text_count >= len(corpus):
+            return seconds / max(1, sample.target_count) * corpus.target_count
+        text_count *= 2
+
+
+def _evenly_spaced(corpus: Corpus, count: int) -> Corpus:
+    """Return a sample of `count` texts, or all texts if there are fewer."""
+    return corpus.select(np.unique(np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)))
+
+
+def temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
+    """Return a trainer of one pass over the training texts for measurements."""
+    trainer = Trainer(_temporary_run(config, corpus), corpus, dev)
+    trainer.raises_if_not_finite = False  # the real training raises the error
+    return trainer
+
+
+def _temporary_run(config: Config, corpus: Corpus) -> Run:
+    one_pass = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
+    return Run(Path("measured"), one_pass, corpus.tokenizer, corpus.schema)

@@ -1,0 +1,138 @@
+"""Counts of tokens in the training texts of contexts against loops over texts, and what the commands show with them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factorcell import files
+from factorcell.commands.main import main
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.evaluation.likelihood_ratios import evidence_notices, explain
+from factorcell.evaluation.token_evidence import TokenCounts, most_shifted_tokens, read_training_texts
+from factorcell.model.run import Run
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "snow snow sea", "city": "Oslo", "stars": "5"},
+    {"text": "snow rain", "city": "Oslo", "stars": "1"},
+    {"text": "sun sea sun", "city": "Nice", "stars": "5"},
+    {"text": "sun rain sun sun", "city": "Nice", "stars": "5"},
+    {"text": "lava lava rain", "city": "Hilo", "stars": "1"},
+    {"text": "lava sea", "city": "Hilo", "stars": "5"},
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    config = Config.of(context=("city", "stars", "age:number"), min_count=1, min_context_count=1)
+    corpus = prepare([{**row, "age": index} for index, row in enumerate(ROWS)], config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(0, 0.5)
+        run.model.encoder.tables[0].data *= 0.2  # type: ignore[union-attr]
+    run.save_weights({})
+    return run
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        ({"city": "Oslo"}, {"city": "Nice"}),
+        (
+            {"city": "Oslo", "stars": "5"},
+            {"city": "Nice", "stars": "5"},
+        ),  # all texts of both cities, whatever the stars
+        ({"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}),
+        ({"city": "Hilo"}, {}),
+        ({"city": "Oslo"}, {"city": "Nice"}, {"city": "Hilo"}),
+    ],
+)
+def test_counts_of_contexts_are_those_of_their_texts(run: Run, contexts: tuple[dict[str, str], ...]) -> None:
+    counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
+    assert counts is not None
+    columns = [name for name in ("city", "stars") if len({context.get(name) for context in contexts}) > 1]
+    for index, context in enumerate(contexts):
+        texts = [row["text"] for row in ROWS if all(row[c] == context.get(c, row[c]) for c in columns)]
+        words = Counter(word for text in texts for word in text.split())
+        assert counts.texts[index] == len(texts)
+        for token, count in zip(run.tokenizer.tokens, counts.tokens[index].tolist(), strict=True):
+            assert count == (len(texts) if token == "</s>" else words[token])
+    first, second = counts.tokens[:2]
+    for place, is_supported in enumerate(counts.supports(0, 1)):
+        rates = first[place] / max(1, first.sum()), second[place] / max(1, second.sum())
+        assert is_supported == (rates[0] > rates[1] and rates[0] * second.sum() >= 1)
+
+
+def test_numbers_have_no_counts(run: Run) -> None:
+    corpus = read_training_texts(run, ROWS)
+    assert TokenCounts.of_contexts(run, corpus, [{"age": 3, "city": "Oslo"}, {"age": 4, "city": "Nice"}]) is None
+    assert TokenCounts.of_contexts(run, corpus, [{"age": 4, "city": "Oslo"}, {"age": 4, "city": "Nice"}]) is not None
+
+
+def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
+    contexts = {"city": "Oslo"}, {"city": "Nice"}
+    counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
+    assert counts is not None
+    rows = most_shifted_tokens(run, *contexts, count=100, counts=counts)
+    without_counts = {row["token"]: row["nats"] for row in most_shifted_tokens(run, *contexts, count=100)}
+    assert {"lava", "snow"} <= without_counts.keys()
+    assert "lava" not in {row["token"] for row in rows}
+    for row in rows:
+        assert row["nats"] == without_counts[row["token"]]
+        index = run.tokenizer.tokens.index(row["token"])
+        assert [row["count"], row["count_against"]] == counts.tokens[:, index].tolist()
+        supported = counts.supports(0, 1) if row["nats"] > 0 else counts.supports(1, 0)
+        assert supported[index]
+
+
+def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path) -> None:
+    contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
+    rows = explain(run, ["lava sea", "lava lava", ""], contexts, train=ROWS)
+    assert [token["counts"] for token in rows[0]["tokens"][:2]] == [{"Oslo": 0, "Nice": 0}, {"Oslo": 1, "Nice": 1}]
+    assert list(evidence_notices(rows)) == [
+        "no evidence, because training saw them in none of the contexts that are compared: lava",
+        "'lava lava': training saw none of its words in these contexts; the result is a guess",
+    ]
+    without_counts = explain(run, ["lava sea"], contexts)
+    assert list(evidence_notices(without_counts)) == []
+    assert without_counts[0]["ratio"] == pytest.approx(rows[0]["ratio"], rel=1e-4)
+
+
+def test_commands_count_words_in_the_training_table(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["explain", str(run.folder), "--text", "lava sea", "--between", "city=Oslo", "city=Nice"]
+    assert main(command) == 0
+    assert "no counts of words: " in capsys.readouterr().err
+    files.write_rows(tmp_path / "train.jsonl", ROWS)
+    files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
+    assert main(command) == 0
+    output = capsys.readouterr()
+    assert "without the tokens without evidence (lava): " in output.out
+    (row,) = explain(run, ["lava sea"], {"a": {"city": "Oslo"}, "b": {"city": "Nice"}})
+    ratio = sum(token["ratio"] for token in row["tokens"][1:])
+    probability = 1 / (1 + np.exp(-ratio))
+    assert f"{ratio:+.2f} nats; p(city=Oslo | text) = {probability:.1%}" in output.out
+    assert main(["contexts", str(run.folder), "--between", "city=Oslo", "city=Nice"]) == 0
+    shown = capsys.readouterr().out
+    assert "city=Oslo (2 texts) against city=Nice (2 texts)" in shown
+    assert "lava" not in shown
+
+
+def test_neighbours_state_counts_and_warn_of_vectors_near_their_initial_values(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
+    output = capsys.readouterr()
+    assert "city: nearest neighbours of Oslo (2 texts) by cosine" in output.out
+    assert "neighbours of Oslo: mostly chance" in output.err
+    assert run.model.encoder is not None
+    run.model.encoder.tables[0].data *= 20
+    run.save_weights({})
+    assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
+    assert "mostly chance" not in capsys.readouterr().err
