@@ -50,7 +50,7 @@ def base_model(name: str) -> Any:
 @pytest.fixture(params=["gpt2", "llama", "qwen2"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return a folder with a pretrained model."""
-    folder = tmp_path / request.param
+    folder: Path = tmp_path / request.param
     base_model(request.param).save_pretrained(folder)
     return folder
 
@@ -188,9 +188,10 @@ def test_gradients_equal_finite_differences(base: Path, tmp_path: Path) -> None:
         conditioning = model.condition(Context(batch.context.categories, batch.context.numbers.double()))
         inputs = model.embedding[batch.tokens[:, :-1]]
         vectors, _ = backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
-        return (vectors.double() ** 2 * batch.mask()[..., None]).sum()
+        squares: Tensor = vectors.double() ** 2 * batch.mask()[..., None]
+        return squares.sum()
 
-    loss().backward()
+    torch.autograd.backward(loss())
     torch.manual_seed(3)
     for name, parameter in model.own_parameters().items():
         if parameter.grad is None or not name.startswith(("backbone", "encoder")):
@@ -199,9 +200,9 @@ def test_gradients_equal_finite_differences(base: Path, tmp_path: Path) -> None:
         values = []
         for sign in (1, -1):
             with torch.no_grad():
-                parameter += sign * 1e-3 * direction
+                parameter.add_(direction, alpha=sign * 1e-3)
                 values.append(loss())
-                parameter -= sign * 1e-3 * direction
+                parameter.sub_(direction, alpha=sign * 1e-3)
         expected = (values[0] - values[1]) / 2e-3
         torch.testing.assert_close((parameter.grad * direction).sum(), expected, atol=1e-3, rtol=2e-2, msg=name)
 

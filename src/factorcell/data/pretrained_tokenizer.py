@@ -47,4 +47,4 @@ def _complete(library_tokenizer: Any, unknown: int | None, start: int | None, en
     end = add(END) if end is None else end
     start = add(START) if start in (None, end) else start
     unknown = add(UNKNOWN) if unknown in (None, start, end) else unknown
-    return Specials(*map(int, (unknown, start, end)))  # type: ignore[arg-type]
+    return Specials(*map(int, (unknown, start, end)))

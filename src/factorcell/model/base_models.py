@@ -102,7 +102,7 @@ def new_config(options: HuggingFaceOptions) -> Any:
 
 def check_causal(base: nn.Module, name: str) -> None:
     """Raise `UserError` if vectors of the model `base` depend on later tokens, or if it has no cache of all tokens."""
-    size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator, union-attr]
+    size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
     inputs = torch.ones(1, 3, size, dtype=next(base.parameters()).dtype)
     changed = inputs.clone()
     changed[:, 2, 0] = 2.0

@@ -137,7 +137,8 @@ class HuggingFaceBackbone(Backbone):
 
     def _adapt(self, sizes: BackboneSizes) -> list[Projection]:
         """Replace the linear maps of the layers by projections, with adapters where the options say so."""
-        targets, projections = self.options.target_modules, []
+        targets = self.options.target_modules
+        projections: list[Projection] = []
         maps = list(base_models.linear_maps(self.base))
         names = sorted({name for _, name, _ in maps})
         if unknown := sorted(set(targets) - set(names)):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from factorcell.config import Config
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import find_adapter, weight_adapters
-from factorcell.option_fields import PREFIX
+from factorcell.option_fields import PREFIX, HuggingFaceOptions
 
 
 def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:
@@ -32,5 +32,15 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
         "dropout_context": bool(schema.categories) and bool(adapters or model.output_bias or PREFIX in model.adapt),
         "samples": config.training.loss == "sampled",
+        **_options_of_backbone(config),
     }
     return {name for name, value in is_used.items() if not value}
+
+
+def _options_of_backbone(config: Config) -> dict[str, bool]:
+    """Return for options whose use depends on the kind of the backbone whether they are used."""
+    backbone = config.backbone
+    if not isinstance(backbone, HuggingFaceOptions):
+        return {}
+    is_new = not backbone.is_pretrained
+    return {"embedding_size": False, "layers": is_new, "hidden_size": is_new, "heads": is_new}

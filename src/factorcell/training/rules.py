@@ -10,6 +10,7 @@ from typing import Any
 from factorcell.choices import PRESETS
 from factorcell.config import check_choice
 from factorcell.data.corpus import Corpus
+from factorcell.option_fields import HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
@@ -24,6 +25,15 @@ MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a trai
 
 # Options of the context of a model of characters that learns users online.
 USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
+
+# Options of a model with a Transformer, which differ from those of a recurrent model. The learning rates are those for
+# which the development perplexity of short trainings on news was lowest (LOG.md).
+NEW_TRANSFORMER = {"training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}}
+FROZEN_TRANSFORMER = {
+    "model": {"context_size": 8, "variable_size": 8, "rank": 8},
+    "training": {"learning_rate": 1e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
+}
+TRAINED_BASE = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
@@ -117,6 +127,15 @@ def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | 
             **_evaluation_options(facts, epochs),
         },
     }
+
+
+def transformer_options(backbone: HuggingFaceOptions) -> Options:
+    """Return the options of a training with a Transformer that replace those of `default_options`."""
+    if not backbone.is_pretrained:
+        return NEW_TRANSFORMER
+    if not backbone.train_base:
+        return FROZEN_TRANSFORMER
+    return {section: options | TRAINED_BASE.get(section, {}) for section, options in FROZEN_TRANSFORMER.items()}
 
 
 def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
