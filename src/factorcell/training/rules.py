@@ -26,16 +26,16 @@ MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a trai
 # Options of the context of a model of characters that learns users online.
 USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
 
+Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
+
 # Options of a model with a Transformer, which differ from those of a recurrent model. The learning rates are those for
 # which the development perplexity of short trainings on news was lowest (LOG.md).
-NEW_TRANSFORMER = {"training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}}
-FROZEN_TRANSFORMER = {
+NEW_TRANSFORMER: Options = {"training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}}
+FROZEN_TRANSFORMER: Options = {
     "model": {"context_size": 8, "variable_size": 8, "rank": 8},
     "training": {"learning_rate": 1e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
 }
-TRAINED_BASE = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
-
-Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
+TRAINED_BASE: Options = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
 
 
 @dataclass(frozen=True)
