@@ -99,7 +99,11 @@ class AdaptedLinear(nn.Module):
         inputs = x if has_steps else x[:, None]  # (B, T, D)
         y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
-            y = y + (inputs @ shift.left) @ shift.right
+            factor = inputs @ shift.left
+            if len(shift.right) == len(factor):
+                y = torch.baddbmm(y, factor, shift.right)  # without a temporary array of the size of y
+            else:  # one context for all inputs
+                y = y + factor @ shift.right
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)
