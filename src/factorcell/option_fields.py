@@ -229,7 +229,9 @@ class HuggingFaceOptions(KindOptions):
     )
     train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
     base_precision: str = option(
-        "float32", "number type of the frozen weights of a pretrained model", choices=("float32", "bfloat16")
+        "auto",
+        "number type of the frozen weights of a pretrained model; auto: bfloat16 if the device has instructions for it",
+        choices=("auto", "float32", "bfloat16"),
     )
     target_modules: tuple[str, ...] = option(
         (),

@@ -58,7 +58,9 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def make_config(base: Path | str, **options: Any) -> Config:
     sizes = {"context_size": 3, "variable_size": 3, "rank": 2, "min_count": 1, "min_context_count": 1, "epochs": 2.0}
     config = Config.of(context=("city",), backbone="huggingface", tokenizer="char", base=str(base))
-    return config.with_options(**{**sizes, "precision": "float32", "batch_tokens": 30, **options})
+    return config.with_options(
+        **{**sizes, "precision": "float32", "batch_tokens": 30, "base_precision": "float32", **options}
+    )
 
 
 def make_run(folder: Path, config: Config) -> tuple[Run, Corpus]:
@@ -252,6 +254,21 @@ def test_search_tree_stores_each_token_once(tmp_path: Path) -> None:
         _, child = run.model.step(torch.tensor([5]), conditioning, state)
         expected, _ = run.model.step(torch.tensor([4]), conditioning, child)
     torch.testing.assert_close(log_probs, expected)
+
+
+def test_a_base_in_bfloat16_predicts_nearly_as_in_float32(base: Path, tmp_path: Path) -> None:
+    runs = {}
+    for precision in ("float32", "bfloat16"):
+        runs[precision], corpus = make_run(tmp_path / precision, make_config(base, base_precision=precision))
+        randomize(runs[precision])
+    nats = {precision: run.nats(corpus) for precision, run in runs.items()}
+    assert not np.array_equal(nats["float32"], nats["bfloat16"])
+    np.testing.assert_allclose(nats["float32"], nats["bfloat16"], atol=0.15)
+    backbone = runs["bfloat16"].model.backbone
+    assert isinstance(backbone, HuggingFaceBackbone)
+    assert {parameter.dtype for parameter in backbone.base.parameters()} == {torch.bfloat16, torch.float32}
+    automatic, _ = make_run(tmp_path / "auto", make_config(base, base_precision="auto"))
+    assert automatic.config.to_dict()["backbone"]["base_precision"] in ("float32", "bfloat16")
 
 
 def write_bert(folder: Path) -> None:

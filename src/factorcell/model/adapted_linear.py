@@ -100,10 +100,9 @@ class AdaptedLinear(nn.Module):
         y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
             factor = inputs @ shift.left
-            if len(shift.right) == len(factor):
-                y = torch.baddbmm(y, factor, shift.right)  # without a temporary array of the size of y
-            else:  # one context for all inputs
-                y = y + factor @ shift.right
+            is_shared = len(shift.right) != len(factor)  # one context for all inputs
+            # `baddbmm` needs no temporary array of the size of y.
+            y = y + factor @ shift.right if is_shared else torch.baddbmm(y, factor, shift.right)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)

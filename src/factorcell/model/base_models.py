@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.config import UserError
+from factorcell.model.precision import BFLOAT16
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.pretrained import INSTALL, Source, find_source, first_line, offline, quiet, read_config, transformers
 
@@ -32,7 +33,8 @@ def new_base(options: HuggingFaceOptions) -> Any:
     source = find_source(options.base)
     if torch.get_default_device().type == "meta":
         return _from_config(read_config(source))
-    precision = torch.float32 if options.train_base else getattr(torch, options.base_precision)
+    is_bfloat16 = options.base_precision == BFLOAT16 and not options.train_base
+    precision = torch.bfloat16 if is_bfloat16 else torch.float32
     model = _load(source, source.version(), options.base_digest, precision)
     if options.train_base:
         return copy.deepcopy(model)

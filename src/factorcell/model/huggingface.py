@@ -161,7 +161,9 @@ class HuggingFaceBackbone(Backbone):
         if not self.is_pretrained:
             return None
         tables = []
-        for table in self._tables:
+        for weights in self._tables:
+            # The head computes in float32; a frozen base may be in bfloat16.
+            table = nn.Parameter(weights.detach().float()) if weights.dtype != torch.float32 else weights
             missing = vocabulary_size - len(table)
             end = self.base.config.get_text_config(decoder=True).eos_token_id
             end = end[0] if isinstance(end, list) else end or 0

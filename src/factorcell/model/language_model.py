@@ -20,9 +20,10 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
+from factorcell.model import precision
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
-from factorcell.model.devices import compute_on_one_thread_after_fork
+from factorcell.model.devices import compute_on_one_thread_after_fork, find_device
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadSizes
 from factorcell.model.huggingface import HuggingFaceBackbone
@@ -57,10 +58,16 @@ class Conditioning:
 
 
 def with_identified_base(config: Config) -> Config:
-    """Return `config` with the digest of the weights of a pretrained backbone."""
-    if not isinstance(config.backbone, HuggingFaceOptions):
+    """Return `config` with the digest of the weights of a pretrained backbone, and the number type of its weights."""
+    backbone = config.backbone
+    if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
         return config
-    return replace(config, backbone=pretrained.identify(config.backbone))
+    backbone = pretrained.identify(backbone)
+    if backbone.base_precision == precision.AUTO:
+        has_bfloat16 = not backbone.train_base and precision.is_supported(find_device(config.training.device))
+        number_type = precision.BFLOAT16 if has_bfloat16 else precision.FLOAT32
+        backbone = replace(backbone, base_precision=number_type)
+    return replace(config, backbone=backbone)
 
 
 def head_class(kind: str) -> type[Head]:
