@@ -57,10 +57,9 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def make_config(base: Path | str, **options: Any) -> Config:
     sizes = {"context_size": 3, "variable_size": 3, "rank": 2, "min_count": 1, "min_context_count": 1, "epochs": 2.0}
+    precisions = {"precision": "float32", "base_precision": "float32"}
     config = Config.of(context=("city",), backbone="huggingface", tokenizer="char", base=str(base))
-    return config.with_options(
-        **{**sizes, "precision": "float32", "batch_tokens": 30, "base_precision": "float32", **options}
-    )
+    return config.with_options(**{**sizes, **precisions, "batch_tokens": 30, **options})
 
 
 def make_run(folder: Path, config: Config) -> tuple[Run, Corpus]:

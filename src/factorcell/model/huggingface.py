@@ -160,21 +160,19 @@ class HuggingFaceBackbone(Backbone):
         """
         if not self.is_pretrained:
             return None
-        tables = []
-        for weights in self._tables:
-            # The head computes in float32; a frozen base may be in bfloat16.
-            table = nn.Parameter(weights.detach().float()) if weights.dtype != torch.float32 else weights
-            missing = vocabulary_size - len(table)
+        is_tied = self._tables[0] is self._tables[1]
+        inputs = self._complete_table(self._tables[0], vocabulary_size)
+        return inputs, inputs if is_tied else self._complete_table(self._tables[1], vocabulary_size)
+
+    def _complete_table(self, table: Tensor, vocabulary_size: int) -> nn.Parameter:
+        """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32."""
+        missing_count = vocabulary_size - len(table)
+        rows = table.detach().float()[:vocabulary_size]
+        if missing_count > 0:
             end = self.base.config.get_text_config(decoder=True).eos_token_id
             end = end[0] if isinstance(end, list) else end or 0
-            if missing > 0:
-                table = nn.Parameter(torch.cat([table, table[[end] * missing]]).detach())
-            elif missing < 0:
-                table = nn.Parameter(table[:vocabulary_size].detach())
-            tables.append(table.requires_grad_(not self.is_frozen))
-        inputs, outputs = tables
-        is_tied = self._tables[0] is self._tables[1]
-        return inputs, inputs if is_tied else outputs
+            rows = torch.cat([rows, rows[[end] * missing_count]])
+        return nn.Parameter(rows, requires_grad=not self.is_frozen)
 
     def output_bias(self, vocabulary_size: int) -> Tensor | None:
         """Return the bias (V,) of the output layer of a pretrained model; None if it has none."""
