@@ -45,6 +45,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
+    options.check_contexts(ensemble[0], contexts.values(), arguments.unknown)
     train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
     rows = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
     run_warnings += evidence_notices(rows)
