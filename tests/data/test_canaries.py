@@ -77,12 +77,15 @@ def bpe_tokenizer(counts: dict[str, int]) -> Tokenizer:
 
 def test_a_canary_of_pieces_of_words_is_split_into_its_pieces() -> None:
     syllables = ("the", "sea", "né", "12", "日")
-    tokenizer = bpe_tokenizer({f" {first}{second}": 2 for first in syllables for second in syllables})
+    words = [first + second for first in syllables for second in syllables]
+    tokenizer = bpe_tokenizer({word: 2 for text in words for word in (text, f" {text}")})
     form = CanaryForm.of(tokenizer, 200)
     assert {tokenizer.readable(token)[:1] for token in form.alphabet} == {" "}
     texts = form.draw(tokenizer, 300, (1, 2))
     assert len(set(texts)) == 300
     for text in texts:
+        assert len(text) == form.length
+        assert tokenizer.join(text) == tokenizer.join(text).strip()  # like a text that a user types
         assert tokenizer.split(tokenizer.join(text)) == list(text)
 
 

@@ -74,7 +74,7 @@ class CanaryForm:
     def draw(self, tokenizer: Tokenizer, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
         """Draw `count` different texts, each a tuple of tokens; `key` is the seed of the random numbers.
 
-        `tokenizer` splits the joined text of each tuple into the same tokens.
+        The tokens are those of their text: `tokenizer` splits the joined text into the same tokens.
 
         Raises:
             UserError: Too few of the sequences that were drawn are the tokens of their text.
@@ -85,8 +85,7 @@ class CanaryForm:
             if len(distinct_texts) == count:
                 break
             indices = generator.integers(len(self.alphabet), size=self.length)
-            text = tuple(self.alphabet[index] for index in indices)
-            if tokenizer.can_follow(text, ()):
+            if text := _tokens_of_text([self.alphabet[index] for index in indices], tokenizer):
                 distinct_texts[text] = None
         if len(distinct_texts) < count:
             raise UserError(
@@ -104,8 +103,17 @@ def _is_alphanumeric(token: str, tokenizer: Tokenizer) -> bool:
     return word.startswith(" ") and ALPHANUMERIC.fullmatch(word[1:]) is not None
 
 
+def _tokens_of_text(tokens: Sequence[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the tokens of the joined text of `tokens`, or nothing if they are not as many or differ after the first.
+
+    The text does not begin with the space of a piece that begins a word, so its first token may differ.
+    """
+    text = tuple(tokenizer.split(tokenizer.join(tokens).lstrip(" ")))
+    return text if len(text) == len(tokens) and text[1:] == tuple(tokens[1:]) else ()
+
+
 def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the first tokens that stay separate: `tokenizer` splits the joined text of two tokens into the same two.
+    """Return the first tokens that stay separate in the joined text of two tokens.
 
     For characters, all pairs are tested. Words are joined with a space, and pieces of words begin with one, so each is
     tested only with itself.
@@ -118,7 +126,7 @@ def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str,
             break
         others = [token, *separable_tokens] if is_character_level else [token]
         pairs = [pair for other in others for pair in ([token, other], [other, token])]
-        if all(tokenizer.can_follow(pair, ()) for pair in pairs):
+        if all(_tokens_of_text(pair, tokenizer) for pair in pairs):
             separable_tokens.append(token)
     return tuple(separable_tokens)
 
