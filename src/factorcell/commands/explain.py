@@ -41,11 +41,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
     compared_runs = [options.open_on_device(Run.open, folder, arguments) for folder in arguments.compare_with]
     texts = _read_texts(arguments, ensemble[0].config.data.text)
     run_warnings = find_warnings([*ensemble, *compared_runs])
-    options.notify_rare_values(ensemble[0].schema, *contexts.values())
+    options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
-    options.check_contexts(ensemble[0], contexts.values(), arguments.unknown)
     train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
     rows = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
     run_warnings += evidence_notices(rows)

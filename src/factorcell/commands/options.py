@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -316,10 +316,11 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
 
 
-def check_contexts(run: "Run", contexts: Iterable[Mapping[str, str]], unknown: str) -> None:
-    """Raise a `UserError` if a context is invalid, before a command reads a training table."""
+def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
+    """Raise a `UserError` if a context is invalid, and print a notice for each of their rare values."""
     for context in contexts:
         run.read([""], [context], unknown=unknown)
+    notify_rare_values(run.schema, *contexts)
 
 
 def training_table_or_notice(run: "Run", specified: Path | None, consequence: str) -> Path | None:
