@@ -16,14 +16,18 @@ SIZES = "--embedding-size 4 --hidden-size 5 --context-size 3 --variable-size 2 -
 COUNTS = "--min-context-count 1 --min-user-count 1 --min-text-users 1 --min-text-count 1 --threads 1"
 
 
+def write_texts(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ("text", "city", "user"))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table, and a run with a tokenizer of pieces of words."""
     path = tmp_path_factory.mktemp("bpe")
-    with (path / "texts.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ("text", "city", "user"))
-        writer.writeheader()
-        writer.writerows(ROWS)
+    write_texts(path / "texts.csv", ROWS)
     kinds = "--tokenizer bpe --max-vocabulary 280 --context city --user user".split()
     table = str(path / "texts.csv")
     assert main(["train", table, "--out", str(path / "run"), *kinds, *SIZES.split(), *COUNTS.split()]) == 0
@@ -65,6 +69,14 @@ def test_a_command_refuses(
     monkeypatch.chdir(folder)
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_texts_by_unknown_users_lead_to_a_replay(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_texts(tmp_path / "texts.csv", [{**row, "user": "new"} for row in ROWS])
+    assert main(["evaluate", str(folder / "run"), str(tmp_path / "texts.csv"), "--by", "city"]) == 0
+    assert f"`factorcell replay {folder / 'run'} TABLE --out FOLDER` measures" in capsys.readouterr().out
 
 
 def test_the_bits_per_byte_count_every_text(folder: Path) -> None:

@@ -183,8 +183,8 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
     folder = tmp_path / "numbers"
     text = error_of(capsys, folder)
     assert "expected a categorical context variable" in text
-    assert main(["contexts", str(folder), "--threads", "1", "--between", "lat=60;lon=10", "lat=43;lon=7"]) == 0
-    assert "lat=60, lon=10 against lat=43, lon=7" in capsys.readouterr().out
+    assert main(["contexts", str(folder), "--threads", "1", "--between", "lat=60;lon=10", "lat=44;lon=8"]) == 0
+    assert "lat=60, lon=10 against lat=44, lon=8" in capsys.readouterr().out
     assert main(["contexts", str(folder), "--threads", "1", "--words", "--context", "lat=60"]) == 0
 
 

@@ -17,7 +17,7 @@ from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_letters, make_run
 
-DIFFERENCE = r"[+-]\d+\.\d% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
+DIFFERENCE = r"[+-]\d+\.\d+% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_commands_that_print_texts_use_float32_by_default(
             assert main([verb, *words, *more, "--json"]) == 0
             captured = capsys.readouterr()
             shown.append(captured.out)
-            assert ("products of bfloat16" in captured.err) == ("auto" in more)
+            assert ("products are computed in bfloat16" in captured.err) == ("auto" in more)
         assert shown[0] == shown[1]
     context = {"city": "Oslo", "stars": "5"}
     rows = generate(Run.open(cell), [context], number=3, options=GenerationOptions(seed=1))

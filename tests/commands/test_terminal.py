@@ -15,7 +15,7 @@ def test_classified_values_are_in_natural_order(
 ) -> None:
     truth = np.array([0, 0, 0, 1, 1, 2])
     posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
-    result = Classification(names, posterior, posterior, truth, np.zeros(6, dtype=bool))
+    result = Classification(names, posterior, truth, is_distractor=np.zeros(6, dtype=bool))
     terminal.show_classification(result, result.metrics(), as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     table, matrix = ([line for line in part if line and line[0] in names] for part in (lines[:-4], lines[-3:]))

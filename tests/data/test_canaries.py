@@ -13,7 +13,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.canaries import CANARIES_FILE, Canaries, CanaryForm, plant_canaries
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import Tokenizer, tokenizer_class
+from factorcell.data.tokenizer import Tokenizer, new_tokenizer, tokenizer_class
 from factorcell.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -52,10 +52,10 @@ def test_a_joined_canary_is_split_into_its_tokens(kind: str) -> None:
     tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if kind in ("char", "grapheme") else words
     tokenizer = tokenizer_of(kind, tokens)
     form = CanaryForm.of(tokenizer, 200)
-    texts = form.draw(300, (1, 2))
+    texts = form.draw(tokenizer, 300, (1, 2))
     assert len(set(texts)) == 300
     assert form.space == len(form.alphabet) ** form.length
-    assert texts == form.draw(300, (1, 2)) != form.draw(300, (1, 3))
+    assert texts == form.draw(tokenizer, 300, (1, 2)) != form.draw(tokenizer, 300, (1, 3))
     assert not {",", "-", "…", " ", "."} & set(form.alphabet)
     for text in texts:
         assert tokenizer.split(tokenizer.join(text)) == list(text)
@@ -66,8 +66,35 @@ def test_letters_that_compose_to_another_are_not_both_in_the_alphabet() -> None:
         tokenizer = tokenizer_of(kind, ["\u1100", "\u1161", *LETTERS])
         form = CanaryForm.of(tokenizer, 200)
         assert len({"\u1100", "\u1161"} & set(form.alphabet)) == count
-        for text in form.draw(200, (0,)):
+        for text in form.draw(tokenizer, 200, (0,)):
             assert tokenizer.split(tokenizer.join(text)) == list(text)
+
+
+def bpe_tokenizer(counts: dict[str, int]) -> Tokenizer:
+    untrained = new_tokenizer(Config.of(tokenizer="bpe", max_vocabulary=400, min_count=1))
+    return untrained.train(Counter(word for text, count in counts.items() for word in untrained.split(text) * count))
+
+
+def test_a_canary_of_pieces_of_words_is_split_into_its_pieces() -> None:
+    syllables = ("the", "sea", "né", "12", "日")
+    words = [first + second for first in syllables for second in syllables]
+    tokenizer = bpe_tokenizer({word: 2 for text in words for word in (text, f" {text}")})
+    form = CanaryForm.of(tokenizer, 200)
+    assert {tokenizer.readable(token)[:1] for token in form.alphabet} == {" "}
+    texts = form.draw(tokenizer, 300, (1, 2))
+    assert len(set(texts)) == 300
+    for text in texts:
+        assert len(text) == form.length
+        assert tokenizer.join(text) == tokenizer.join(text).strip()  # like a text that a user types
+        assert tokenizer.split(tokenizer.join(text)) == list(text)
+
+
+def test_pieces_that_merge_are_not_drawn_together() -> None:
+    tokenizer, form = bpe_tokenizer({"xy": 5}), CanaryForm(("x", "y"), 2)
+    assert tokenizer.split("xy") == ["xy"]
+    assert {*form.draw(tokenizer, 3, (0,))} == {("x", "x"), ("y", "x"), ("y", "y")}
+    with pytest.raises(UserError, match="only 3 of 400 sequences of tokens are the tokens of their text, expected 4"):
+        form.draw(tokenizer, 4, (0,))
 
 
 def test_a_form_with_too_few_texts_is_an_error() -> None:

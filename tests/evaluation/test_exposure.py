@@ -79,7 +79,7 @@ def test_ranks_equal_those_of_texts_scored_by_the_run(run: Run) -> None:
         table.normal_(0, 4)  # make values differ strongly
     report = audit(run, ROWS[:10])
     canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)
-    alternatives = canaries.form.draw(1000, (0, 0xA17E))
+    alternatives = canaries.form.draw(run.tokenizer, 1000, (0, 0xA17E))
     values_of = [variable.values for variable in run.schema.categories]
     column = [variable.name for variable in run.schema.categories].index("who")
     category_rows = canaries.corpus.categories.tolist()

@@ -205,7 +205,7 @@ def test_rare_values_are_not_measured(results_folder: Path) -> None:
 def test_only_candidate_values_are_predicted(results_folder: Path) -> None:
     """Texts of other values are not judged."""
     log = np.log([[0.6, 0.1, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.3, 0.3]])
-    classification = Classification(("x", "y", "z"), log, log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
+    classification = Classification(("x", "y", "z"), log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
     run = SeparateRuns.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
     restricted = tacl_baselines.TargetValues("c", ["z", "y"], ("c",)).restrict(classification, corpus)

@@ -237,8 +237,8 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     assert (
         "predicts with a mixture of this neural model and n-gram counts of its training texts (neural, ngram)" in card
     )
-    assert "| development | perplexity, mixture | 27.90 |" in card
-    assert "| development | perplexity, neural model alone | 54.60 |" in card
+    assert "| development | perplexity per word, mixture | 27.90 |" in card
+    assert "| development | perplexity per word, neural model alone | 54.60 |" in card
     assert "development perplexity 27.90 of the mixture with which the run predicts; its neural model alone: 54.60" in (
         summary(run)
     )
@@ -252,8 +252,8 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
         results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.texts)
     neural, mixed = (row["evaluation"]["perplexity"] for row in saved_results.read(run.folder))
     card = (run.folder / "README.md").read_text(encoding="utf-8")
-    assert f"| rows | perplexity | {neural:.4g} |" in card
-    assert f"| rows | perplexity, mixture | {mixed:.4g} |" in card
+    assert f"| rows | perplexity per word | {neural:.4g} |" in card
+    assert f"| rows | perplexity per word, mixture | {mixed:.4g} |" in card
     (notice,) = mixture_notices([Run.open(run.folder), Run.open(run.folder, mixture=False)])
     assert "the difference is not the effect of a context alone" in notice
     assert mixture_notices([run]) == mixture_notices([Run.open(run.folder, mixture=False)] * 2) == []

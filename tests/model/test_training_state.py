@@ -92,7 +92,7 @@ def test_results_of_weights_that_will_change_are_not_saved(
 def test_a_resumed_training_deletes_the_results_of_the_stopped_one(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"context": ["city"], "min_context_count": 1}, "training": {"epochs": 1}}
     run = fit(ROWS, ROWS, options, tmp_path / "run")
-    saved_results.append(run.folder, {"kind": "evaluate"})
+    saved_results.append(run.folder, {"kind": "evaluate", "table": "rows"})
     fit(ROWS, ROWS, options, run.folder, resume=True)
     assert len(saved_results.read(run.folder)) == 1  # the training was complete
     (run.folder / "training.json").unlink()

@@ -142,7 +142,7 @@ def test_the_faster_precision_is_measured_and_kept_when_resuming(
     assert complete.config.training.precision == precision
     assert complete.bfloat16_speedup == speedup
     assert measured == ["float32", "bfloat16"]
-    assert any("bfloat16 is" in line for line in complete.notices()) == (speedup != 1.0)
+    assert any(f"computed in {precision}" in line for line in complete.notices()) == (speedup != 1.0)
     run = fit(ROWS, ROWS, config, tmp_path / "run")
     assert run.config.training.precision == read_config(tmp_path / "run").training.precision == precision
     set_speedup(monkeypatch, 3.0 - speedup)

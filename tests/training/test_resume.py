@@ -24,7 +24,7 @@ from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
 
 FULL_DEVICE = Path("/dev/full")  # every write to this device fails because there is no space
-TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds")
+TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds", "evaluation_steps")
 
 
 def make_config(**training: Any) -> Config:

@@ -61,7 +61,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
             options.parse_context(text.split(";"), "--between") for text in arguments.between
         )
         context_pairs.append(({**context, **first_values}, {**context, **second_values}))
-    options.notify_rare_values(run.schema, *itertools.chain.from_iterable(context_pairs))
+    options.check_contexts(run, list(itertools.chain.from_iterable(context_pairs)), arguments.unknown)
     if context_pairs:
         train = options.training_table_or_notice(run, arguments.train, "no counts of words")
         training_texts = None if train is None else read_training_texts(run, train, progress=True)

@@ -41,7 +41,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     compared_runs = [options.open_on_device(Run.open, folder, arguments) for folder in arguments.compare_with]
     texts = _read_texts(arguments, ensemble[0].config.data.text)
     run_warnings = find_warnings([*ensemble, *compared_runs])
-    options.notify_rare_values(ensemble[0].schema, *contexts.values())
+    options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"

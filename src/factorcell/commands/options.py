@@ -317,6 +317,13 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
 
 
+def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
+    """Raise a `UserError` if a context is invalid, and print a notice for each of their rare values."""
+    for context in contexts:
+        run.read([""], [context], unknown=unknown)
+    notify_rare_values(run.schema, *contexts)
+
+
 def training_table_or_notice(run: "Run", specified: Path | None, consequence: str) -> Path | None:
     """Return the specified training table, or that of a run; print a notice with the `consequence` if there is none."""
     from factorcell.evaluation.combination import training_table

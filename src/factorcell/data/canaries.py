@@ -2,8 +2,9 @@
 
     |R| = A ** L      number of possible canaries: L tokens, each drawn uniformly from an alphabet of A tokens
 
-The alphabet consists of tokens of the vocabulary. Each canary has the context (including the user) of one training
-text, and is planted 1 to 10 times.
+The alphabet consists of tokens of the vocabulary. A sequence that is not the tokens of its own text, such as two pieces
+of words that byte-pair encoding merges, is drawn again. Each canary has the context (including the user) of one
+training text, and is planted 1 to 10 times.
 
 References:
     Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.
@@ -35,6 +36,7 @@ MAX_REPETITIONS = 10
 WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # number of tokens of a canary of words and of a canary of characters
 MAX_WORDS, MAX_CHARACTERS = 500, 36  # maximum sizes of an alphabet of words and of an alphabet of characters
 MIN_SPACE = 10**6  # minimum of |R|, so that a model does not predict a canary by chance
+MAX_DRAWS_PER_TEXT = 100  # limits the draws of texts that are not the tokens of their text, or were drawn before
 ALPHANUMERIC = regex.compile(r"[\p{L}\p{N}]+")
 
 
@@ -52,8 +54,9 @@ class CanaryForm:
         Raises:
             UserError: The form allows fewer than `MIN_SPACE` texts.
         """
-        tokens = tokenizer.tokens[len(tokenizer.specials) :]
-        alphanumeric_tokens = (token for token in tokens if ALPHANUMERIC.fullmatch(token))
+        special_tokens = {*tokenizer.decode(tokenizer.specials)}
+        ordinary_tokens = (token for token in tokenizer.tokens if token not in special_tokens)
+        alphanumeric_tokens = (token for token in ordinary_tokens if _is_alphanumeric(token, tokenizer))
         length = CHARACTER_LENGTH if tokenizer.is_character_level else WORD_LENGTH
         form = cls(_separable_tokens(alphanumeric_tokens, tokenizer), min(length, max_tokens - 1))
         if form.length < 1 or form.space < MIN_SPACE:
@@ -68,20 +71,52 @@ class CanaryForm:
         """The number of texts of this form, |R|."""
         return int(len(self.alphabet) ** self.length)
 
-    def draw(self, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
-        """Draw `count` different texts, each a tuple of tokens; `key` is the seed of the random numbers."""
+    def draw(self, tokenizer: Tokenizer, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
+        """Draw `count` different texts, each a tuple of tokens; `key` is the seed of the random numbers.
+
+        The tokens are those of their text: `tokenizer` splits the joined text into the same tokens.
+
+        Raises:
+            UserError: Too few of the sequences that were drawn are the tokens of their text.
+        """
         generator = np.random.default_rng(key)
         distinct_texts = dict[tuple[str, ...], None]()  # a set in the order in which its items were added
-        while len(distinct_texts) < count:
+        for _ in range(MAX_DRAWS_PER_TEXT * count):
+            if len(distinct_texts) == count:
+                break
             indices = generator.integers(len(self.alphabet), size=self.length)
-            distinct_texts[tuple(self.alphabet[index] for index in indices)] = None
+            if text := _tokens_of_text([self.alphabet[index] for index in indices], tokenizer):
+                distinct_texts[text] = None
+        if len(distinct_texts) < count:
+            raise UserError(
+                f"canaries: only {len(distinct_texts):,} of {MAX_DRAWS_PER_TEXT * count:,} sequences of tokens are the "
+                f"tokens of their text, expected {count:,} different ones; choose the tokenizer char or word"
+            )
         return list(distinct_texts)
 
 
-def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the first tokens that stay separate: `tokenizer` splits the joined text of two tokens into the same two.
+def _is_alphanumeric(token: str, tokenizer: Tokenizer) -> bool:
+    """Return whether a token has only letters and digits; a piece of a word must begin a word, after a space."""
+    if not tokenizer.is_subword:
+        return ALPHANUMERIC.fullmatch(token) is not None
+    word = tokenizer.readable(token)
+    return word.startswith(" ") and ALPHANUMERIC.fullmatch(word[1:]) is not None
 
-    For characters, all pairs are tested. Words are joined with a space, so each word is tested only with itself.
+
+def _tokens_of_text(tokens: Sequence[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the tokens of the joined text of `tokens`, or nothing if they are not as many or differ after the first.
+
+    The text does not begin with the space of a piece that begins a word, so its first token may differ.
+    """
+    text = tuple(tokenizer.split(tokenizer.join(tokens).lstrip(" ")))
+    return text if len(text) == len(tokens) and text[1:] == tuple(tokens[1:]) else ()
+
+
+def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the first tokens that stay separate in the joined text of two tokens.
+
+    For characters, all pairs are tested. Words are joined with a space, and pieces of words begin with one, so each is
+    tested only with itself.
     """
     separable_tokens: list[str] = []
     is_character_level = tokenizer.is_character_level
@@ -91,7 +126,7 @@ def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str,
             break
         others = [token, *separable_tokens] if is_character_level else [token]
         pairs = [pair for other in others for pair in ([token, other], [other, token])]
-        if all(tokenizer.split(tokenizer.join(pair)) == pair for pair in pairs):
+        if all(_tokens_of_text(pair, tokenizer) for pair in pairs):
             separable_tokens.append(token)
     return tuple(separable_tokens)
 
@@ -120,7 +155,7 @@ class Canaries:
         """
         form = CanaryForm.of(corpus.tokenizer, max_tokens)
         # 0xCA9A makes these random numbers differ from those of other uses of the same seed.
-        texts = form.draw(count, (seed, 0xCA9A, 0))
+        texts = form.draw(corpus.tokenizer, count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
         repetitions = np.arange(count) % MAX_REPETITIONS + 1
         return cls(form, tuple(texts), repetitions, replace_texts(corpus.select(rows), texts))

@@ -147,7 +147,7 @@ def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, p
     The rank for `others` is NaN if all other canaries have the same owner as the canary.
     """
     count, owner_corpus, user_column = len(canaries.texts), canaries.corpus, run.config.data.user
-    texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, ALTERNATIVES_KEY))]
+    texts = [*canaries.texts, *canaries.form.draw(run.tokenizer, alternatives, (seed, ALTERNATIVES_KEY))]
     columns = [variable.source_column for variable in run.schema.categories]
     user_index = columns.index(user_column) if user_column and user_column in columns else None
     if user_index is None:

@@ -73,9 +73,9 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
 
     `kind_of_text` names the texts, such as "development text".
     """
-    if run.tokenizer.is_character_level:
+    if run.tokenizer.restores_texts:
         command = f"factorcell replay {run.folder} TABLE --out FOLDER"
-    else:  # `replay` completes texts, which requires characters
+    else:  # `replay` completes texts, which tokens of words do not restore
         command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 

@@ -226,7 +226,15 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats
 
     def select(rows: Ids) -> Corpus:
         """Return the texts with these indices, with the column as their only context variable."""
-        return replace(split.corpus.select(rows), categories=categories[rows, None], schema=ContextSchema((variable,)))
+        texts = split.corpus.select(rows)
+        return replace(
+            texts,
+            schema=ContextSchema((variable,)),
+            categories=categories[rows, None],
+            numbers=texts.numbers[:, :0],
+            vectors=(),
+            bags=(),
+        )
 
     train_rows, tune_rows, test_rows = split.rows
     classifier = baselines.LinearClassifier(select(train_rows[:MAX_CLASSIFIER_TEXTS]), seed=seed)
