@@ -38,8 +38,10 @@ def new_base(options: HuggingFaceOptions) -> Any:
     model = _load(source, source.version(), options.base_digest, precision)
     if options.train_base:
         return copy.deepcopy(model)
-    # Frozen weights are shared by all models of this process.
-    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    # All models of this process share the memory of frozen weights.
+    return copy.deepcopy(
+        model, {id(parameter): nn.Parameter(parameter.data, requires_grad=False) for parameter in model.parameters()}
+    )
 
 
 @functools.lru_cache(maxsize=1)  # a training opens its base several times: to measure speed, and to train

@@ -142,7 +142,7 @@ def train_with_notices(
     emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
-    emit_notice(notify, f"{run.model.parameter_count():,} parameters")
+    emit_notice(notify, run.model.describe_size())
     for line in data_warnings(corpus, dev):
         emit_notice(notify, line)
     was_complete = resume and (run.folder / "training.json").exists()
