@@ -6,8 +6,9 @@ targets of a batch, and `step` the probabilities after one token of each text; b
 Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import Config, UserError
-from factorcell.data.context import Context
+from factorcell.data.context import Context, IdLists
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
@@ -41,7 +42,7 @@ class Conditioning:
 
     Attributes:
         conditions: The conditions of the backbone.
-        start: The state of the backbone before the start token.
+        start: The state of the backbone before the start token of the text, after control codes and prompts.
         head: The conditions of the head.
     """
 
@@ -77,17 +78,18 @@ class LanguageModel(nn.Module):
         super().__init__()
         model = config.model
         self.config, self.specials = model, specials
-        adapt = weight_adapters(model) if schema.variables else ()
-        has_encoder = bool(schema.variables and (adapt or model.output_bias))
-        self.encoder = ContextEncoder(model, schema) if has_encoder else None
-        self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
-        self.is_adapted = has_encoder or self.prefix is not None
+        embedded = schema.embedded
+        adapt = weight_adapters(model) if embedded.variables else ()
+        has_encoder = bool(embedded.variables and (adapt or model.output_bias))
+        self.encoder = ContextEncoder(model, embedded) if has_encoder else None
+        self.prefix = Prefix(embedded, model.embedding_size) if embedded.variables and PREFIX in model.adapt else None
+        self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)
         self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(model.embedding_size, context_size, adapt, model.rank)
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
-        head_schema = schema if self.encoder else ContextSchema()
+        head_schema = embedded if self.encoder else ContextSchema()
         variable_sizes = tuple(self.encoder.variable_sizes) if self.encoder else ()
         self.head: Head = head_class(config.head.kind)(
             config.head, self.embedding, HeadSizes(self.backbone.size, model, head_schema, variable_sizes, specials)
@@ -125,7 +127,17 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
+        start = self._read_prompts(context.prompts, conditions, start)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
+
+    def _read_prompts(self, prompts: Sequence[IdLists], conditions: Conditions, state: BackboneState) -> BackboneState:
+        """Return the state after all prompts of each text, one after the other, or `state` if all are empty."""
+        if not any(len(prompt.ids) for prompt in prompts):
+            return state
+        tokens = reduce(IdLists.join, prompts)
+        inputs = F.embedding(tokens.padded().clamp(min=0), self.embedding)
+        _, next_state = self.backbone(inputs, conditions, state, tokens.sizes)
+        return next_state
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
         """Multiply the changes of weights into the weights, which saves time if a context has many tokens.

@@ -115,7 +115,7 @@ class PackedModel(CheckedArrays):
 
         Returns:
             The packed weights, or None if the compiled search does not support `model`. The search supports models in
-            float32 on the CPU with one coupled layer, without the adapters `scale` and `prefix`.
+            float32 on the CPU with one coupled layer, without the adapter `scale`.
         """
         variant, shift = library.variant(), _sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:
@@ -172,7 +172,6 @@ def _sample_shift(model: LanguageModel) -> Shift | None:
         isinstance(model.backbone, RecurrentBackbone)
         and isinstance(model.head, SoftmaxHead)
         and [cell.is_coupled for cell in model.backbone.layers] == [True]
-        and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.supports(model.embedding)
     )

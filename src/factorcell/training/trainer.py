@@ -83,7 +83,7 @@ class Trainer:
     """
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
-        token_count = int(corpus.offsets[-1])
+        token_count = int(corpus.read_lengths.sum()) + len(corpus)
         required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
         tokens_per_batch = min(token_count, run.config.training.batch_tokens)
         memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
