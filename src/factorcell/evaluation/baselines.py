@@ -76,7 +76,8 @@ def with_target_first(corpus: Corpus, target: str, columns: Collection[str] = ()
         categories=corpus.categories[:, indices(schema.categories, old.categories)],
         numbers=corpus.numbers[:, indices(schema.numbers, old.numbers)],
         vectors=tuple(corpus.vectors[index] for index in indices(schema.vectors, old.vectors)),
-        bags=tuple(corpus.bags[index] for index in indices(schema.texts, old.texts)),
+        words=tuple(corpus.words[index] for index in indices(schema.texts, old.texts)),
+        prompts=tuple(corpus.prompts[index] for index in indices(schema.prompts, old.prompts)),
     )
 
 
@@ -237,7 +238,7 @@ def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
         yield known, begin + values[known], np.ones(len(known), dtype=np.float32)
     inputs = NumberInputs(schema.numbers) if schema.numbers else nn.Identity()
     dense = [(next(begins), inputs(torch.from_numpy(np.array(corpus.numbers))).numpy())]
-    for bag in corpus.bags:
+    for bag in corpus.words:
         begin, counts = next(begins), np.diff(bag.offsets)
         word_values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
         yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), word_values
