@@ -75,23 +75,13 @@ class DataConfig:
     """Options that decide which columns of a table are read, and how."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
-    context: tuple[str, ...] = option(
-        (),
-        "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, sequence, "
-        "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
-        "category or number",
-        metavar="NAME[:KIND]",
-    )
+    context: tuple[str, ...] = option((), CHOICE_HELP["context"], metavar="NAME[:KIND]")
     user: str = option(
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing; its hour and weekday become context", metavar="COLUMN")
-    prompt: tuple[str, ...] = option(
-        (), "column with a text that is read before the text and not scored (repeatable)", metavar="COLUMN"
-    )
-    prompt_history: int = int_option(
-        0, "read this many earlier texts of the user before the text (only with user)", 0, MAX_PROMPT_HISTORY
-    )
+    prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
+    prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
     max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
     min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
@@ -279,8 +269,6 @@ class Config:
         for name in ("max_user_texts", "min_users"):
             if getattr(self.training, name) and not self.data.user:
                 raise UserError(f"{name} requires the column with the author of each text; set user")
-        if self.training.loss == "sampled" and any(column.endswith(":prompt") for column in self.data.columns):
-            raise UserError("loss: sampled does not support prompts; choose full")
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":

@@ -77,4 +77,4 @@ def test_score_evaluate_and_classify_read_prompts_from_the_table(
     assert without[1]["nats"] == pytest.approx(rows[1]["nats"])
     assert main(["evaluate", str(run), table]) == 0
     assert main(["classify", str(run), table, "--target", "city"]) == 0
-    assert main(["explain", str(run), "the sea is cold", "--between", "city=Oslo", "city=Nice"]) == 0
+    assert main(["explain", str(run), table, "--between", "city=Oslo", "city=Nice"]) == 0

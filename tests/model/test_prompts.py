@@ -10,9 +10,9 @@ from torch import Tensor
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine
-from factorcell.config import Config, UserError
 from factorcell.data.corpus import Batch
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
 from tests.small_runs import as_any, make_letters
@@ -159,6 +159,20 @@ def test_a_model_with_prompts_alone_is_adapted_without_a_context_vector() -> Non
     assert make_run(adapt=("prefix",)).model.prefix is None
 
 
-def test_the_sampled_loss_does_not_support_prompts() -> None:
-    with pytest.raises(UserError, match="loss: sampled does not support prompts; choose full"):
-        Config.of(loss="sampled", prompt=("title",))
+def test_a_sampled_loss_reads_prompts_from_the_same_rows_as_texts() -> None:
+    run = make_run(("city",))
+    batch = batch_of(run, [{**row, "text": "a"} for row in make_rows()])
+    samples = Proposal.by_rank(run.tokenizer, 2).draw()
+    sampled_rows = run.model.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
+    row_values = [
+        [table[rows].detach().requires_grad_() for table in tables]
+        for rows, tables in zip(sampled_rows.rows, run.model.head.row_tables(), strict=True)
+    ]
+    nats = run.model.sampled_nats(batch, samples, sampled_rows, row_values)
+    expected = run.model.sampled_nats(batch, samples, conditioning=run.model.condition(batch.context))
+    torch.testing.assert_close(nats, expected)
+    (rows_gradient,) = torch.autograd.grad(nats.sin().sum(), row_values[0][0])
+    (table_gradient,) = torch.autograd.grad(expected.sin().sum(), run.model.embedding)
+    torch.testing.assert_close(rows_gradient, table_gradient[sampled_rows.tokens])
+    (b,) = run.tokenizer.encode("b")  # occurs only in prompts
+    assert table_gradient[b].any()

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.ngram_mixture import Predictor
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
-from factorcell.model.recurrent import RecurrentState
 
 INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once
 # Type of products -> nats. In 99 of 100 searches, the rounding errors of any two texts differ by at most this much.
@@ -86,10 +85,7 @@ class CompiledEngine:
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
             conditioning = self.model.condition(context, override)
             packed = self.packed.pack_context(self.model, conditioning)
-        (layer_state,) = cast(RecurrentState, conditioning.start)
-        start = torch.zeros(self.packed.layout.state_values)
-        values = torch.cat([layer_state.hidden[0], layer_state.memory[0]])
-        start[: len(values)] = values
+        start = self.packed.pack_start(conditioning)
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
     def read_prefix(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:

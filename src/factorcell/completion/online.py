@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
-from factorcell.completion.popularity import History
+from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
-from factorcell.config import HISTORY_COLUMN, UserError, check_choice, check_format
+from factorcell.config import UserError, check_choice, check_format
 from factorcell.data.cache import report_truncated
 from factorcell.data.private_content import is_public
 from factorcell.data.rows import Row, to_rows
@@ -261,10 +261,9 @@ class Learner:
         """Learn one text of each of several users.
 
         Args:
-            users: B different users.
+            users: B different users; a run with `prompt_history` reads the last texts of their histories as prompts.
             texts: One text of each user; texts with more than `max_tokens` tokens are cut, as in training.
             contexts: For each text, column -> value without the user; a missing value is read as its expected value.
-                If the run reads earlier texts, those of the user's history are added to the contexts.
 
         Returns:
             The users after learning, and the nats (B,) of the texts before learning under the neural model. Users
@@ -285,7 +284,7 @@ class Learner:
             if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
                 expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
-        rows = [with_earlier_texts(self.run, user, row) for user, row in zip(users, rows, strict=True)]
+        rows = [with_earlier_texts(self.run, user.history, row) for user, row in zip(users, rows, strict=True)]
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
         updates = zip(users, texts, gradients, strict=True)
@@ -380,14 +379,6 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     limit = run.config.data.max_tokens
     report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
     return learned
-
-
-def with_earlier_texts(run: Run, user: User | None, context: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `context` with the last texts of the user, if the run reads them and `context` has no earlier texts."""
-    count = run.config.data.prompt_history
-    if not count or user is None or HISTORY_COLUMN in context:
-        return context
-    return {**context, HISTORY_COLUMN: list(user.history.texts[-count:])}
 
 
 def distinguishes_users(run: Run) -> bool:

@@ -23,7 +23,6 @@ from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
-from factorcell.data.ragged import Ragged
 from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tables import open_table
@@ -89,8 +88,7 @@ def prepare(
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns, progress)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
-        text_ids = Ragged(text_fields["tokens"], text_fields["offsets"])
-        corpus = Corpus(**text_fields, **columns.corpus_fields(text_ids, text_fields["tokenizer"]))
+        corpus = Corpus(**text_fields, **columns.corpus_fields(text_fields))
         is_unseen.update(columns.unseen_rows() if report_counts else {})
         return corpus
 

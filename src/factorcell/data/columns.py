@@ -150,13 +150,12 @@ class ContextColumns:
             if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.column == self.config.user)
         }
 
-    def corpus_fields(self, texts: Ragged, tokenizer: Tokenizer) -> dict[str, Any]:
+    def corpus_fields(self, text_fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema.
 
-        Args:
-            texts: The token ids of all texts, from which earlier texts of a user are read.
-            tokenizer: The tokenizer, with its vocabulary.
+        `text_fields` are the fields of the corpus that come from texts: earlier texts of a user are read from them.
         """
+        texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
         row_count = len(texts.offsets) - 1
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()

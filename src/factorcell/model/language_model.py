@@ -6,9 +6,9 @@ targets of a batch, and `step` the probabilities after one token of each text; b
 Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -106,7 +106,11 @@ class LanguageModel(nn.Module):
         return len(self.embedding)
 
     def condition(
-        self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None
+        self,
+        context: Context,
+        override: Mapping[str, Tensor] | None = None,
+        packed: Any = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
     ) -> Conditioning:
         """Compute everything that B contexts determine.
 
@@ -115,6 +119,7 @@ class LanguageModel(nn.Module):
             override: Embeddings (B, k) by names of variables, which replace the embeddings of these variables.
             packed: The result of `backbone.pack` for the current weights. It saves time if the same weights are used in
                 many calls with few texts each.
+            embed: Returns the embeddings of the tokens of prompts; by default those of `embedding`.
 
         Raises:
             UserError: `override` names an unknown variable, or the model has control codes.
@@ -127,17 +132,12 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
-        start = self._read_prompts(context.prompts, conditions, start)
+        if any(len(prompt.ids) for prompt in context.prompts):
+            tokens = reduce(IdLists.join, context.prompts)
+            ids = tokens.padded().clamp(min=0)
+            inputs = F.embedding(ids, self.embedding) if embed is None else embed(ids)
+            _, start = self.backbone(inputs, conditions, start, tokens.sizes)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
-
-    def _read_prompts(self, prompts: Sequence[IdLists], conditions: Conditions, state: BackboneState) -> BackboneState:
-        """Return the state after all prompts of each text, one after the other, or `state` if all are empty."""
-        if not any(len(prompt.ids) for prompt in prompts):
-            return state
-        tokens = reduce(IdLists.join, prompts)
-        inputs = F.embedding(tokens.padded().clamp(min=0), self.embedding)
-        _, next_state = self.backbone(inputs, conditions, state, tokens.sizes)
-        return next_state
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
         """Multiply the changes of weights into the weights, which saves time if a context has many tokens.
@@ -198,8 +198,7 @@ class LanguageModel(nn.Module):
         Returns:
             Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
         """
-        conditioning = conditioning or self.condition(batch.context)
-        sampled_rows = sampled_rows or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+        sampled_rows = sampled_rows or self.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
         # Without values from the caller, read them here: gradients then exist for whole tables.
         row_values = row_values or [
             [F.embedding(rows, table) for table in tables]
@@ -207,6 +206,8 @@ class LanguageModel(nn.Module):
         ]
         positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
         (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+        embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
+        conditioning = conditioning or self.condition(batch.context, embed=embed)
         inputs = F.embedding(positions[:, :-1], embedding_rows)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
         nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
@@ -240,3 +241,8 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of values in all parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _embed_rows(tokens: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of the tokens `ids`; `rows` (U, E) are those of the ascending `tokens` (U,)."""
+    return F.embedding(torch.searchsorted(tokens, ids).clamp(max=len(tokens) - 1), rows)

@@ -20,7 +20,7 @@ from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
-from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
+from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions, RecurrentState
 
 GATES = 3  # of the coupled cell
 PANEL = 3  # SIMD vectors in a row of a panel; a packed matrix is stored in panels of adjacent columns
@@ -161,6 +161,11 @@ class PackedModel(CheckedArrays):
             if layout.is_bfloat16:
                 arrays |= {"short_left": _pack_bfloat16(left, lanes), "short_right": _pack_bfloat16(right, lanes)}
         return PackedContext(layout, arrays)
+
+    def pack_start(self, conditioning: Conditioning) -> Tensor:
+        """Return the state (2H + V) before the start token in one context: h, m, and V unused values."""
+        (layer_state,) = cast(RecurrentState, conditioning.start)
+        return F.pad(torch.cat([layer_state.hidden[0], layer_state.memory[0]]), (0, self.layout.vocabulary_size))
 
 
 def _sample_shift(model: LanguageModel) -> Shift | None:
