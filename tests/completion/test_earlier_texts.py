@@ -11,7 +11,7 @@ from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.replay.streams import read_streams
-from factorcell.completion.replay.systems import Personalised, Unpersonalised
+from factorcell.completion.replay.systems import Personalised
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.private_content import is_public
 from factorcell.model.run import Run
@@ -20,7 +20,7 @@ from factorcell.service.record import StoredText
 from tests.service import runs
 
 TEXTS = ("abba", "cab", "a cab", "bac", "abc")
-CONTEXT = {"city": "Oslo"}
+CONTEXT: dict[str, Any] = {"city": "Oslo"}
 
 
 @pytest.fixture
@@ -65,22 +65,17 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
         for number, text in enumerate(TEXTS)
         for who in ("eve", "joe")
     ]
-    corpus = run.prepare(rows)
-    unknown_user = corpus.without_context(run.schema)
-    nats = run.nats(corpus)
-    ends = np.cumsum(corpus.lengths)
-    expected = [float(part.sum()) for part in np.split(nats, ends[:-1])]
-    streams = read_streams(
-        rows, run.config, user_column="who", context_columns=run.schema.columns(without="who"), time_column="time"
-    )
+    expected = [row["nats"] for row in run.score(rows)]
+    columns = run.schema.columns(without="who")
+    streams = read_streams(rows, run.config, user_column="who", time_column="time", context_columns=columns)
     assert [row[HISTORY_COLUMN] for row in streams[0].rows[:3]] == [[], ["abba"], ["abba", "cab"]]
     plain = Personalised(run, Completer(run), learns=False)
     state = plain.start("eve")
-    actual = [plain.nats(state, row)[0] for row in streams[0].rows]
-    assert actual == pytest.approx(expected[::2], rel=1e-4)
-    assert len(unknown_user) == len(rows)
-    without_user = Unpersonalised(Completer(run), "who")
-    assert without_user.columns == ["city", HISTORY_COLUMN]
+    assert plain.columns == ["city", HISTORY_COLUMN]
+    for row, expected_nats in zip(streams[0].rows, expected[::2], strict=True):
+        nats, target_count = plain.nats(state, row)
+        assert nats == pytest.approx(expected_nats, rel=1e-4)
+        assert target_count == len(row["text"]) + 1
 
 
 def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> None:

@@ -76,8 +76,8 @@ def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
     contexts = expand_contexts(run, specified, arguments.each)
     options.notify_rare_values(run.schema, *contexts)
     if arguments.rows:
-        rows = read_contexts(run, arguments.rows, specified)
-        contexts = [{**row, **shared} for row in rows for shared in contexts]
+        contexts_of_rows = read_contexts(run, arguments.rows, specified)
+        contexts = [{**context, **shared} for context in contexts_of_rows for shared in contexts]
     _notify_unknown_words(run, arguments.prompt)
     if arguments.stream:
         _stream(run, contexts, settings, arguments)
