@@ -73,9 +73,7 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
     state = plain.start("eve")
     assert plain.columns == ["city", HISTORY_COLUMN]
     for row, expected_nats in zip(streams[0].rows, expected[::2], strict=True):
-        nats, target_count = plain.nats(state, row)
-        assert nats == pytest.approx(expected_nats, rel=1e-4)
-        assert target_count == len(row["text"]) + 1
+        assert plain.nats(state, row) == pytest.approx((expected_nats, len(row["text"]) + 1), rel=1e-4)
 
 
 def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> None:

@@ -60,6 +60,18 @@ def test_long_prompts_retain_their_last_tokens(segments: list[list[int]], max_to
     assert all(first or second for first, second in itertools.pairwise(actual))
 
 
+def test_prompts_of_pieces_are_those_of_the_trained_tokenizer(tmp_path: Path) -> None:
+    rows = [{"text": "the sea and the sun", "title": "the sea"}, {"text": "the sand", "title": "unseen sands"}] * 5
+    config = Config.of(tokenizer="bpe", prompt=("title",), max_prompt_tokens=4)
+    corpus = prepare(rows, config)
+    run = Run(tmp_path, config, corpus.tokenizer, corpus.schema)
+    again = run.prepare(rows)
+    assert corpus.prompts[0].values.tolist() == again.prompts[0].values.tolist()
+    assert corpus.prompts[0].offsets.tolist() == again.prompts[0].offsets.tolist()
+    expected = corpus.tokenizer.encode(corpus.tokenizer.split("unseen sands"))[-4:]
+    assert again.prompts[0].select(np.array([1])).values.tolist() == [corpus.tokenizer.specials.start, *expected]
+
+
 def test_a_prompt_that_is_not_a_text_is_an_error() -> None:
     for value in (3, 2.5, ["a", 3]):
         with pytest.raises(UserError, match=r"row 2: title is .{,20}, not a text or a list of texts"):

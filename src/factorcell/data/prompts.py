@@ -10,7 +10,7 @@ The last start token is that of the text. An empty prompt has no ids. Without a 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,18 @@ class PromptReader(ColumnReader):
         return self.declared_variable
 
     def ids_of_rows(self, tokenizer: Tokenizer) -> Ragged:
-        """Return the ids of each row in the vocabulary of `tokenizer`."""
-        final_ids = np.array([tokenizer.specials.start, *tokenizer.encode(self.ids)], dtype=np.int32)
-        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        return Ragged(final_ids[np.concatenate(self.chunk_arrays)], offsets)
+        """Return the ids of each row in the vocabulary of `tokenizer`, which may cut a word of training into pieces."""
+        start = tokenizer.specials.start
+        if tokenizer is self.tokenizer:
+            ids_of_tokens: list[tuple[int, ...]] = [(token_id,) for token_id in tokenizer.encode(self.ids)]
+        else:
+            ids_of_tokens = [tuple(ids) for ids in tokenizer.encode_words(self.ids)]
+        ids_of_tokens.insert(START, (start,))
+        provisional_ids, prompts = iter(np.concatenate(self.chunk_arrays).tolist()), list[list[int]]()
+        for size in self.sizes:
+            ids = [*chain.from_iterable(ids_of_tokens[token] for token in islice(provisional_ids, size))]
+            prompts.append(_retain_last(ids, self.max_tokens, start))
+        return _to_ragged(prompts)
 
 
 def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int) -> list[int]:
@@ -73,8 +81,19 @@ def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int
 
     Empty segments are omitted, and without other segments the result is empty.
     """
-    ids = [*chain.from_iterable((start, *segment) for segment in segments if len(segment))][-max_tokens:]
-    return ids if not ids or ids[0] == start else [start, *ids]
+    ids = [*chain.from_iterable((start, *segment) for segment in segments if len(segment))]
+    return _retain_last(ids, max_tokens, start)
+
+
+def _retain_last(ids: list[int], max_tokens: int, start: int) -> list[int]:
+    """Return the last `max_tokens` ids, after the id `start` unless they begin with it."""
+    last_ids = ids[-max_tokens:]
+    return last_ids if not last_ids or last_ids[0] == start else [start, *last_ids]
+
+
+def _to_ragged(prompts: Sequence[Sequence[int]]) -> Ragged:
+    sizes = [0, *map(len, prompts)]
+    return Ragged(np.array([*chain.from_iterable(prompts)], dtype=np.int32), np.cumsum(sizes, dtype=np.int64))
 
 
 def earlier_texts(
@@ -100,5 +119,4 @@ def earlier_texts(
         segment = ids[offsets[row] + 1 : offsets[row + 1]].tolist()
         segments.append(segment[:-1] if segment and segment[-1] == specials.end else segment)
         del segments[: -config.prompt_history]
-    sizes = [0, *map(len, prompts)]
-    return Ragged(np.array([*chain.from_iterable(prompts)], dtype=np.int32), np.cumsum(sizes, dtype=np.int64))
+    return _to_ragged(prompts)
