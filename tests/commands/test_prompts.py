@@ -78,3 +78,17 @@ def test_score_evaluate_and_classify_read_prompts_from_the_table(
     assert main(["evaluate", str(run), table]) == 0
     assert main(["classify", str(run), table, "--target", "city"]) == 0
     assert main(["explain", str(run), table, "--between", "city=Oslo", "city=Nice"]) == 0
+
+
+def test_compare_and_baselines_ignore_prompts_where_they_ignore_the_context(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**row, "user": f"user {number % 3}"} for number, row in enumerate(ROWS)]
+    table = str(folder / "users.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    words = ["--prompt", "question", "--user", "user", "--prompt-history", "2", "--min-user-count", "1"]
+    sizes = ["--hidden-size", "8", "--embedding-size", "4", "--epochs", "1", "--threads", "1"]
+    compared = ["compare", table, "--dev", table, "--models", "unadapted", "factorcell", *words, *sizes]
+    assert main([*compared, "--out", str(folder / "compared")]) == 0
+    assert main(["advise", table, *words]) == 2
+    assert "prompt_history: expected categories, numbers or times, got earlier texts" in capsys.readouterr().err

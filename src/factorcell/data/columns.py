@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,11 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
         example = f"a period above 0, as in {name}:cyclic=24"
         raise UserError(f"context column {text!r}: expected {example}, got {period_text!r}")
     return name, kind, period
+
+
+def with_context(options: DataConfig, *columns: str) -> DataConfig:
+    """Return `options` with `columns` as the only context columns."""
+    return replace(options, context=columns, user="", time="", prompt=(), prompt_history=0, anonymous=False)
 
 
 def check_columns(source: Any, config: DataConfig) -> None:

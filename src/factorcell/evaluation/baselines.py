@@ -30,7 +30,7 @@ from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
-from factorcell.data.columns import check_columns, parse_column
+from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import table_name
@@ -55,7 +55,7 @@ def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Con
     """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
     if target in [parse_column(column)[0] for column in context]:
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
-    data = replace(config.data, context=(f"{target}:category", *context), user="", time="", anonymous=False)
+    data = with_context(config.data, f"{target}:category", *context)
     return Config(data=data, tokenizer=config.tokenizer)
 
 
