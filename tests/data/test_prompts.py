@@ -80,6 +80,11 @@ def test_a_prompt_that_is_not_a_text_is_an_error() -> None:
         prepare([{"text": "a"}], config_of(prompt=("title",)))
 
 
+def test_of_a_prompt_of_a_megabyte_the_last_tokens_are_read() -> None:
+    corpus = prepare([{"text": "ab", "title": "b" * 2**20 + "a"}], config_of(prompt=("title",), max_prompt_tokens=3))
+    assert texts_of(corpus) == ["<s>bba"]
+
+
 def test_cached_and_selected_corpora_have_the_same_prompts(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(pa.Table.from_pylist(ROWS), path)
