@@ -235,7 +235,8 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats
             categories=categories[rows, None],
             numbers=texts.numbers[:, :0],
             vectors=(),
-            bags=(),
+            words=(),
+            prompts=(),
         )
 
     train_rows, tune_rows, test_rows = split.rows
