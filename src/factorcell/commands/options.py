@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
 COMMON_OPTIONS = (
-    *("text", "context", "prompt", "user", "time", "missing", "max_tokens", "min_context_count"),
+    *("text", "context", "user", "time", "missing", "max_tokens", "min_context_count"),
     *("tokenizer", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
 )
 
