@@ -106,7 +106,8 @@ def make_letters(
         sizes["hidden_size"] = 5
     options = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
     config = Config.of(**{**options, **(data or {}), **sizes, **model})
-    corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config)
+    prompts = {"first": "ab", "second": "c"}
+    corpus = prepare([{"text": text, "city": city, **prompts} for text in texts for city in ("Oslo", "Nice")], config)
     run = Run(folder=Path("letters"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
     observe(run.model, corpus)
     random = torch.Generator().manual_seed(seed)

@@ -51,6 +51,7 @@ LOSSES = ("full", "sampled")
 DECAYS = ("cosine", "linear", "none")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
+HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -75,16 +76,14 @@ class DataConfig:
     """Options that decide which columns of a table are read, and how."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
-    context: tuple[str, ...] = option(
-        (),
-        "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, vector, "
-        "cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: category or number",
-        metavar="NAME[:KIND]",
-    )
+    context: tuple[str, ...] = option((), CHOICE_HELP["context"], metavar="NAME[:KIND]")
     user: str = option(
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing; its hour and weekday become context", metavar="COLUMN")
+    prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
+    prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
+    max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
     min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
     min_user_count: int = int_option(
@@ -98,21 +97,25 @@ class DataConfig:
     min_text_users: int = int_option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
+    min_context_word: int = int_option(5, "in columns of kind text or sequence, ignore words that occur less often", 1)
     max_context_words: int = int_option(
-        10_000, "in columns of kind text, use at most this many words, the most frequent ones", 1
+        10_000, "in columns of kind text or sequence, use at most this many words, the most frequent ones", 1
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.anonymous and not self.user:
             raise UserError("anonymous requires the column with the author of each text; set user")
+        if self.prompt_history and not self.user:
+            raise UserError("prompt_history requires the column with the author of each text; set user")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All context columns, by name or by name and kind, including those of `user` and `time`."""
+        """All context columns, by name or by name and kind, including those of `user`, `time` and prompts."""
         user = (f"{self.user}:category",) if self.user else ()
-        return (*self.context, *user, *(f"{self.time}:{kind}" for kind in ("hour", "weekday") if self.time))
+        times = (f"{self.time}:{kind}" for kind in ("hour", "weekday") if self.time)
+        prompts = (*self.prompt, HISTORY_COLUMN) if self.prompt_history else self.prompt
+        return (*self.context, *user, *times, *(f"{column}:prompt" for column in prompts))
 
 
 @dataclass(frozen=True)

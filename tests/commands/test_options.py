@@ -16,7 +16,7 @@ from factorcell.model.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 
 NUMBERED = {"sparse_l1": "0.5"}
-USER_OPTIONS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
+USER_OPTIONS = ("anonymous", "max_user_texts", "min_users", "prompt_history")  # options that need a user column
 
 
 def parse(*arguments: str) -> Config:

@@ -388,7 +388,7 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
         ({"cell": "lstm"}, False),
         ({"layers": 2}, False),
         ({"adapt": ("scale",)}, False),
-        ({"adapt": ("prefix",)}, False),
+        ({"adapt": ("prefix",)}, True),
     ],
 )
 def test_models_that_cannot_be_packed_use_the_plain_search(model: dict[str, Any], is_packed: bool) -> None:

@@ -127,7 +127,7 @@ def test_each_canary_is_planted_with_its_repetitions_and_the_context_of_one_text
 
 def context_of(corpus: Corpus, row: int) -> Any:
     text = corpus.select(np.array([row]))
-    vectors, bags = [v.tolist() for v in text.vectors], [bags.values.tolist() for bags in text.bags]
+    vectors, bags = [v.tolist() for v in text.vectors], [bags.values.tolist() for bags in text.words]
     return [text.categories.tolist(), text.numbers.tolist(), vectors, bags, text.users.tolist()]
 
 

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import ColumnReader, NumberReader, Ragged, TextReader, VectorReader, to_vector
+from factorcell.data.ragged import Ragged
+from factorcell.data.readers import ColumnReader, NumberReader, TextReader, VectorReader, to_vector
 from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
+from factorcell.data.tokenizer import new_tokenizer
 from factorcell.data.values import to_hour, to_time, to_weekday, to_yearday
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
@@ -302,7 +304,7 @@ def test_all_types_of_tables_give_the_same_corpus(kind: str, tmp_path: Path) -> 
     assert corpus.schema == expected.schema
     assert np.array_equal(corpus.numbers, expected.numbers)
     assert np.array_equal(corpus.vectors[0], expected.vectors[0])
-    for x, y in zip(corpus.bags[0], expected.bags[0], strict=True):
+    for x, y in zip(corpus.words[0], expected.words[0], strict=True):
         assert np.array_equal(x, y)
 
 
@@ -314,7 +316,8 @@ def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
         columns = ContextColumns(table, config.data, schema)
         assert [type(reader) for reader in columns.readers] == [NumberReader] * 5 + [TextReader, VectorReader]
         columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
-        new_schema = columns.corpus_fields(len(rows))["schema"]
+        texts = {"tokens": np.zeros(0), "offsets": np.zeros(len(rows) + 1), "tokenizer": new_tokenizer(config)}
+        new_schema = columns.corpus_fields(texts)["schema"]
         assert schema is None or new_schema == schema
         schema = ContextSchema.from_dict(json.loads(json.dumps(new_schema.to_dict())))
     with pytest.raises(UserError, match="no column 'at'; it has text"):

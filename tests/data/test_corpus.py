@@ -170,8 +170,8 @@ def test_concatenated_corpora_have_the_rows_of_both() -> None:
     for name in ("tokens", "offsets", "categories", "numbers", "users"):
         assert getattr(whole, name).tolist() == getattr(corpus, name).tolist()
         assert getattr(whole, name).dtype == getattr(corpus, name).dtype
-    assert [ragged.values.tolist() for ragged in whole.bags] == [ragged.values.tolist() for ragged in corpus.bags]
-    assert [ragged.offsets.tolist() for ragged in whole.bags] == [ragged.offsets.tolist() for ragged in corpus.bags]
+    assert [ragged.values.tolist() for ragged in whole.words] == [ragged.values.tolist() for ragged in corpus.words]
+    assert [ragged.offsets.tolist() for ragged in whole.words] == [ragged.offsets.tolist() for ragged in corpus.words]
 
 
 def test_a_batch_has_the_tokens_and_contexts_of_its_rows() -> None:

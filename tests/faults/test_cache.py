@@ -65,7 +65,7 @@ def assert_same_corpus(corpus: Corpus, expected: Corpus) -> None:
         np.testing.assert_array_equal(getattr(corpus, name), getattr(expected, name))
     for vectors, others in zip(corpus.vectors, expected.vectors, strict=True):
         np.testing.assert_array_equal(vectors, others)
-    for bags, words in zip(corpus.bags, expected.bags, strict=True):
+    for bags, words in zip(corpus.words, expected.words, strict=True):
         np.testing.assert_array_equal(bags.values, words.values)
         np.testing.assert_array_equal(bags.offsets, words.offsets)
     assert corpus.originals is not None

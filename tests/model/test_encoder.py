@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, ModelConfig, UserError
-from factorcell.data.context import Bags, Context
+from factorcell.data.context import Context, IdLists
 from factorcell.data.readers import NumberReader, TextReader
 from factorcell.data.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
+from factorcell.model.encoder import SEQUENCE_SIZE, ContextEncoder, NumberInputs, WordBag
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
 CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(2, 3, 5), rare_count=2, min_count=50)
@@ -84,9 +84,9 @@ ROWS: list[Row] = [
 ]
 
 
-def bags_of(lists: list[list[int]]) -> Bags:
+def bags_of(lists: list[list[int]]) -> IdLists:
     offsets = np.concatenate([[0], np.cumsum([len(words) for words in lists])]).astype(np.int64)
-    return Bags(torch.tensor([w for words in lists for w in words], dtype=torch.long), torch.from_numpy(offsets))
+    return IdLists(torch.tensor([w for words in lists for w in words], dtype=torch.long), torch.from_numpy(offsets))
 
 
 def context_of(rows: list[Row]) -> Context:
@@ -173,7 +173,7 @@ def test_expected_text_is_the_mean_of_all_texts() -> None:
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], range(1, 6))
     variable = reader.build_variable(DataConfig(min_context_word=1))
     bags = reader.encode(variable)
-    words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
+    words = IdLists(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
     embedded = WordBag(variable, 3, 1.0).double()(words)
     torch.testing.assert_close(embedded[2], embedded[[0, 1, 4]].mean(0), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(embedded[2], embedded[3])
@@ -182,7 +182,7 @@ def test_expected_text_is_the_mean_of_all_texts() -> None:
 def test_override_replaces_texts_and_vectors() -> None:
     encoder = make_encoder(EVERY)
     context = context_of(ROWS)
-    context = Context(context.categories, context.numbers.float(), (context.vectors[0].float(),), context.bags)
+    context = Context(context.categories, context.numbers.float(), (context.vectors[0].float(),), context.words)
     embedding = torch.randn(4, 3)
     parts = encoder.variable_embeddings(context, {"title": embedding, "topic": embedding + 1})
     assert torch.equal(parts[2], embedding)
@@ -212,7 +212,7 @@ def test_distinct_finds_equal_contexts_of_every_kind(rows: list[tuple[list[int],
 def rows_of(context: Context) -> list[tuple[list[int], list[int], float, int]]:
     rows = []
     for row in range(len(context)):
-        bags = [b.words[b.offsets[row] : b.offsets[row + 1]].tolist() for b in context.bags]
+        bags = [b.ids[b.offsets[row] : b.offsets[row + 1]].tolist() for b in context.words]
         rows.append((bags[0], bags[1], float(context.vectors[0][row, 0]), int(context.categories[row, 0])))
     return rows
 
@@ -225,3 +225,23 @@ def test_schemas_with_every_kind_round_trip_through_json() -> None:
     assert HOUR.describe() == "at.hour: hour, period 24, mean 3"
     assert TITLE.describe() == "title: text, 3 words"
     assert TOPIC.describe() == "topic: vector of 2 numbers"
+
+
+def test_a_sequence_equals_the_equations_of_a_gru_word_by_word() -> None:
+    variable = replace(TITLE, kind="sequence")
+    encoder = make_encoder(ContextSchema((variable,))).double()
+    texts = [[0, 1, 1], [], [2], [1, 0, 1]]
+    context = Context(torch.zeros(4, 0, dtype=torch.long), torch.zeros(4, 0).double(), (), (bags_of(texts),))
+    (embeddings,) = encoder.variable_embeddings(context)
+    p = {name.removeprefix("texts.0."): value for name, value in encoder.named_parameters()}
+    for words, embedding in zip(texts, embeddings, strict=True):
+        state = torch.zeros(SEQUENCE_SIZE).double()
+        for word in words:
+            inputs = p["gru.weight_ih_l0"] @ p["table"][word] + p["gru.bias_ih_l0"]
+            recurrent = p["gru.weight_hh_l0"] @ state + p["gru.bias_hh_l0"]
+            (r_in, z_in, n_in), (r_state, z_state, n_state) = inputs.chunk(3), recurrent.chunk(3)
+            reset, update = torch.sigmoid(r_in + r_state), torch.sigmoid(z_in + z_state)
+            state = (1 - update) * torch.tanh(n_in + reset * n_state) + update * state
+        torch.testing.assert_close(embedding, p["weight"] @ state)
+    assert not torch.allclose(embeddings[0], embeddings[3])  # the order of words counts
+    assert not embeddings[1].any()

@@ -53,7 +53,7 @@ def test_support_depends_on_the_parts_of_shifts(monkeypatch: pytest.MonkeyPatch)
         ({"adapt": ["concat", "factor"]}, True),
         ({"adapt": ["scale"]}, False),
         ({"adapt": ["scale", "factor"]}, False),
-        ({"adapt": ["prefix"]}, False),
+        ({"adapt": ["prefix"]}, True),
         ({"layers": 2}, False),
         ({"cell": "gru"}, False),
     ],

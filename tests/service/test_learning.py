@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.completion.online import LearningRule
+from factorcell.completion.online import LearningRule, User, learn_one
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
@@ -82,3 +82,27 @@ def test_boolean_and_number_are_different_contexts(
     for value in (1, True, 0, False, 1, True, 0, False):
         service.complete(CompletionRequest("a", context={"city": value}, unknown="group"))
     assert [(value, type(value)) for value in cities] == [(1, int), (True, bool), (0, int), (False, bool)]
+
+
+def test_the_service_reads_the_earlier_texts_of_a_user_as_the_library_does(
+    open_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    run = runs.make_run(tmp_path / "run", prompt_history=2)
+    model = ServedModel(run)
+    service, texts = open_service(model), ["abba", "cab", "bac", "abc"]
+    for count, text in enumerate(texts, 1):
+        service.accept("ann", text, context={"city": "Oslo"})
+        user = User.new(run)
+        for learned_text in texts[:count]:
+            user = learn_one(run, user, learned_text, {"city": "Oslo"})
+        assert learned_by_service(service, "ann") == user.to_bytes()
+        context = {"city": "Nice"}
+        actual = service.complete(CompletionRequest("a", "ann", context=context)).results
+        assert list(actual) == model.completer.complete("a", user, context)
+        private = service.complete(CompletionRequest("a", "ann", context=context, private=True)).results
+        assert list(private) == model.completer.complete("a", User.new(run), context)
+    service.forget("ann", "bac")
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(
+        model, [(t, {"city": "Oslo"}) for t in texts[:2] + texts[3:]]
+    )

@@ -2,12 +2,15 @@
 
 import argparse
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
+from factorcell.data.chunks import format_names
+from factorcell.data.tables import open_table
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.generation.generate import (
     GenerationOptions,
@@ -47,24 +50,38 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
 def run_generate(arguments: argparse.Namespace) -> None:
     """Run `factorcell generate`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    _generate(run, arguments)
-    specified_columns = {*options.parse_context_values(arguments.context), *arguments.each}
-    other_columns = [column for column in run.schema.columns() if column not in specified_columns]
+    specified_columns = _generate(run, arguments)
     if specified_columns and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
-    elif run.model.is_adapted and other_columns:
-        terminal.notify(f"columns without a specified value, read as their expected value: {', '.join(other_columns)}")
+    elif run.model.is_adapted:
+        other_columns = [name for name in run.schema.embedded.columns() if name not in specified_columns]
+        prompts = [variable.source_column for variable in run.schema.prompts]
+        empty_prompts = [name for name in prompts if name not in specified_columns]
+        if other_columns:
+            names = ", ".join(other_columns)
+            terminal.notify(f"columns without a specified value, read as their expected value: {names}")
+        if empty_prompts:
+            terminal.notify(f"prompts without a text: {', '.join(empty_prompts)}")
     terminal.notify(*find_warnings([run]))
 
 
-def _generate(run: Run, arguments: argparse.Namespace) -> None:
-    """Generate the texts; as soon as a text is finished, print it or append it to the file of --out."""
-    settings = generation_options(arguments)
-    contexts = expand_contexts(run, options.parse_context_values(arguments.context), arguments.each)
+def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
+    """Generate the texts; as soon as a text is finished, print it or append it to the file of --out.
+
+    Return the columns for which the contexts have a value.
+    """
+    settings, specified = generation_options(arguments), options.parse_context_values(arguments.context)
+    if arguments.rows and arguments.each:
+        raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
+    contexts = expand_contexts(run, specified, arguments.each)
     options.notify_rare_values(run.schema, *contexts)
+    if arguments.rows:
+        contexts_of_rows = read_contexts(run, arguments.rows, specified)
+        contexts = [{**context, **shared} for context in contexts_of_rows for shared in contexts]
     _notify_unknown_words(run, arguments.prompt)
     if arguments.stream:
-        return _stream(run, contexts, settings, arguments)
+        _stream(run, contexts, settings, arguments)
+        return set(contexts[0])
     total = len(contexts) * arguments.number
     finished_count = _count_finished_texts(arguments, provenance(run, settings, arguments.prompt), contexts)
     rows = generate(
@@ -91,7 +108,7 @@ def _generate(run: Run, arguments: argparse.Namespace) -> None:
         terminal.notify(f"time limit: {finished_count:,} of {total:,} texts are finished")
     if arguments.out:
         terminal.notify(f"{arguments.out}: {finished_count:,} texts")
-    return None
+    return set(contexts[0])
 
 
 def _notify_unknown_words(run: Run, prompt: str) -> None:
@@ -117,6 +134,23 @@ def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence
     return [dict(zip(names, combination, strict=True)) for combination in combinations]
 
 
+def read_contexts(run: Run, path: Path, specified: Collection[str]) -> list[Row]:
+    """Return the context in each row of a table, which must not contain the columns `specified`."""
+    table = open_table(path)
+    names = [name for name in run.schema.columns() if name in table.columns]
+    if not names:
+        expected = format_names(run.schema.columns()) if run.schema.variables else "none"
+        raise UserError(f"--rows {path}: expected context columns ({expected}), got {format_names(table.columns)}")
+    for name in names:
+        if name in specified:
+            raise UserError(f"--rows {path}: --context and the table both have {name}; remove one of them")
+    contexts: list[Row] = []
+    for chunk in table.chunks(names):
+        rows = zip(*(chunk[name] for name in names), strict=True)
+        contexts += [dict(zip(names, values, strict=True)) for values in rows]
+    return contexts
+
+
 def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: Sequence[Row]) -> int:
     """Return the number of texts that an earlier command wrote to the file of --out.
 
@@ -132,7 +166,7 @@ def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: 
 def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:
     """Generate a single text and print each part of it immediately."""
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
-        raise UserError("--stream generates one text of one context; remove --each, --number, --out and --json")
+        raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )

@@ -83,8 +83,9 @@ class CompiledEngine:
             override: Context variable -> vector that replaces that of the context, as in `LanguageModel.condition`.
         """
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
-            packed = self.packed.pack_context(self.model, self.model.condition(context, override))
-        start = torch.zeros(self.packed.layout.state_values)
+            conditioning = self.model.condition(context, override)
+            packed = self.packed.pack_context(self.model, conditioning)
+        start = self.packed.pack_start(conditioning)
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
     def read_prefix(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:

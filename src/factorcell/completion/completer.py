@@ -23,6 +23,7 @@ import torch
 
 from factorcell import limits
 from factorcell.completion.online import User, user_variable
+from factorcell.completion.popularity import with_earlier_texts
 from factorcell.completion.prefixes import typed_reader
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
 from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
@@ -138,7 +139,7 @@ class Completer:
         """Return the empty typed text of `user` in `context`.
 
         Args:
-            user: A user learned online, or None.
+            user: A user learned online, or None. If the run reads earlier texts, it reads the last texts of this user.
             context: Column -> value; a column without a value is read as its expected value.
             unknown: How to read context values that training never saw; by default as the completer does.
 
@@ -146,7 +147,8 @@ class Completer:
             UserError: The run does not know a column or value, or the user belongs to another run.
         """
         vector = self._user_override(user)
-        encoded = self._encode_context({} if context is None else context, unknown or self.unknown)
+        columns = self._with_earlier_texts(user, context)
+        encoded = self._encode_context(columns, unknown or self.unknown)
         with self.run.scoring():
             plain_state = self.plain_engine.begin(encoded, vector) if self.typo_costs.max_typos else None
             return TypedText((), self.engine.begin(encoded, vector), user, plain_state)
@@ -156,6 +158,10 @@ class Completer:
             return {}
         user.check(self.run)
         return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
+
+    def _with_earlier_texts(self, user: User | None, context: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        columns = {} if context is None else context
+        return columns if user is None else with_earlier_texts(self.run, user.history, columns)
 
     def _encode_context(self, columns: Mapping[str, Any], unknown: str) -> Context:
         corpus = self.run.read([""], [columns], unknown=unknown)
@@ -221,7 +227,8 @@ class Completer:
             return []
         texts = [canonical(check_text(text)) for text in texts]
         prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
-        corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
+        columns = self._with_earlier_texts(user, context)
+        corpus = self.run.read(texts, [columns] * len(texts), unknown=self.unknown)
         vectors = {name: vector.expand(len(texts), -1) for name, vector in self._user_override(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))

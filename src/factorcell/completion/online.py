@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
-from factorcell.completion.popularity import History
+from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_choice, check_format
 from factorcell.data.cache import report_truncated
@@ -261,7 +261,7 @@ class Learner:
         """Learn one text of each of several users.
 
         Args:
-            users: B different users.
+            users: B different users; a run with `prompt_history` reads the last texts of their histories as prompts.
             texts: One text of each user; texts with more than `max_tokens` tokens are cut, as in training.
             contexts: For each text, column -> value without the user; a missing value is read as its expected value.
 
@@ -284,6 +284,7 @@ class Learner:
             if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
                 expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
+        rows = [with_earlier_texts(self.run, user.history, row) for user, row in zip(users, rows, strict=True)]
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
         updates = zip(users, texts, gradients, strict=True)

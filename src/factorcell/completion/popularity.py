@@ -7,16 +7,16 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
-from factorcell.config import UserError
+from factorcell.config import HISTORY_COLUMN, UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -187,3 +187,11 @@ class History:
             weights[text] += 0.5 ** (age / self.half_life)
         total = sum(weights.values())
         return {text: weight / total for text, weight in weights.items()}
+
+
+def with_earlier_texts(run: Run, history: History, context: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `context` with the last texts of a user, if the run reads them and `context` has no earlier texts."""
+    count = run.config.data.prompt_history
+    if not count or HISTORY_COLUMN in context:
+        return context
+    return {**context, HISTORY_COLUMN: list(history.texts[-count:])}

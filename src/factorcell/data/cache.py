@@ -31,7 +31,7 @@ from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
 MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
-CACHE_VERSION = 3  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 4  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(
@@ -83,12 +83,12 @@ def prepare(
 
     def read_corpus(folder: Path | None) -> Corpus:
         """Return the corpus, with its tokens in a file in `folder` or, without a folder, in memory."""
-        columns = ContextColumns(table, data_config, schema, unknown, optional)
+        columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
         with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as id_file:
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns, progress)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
-        corpus = Corpus(**text_fields, **columns.corpus_fields(len(texts.sizes)))
+        corpus = Corpus(**text_fields, **columns.corpus_fields(text_fields))
         is_unseen.update(columns.unseen_rows() if report_counts else {})
         return corpus
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.originals import OriginalTexts
-from factorcell.data.readers import Ragged
+from factorcell.data.ragged import Ragged
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 

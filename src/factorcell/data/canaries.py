@@ -191,7 +191,7 @@ class Canaries:
             texts = tuple(tuple(map(str, text)) for text in content["texts"])
             repetitions = np.array(content["times"], np.int64)
             arrays = {
-                name: np.array(values, np.int64 if name.startswith(("categories", "bags")) else np.float32)
+                name: np.array(values, np.int64 if name.startswith(("categories", "words", "prompts")) else np.float32)
                 for name, values in content["contexts"].items()
             }
             contexts = Corpus(  # without tokens, which `replace_texts` adds

@@ -2,25 +2,35 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import UNKNOWN_POLICIES
-from factorcell.config import DataConfig, Notice, UserError, check_choice
+from factorcell.config import HISTORY_COLUMN, DataConfig, Notice, UserError, check_choice
 from factorcell.data.chunks import Table
-from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, Ragged, TextReader, VectorReader
-from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
+from factorcell.data.prompts import PromptReader, earlier_texts
+from factorcell.data.ragged import Ragged
+from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, TextReader, VectorReader
+from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing, short_repr, to_number
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.values import is_missing, short_repr, to_number, to_seconds
 
 GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
 # `NumberReader` reads the columns of all other kinds.
-READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": TextReader, "vector": VectorReader}
+READERS: dict[str, type[ColumnReader]] = {
+    "category": CategoryReader,
+    "text": TextReader,
+    "sequence": TextReader,
+    "prompt": PromptReader,
+    "vector": VectorReader,
+}
 
 
 class ContextColumns:
@@ -41,6 +51,7 @@ class ContextColumns:
         schema: ContextSchema | None = None,
         unknown: str = "error",
         optional: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Create a reader for each variable.
 
@@ -52,6 +63,7 @@ class ContextColumns:
                 "expected" (read as a missing value).
             optional: The names of variables for which the policy is "expected"; their columns may be missing, and
                 `config.missing` does not apply to them.
+            tokenizer: The tokenizer that splits prompts, with or without a vocabulary; None if there are no prompts.
 
         Raises:
             UserError: A column is missing, or the policy is unknown.
@@ -59,6 +71,7 @@ class ContextColumns:
         check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
+        self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
         self.is_dropped = list[NDArray[np.bool_]]()  # whether each row of each chunk is dropped
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column = variable.source_column
@@ -67,12 +80,16 @@ class ContextColumns:
                 policy = "error"
             elif policy == "error" and config.anonymous and column == config.user:
                 policy = "group"  # the schema has no names of users, so all users are unknown
-            if column not in table.columns and policy != "expected":
+            if column not in (*table.columns, HISTORY_COLUMN) and policy != "expected":
                 raise table.missing_column_error(column, (("unknown", "expected"),))
             reader_class = READERS.get(variable.kind, NumberReader)
             reader = reader_class(variable, table.name, policy, is_known=schema is not None)
             if isinstance(reader, CategoryReader):
                 reader.is_private = column == config.user
+            if isinstance(reader, PromptReader) and tokenizer is not None:
+                reader.read_with(tokenizer, config)
+            if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
+                self.times = []
             self.readers.append(reader)
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
         self.table_name = table.name
@@ -80,7 +97,9 @@ class ContextColumns:
         self.required_columns = dict.fromkeys(
             reader.column
             for reader in self.readers
-            if reader.column in table.columns and reader.unknown != "expected" and not isinstance(reader, TextReader)
+            if reader.column in table.columns
+            and reader.unknown != "expected"
+            and not isinstance(reader, (TextReader, PromptReader))
         )
 
     def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> Sequence[int]:
@@ -99,6 +118,9 @@ class ContextColumns:
         for reader in self.readers:
             values = chunk.get(reader.column) or [None] * row_count
             reader.add([values[index] for index in indices] if has_dropped else values, rows)
+        if self.times is not None:
+            moments = chunk.get(self.config.time) or [None] * row_count
+            self.times += [_seconds_or_first(moments[index]) for index in indices]
         return indices
 
     def _has_empty_column(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> NDArray[np.bool_]:
@@ -129,29 +151,51 @@ class ContextColumns:
             if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.column == self.config.user)
         }
 
-    def corpus_fields(self, row_count: int) -> dict[str, Any]:
-        """Return the fields of a `Corpus` that come from context columns, including its schema."""
+    def corpus_fields(self, text_fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a `Corpus` that come from context columns, including its schema.
+
+        `text_fields` are the fields of the corpus that come from texts: earlier texts of a user are read from them.
+        """
+        texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
+        row_count = len(texts.offsets) - 1
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
-        vectors, bags = list[NDArray[np.float32]](), list[Ragged]()
-        users = np.zeros(0, np.int32)
-        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
+        vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
+        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors}
+        encoded_by_kind |= dict.fromkeys(WORD_KINDS, words)
         for reader, variable in zip(self.readers, schema.variables, strict=True):
+            if isinstance(reader, PromptReader):
+                if variable.source_column == HISTORY_COLUMN and self.times is not None:
+                    times = np.array(self.times)
+                    prompts.append(earlier_texts(texts, self._users(), times, self.config, tokenizer.specials))
+                else:
+                    prompts.append(reader.ids_of_rows(tokenizer))
+                continue
             encoded_by_kind.get(variable.kind, numbers).append(reader.encode(variable))
-            if isinstance(reader, CategoryReader) and reader.is_private:
-                users = reader.provisional_ids()
-                if self.config.anonymous:
-                    schema = schema.anonymize([variable.name])
+            if isinstance(reader, CategoryReader) and reader.is_private and self.config.anonymous:
+                schema = schema.anonymize([variable.name])
         is_dropped = np.concatenate(self.is_dropped)
         return {
             "schema": schema,
             "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),
             "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, row_count).T),
             "vectors": tuple(vectors),
-            "bags": tuple(bags),
-            "users": users,
+            "words": tuple(words),
+            "prompts": tuple(prompts),
+            "users": self._users(),
             "dropped": is_dropped if is_dropped.any() else np.zeros(0, np.bool_),
         }
+
+    def _users(self) -> NDArray[np.int32]:
+        """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
+        readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
+        return readers[0].provisional_ids() if readers else np.zeros(0, np.int32)
+
+
+def _seconds_or_first(value: Any) -> float:
+    """Return a time in seconds; values that are not times are before all times."""
+    seconds = to_seconds(value)
+    return -np.inf if seconds is None else seconds
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:
@@ -172,6 +216,11 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     return name, kind, period
 
 
+def with_context(options: DataConfig, *columns: str) -> DataConfig:
+    """Return `options` with `columns` as the only context columns."""
+    return replace(options, context=columns, user="", time="", prompt=(), prompt_history=0, anonymous=False)
+
+
 def check_columns(source: Any, config: DataConfig) -> None:
     """Raise `UserError` if a table lacks the text column or a context column of training.
 
@@ -180,7 +229,7 @@ def check_columns(source: Any, config: DataConfig) -> None:
     table = open_table(source)
     context_columns = [name for name, _, _ in map(parse_column, config.columns)]
     for name in (config.text, *context_columns):
-        if name not in table.columns:
+        if name not in (*table.columns, HISTORY_COLUMN):
             error = table.missing_column_error(name)
             if name == config.text:
                 raise error
@@ -197,7 +246,7 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
     columns = [column for column, _, _ in declarations]
     names = []
     for column, kind, _ in declarations:
-        if column not in table.columns:
+        if column not in (*table.columns, HISTORY_COLUMN):
             raise table.missing_column_error(column)
         is_repeated = columns.count(column) > 1
         name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column

@@ -1,7 +1,7 @@
 """The context of the texts of a batch, as tensors.
 
-Shapes: B texts, B' selected texts, C categorical and N numeric variables, W words in the bags of all B texts, D numbers
-of a vector.
+Shapes: B texts, B' selected texts, C categorical and N numeric variables, W ids in the lists of all B texts, L ids of
+the longest list, D numbers of a vector.
 """
 
 from collections.abc import Sequence
@@ -14,41 +14,48 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Bags:
-    """The values of a text variable for B texts: bags of words, without words that the schema does not contain.
+class IdLists:
+    """Lists of ids, one for each of B texts: the words of a text variable, or the tokens of a prompt.
 
     Attributes:
-        words: The ids of the words of all bags, one bag after the other (W,).
-        offsets: The index of the first word of each bag, followed by W (B + 1,).
+        ids: The ids of all lists, one list after the other (W,).
+        offsets: The index of the first id of each list, followed by W (B + 1,).
     """
 
-    words: Tensor
+    ids: Tensor
     offsets: Tensor
 
     @property
     def sizes(self) -> Tensor:
-        """The number of words of each bag (B,)."""
+        """The number of ids of each list (B,)."""
         return self.offsets.diff()
 
-    def select(self, rows: Tensor) -> "Bags":
-        """Return the bags at the indices `rows` (B',)."""
+    def select(self, rows: Tensor) -> "IdLists":
+        """Return the lists at the indices `rows` (B',)."""
         sizes = self.sizes[rows]
         offsets = F.pad(sizes.cumsum(0), (1, 0))
-        # For each selected word, the shift from its index in the result to its index in `self.words`.
+        # For each selected id, the shift from its index in the result to its index in `self.ids`.
         shifts = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
-        return Bags(self.words[shifts + torch.arange(len(shifts), device=rows.device)], offsets)
+        return IdLists(self.ids[shifts + torch.arange(len(shifts), device=rows.device)], offsets)
 
     def padded(self) -> Tensor:
-        """Return the word ids (B, words of the largest bag), padded with -1."""
+        """Return the ids (B, L), padded with -1."""
         sizes = self.sizes
         positions = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
-        padded_words = self.words.new_full((len(sizes), len(positions)), -1)
-        padded_words[positions < sizes[:, None]] = self.words
-        return padded_words
+        padded_ids = self.ids.new_full((len(sizes), len(positions)), -1)
+        padded_ids[positions < sizes[:, None]] = self.ids
+        return padded_ids
 
-    def to(self, device: torch.device) -> "Bags":
-        """Return these bags on `device`."""
-        return Bags(self.words.to(device), self.offsets.to(device))
+    def join(self, other: "IdLists") -> "IdLists":
+        """Return, for each text, the ids of its list followed by those of its list in `other`."""
+        texts = torch.arange(len(self.sizes), device=self.sizes.device)
+        text_of_id = torch.cat([texts.repeat_interleave(lists.sizes) for lists in (self, other)])
+        order = torch.argsort(text_of_id, stable=True)
+        return IdLists(torch.cat([self.ids, other.ids])[order], self.offsets + other.offsets)
+
+    def to(self, device: torch.device) -> "IdLists":
+        """Return these lists on `device`."""
+        return IdLists(self.ids.to(device), self.offsets.to(device))
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,16 @@ class Context:
         categories: The ids of category values (B, C), int64; -1 for a missing value.
         numbers: The values of the numeric variables (B, N); NaN for a missing value.
         vectors: For each vector variable, its values (B, D); NaN for a missing vector.
-        bags: For each text variable, its bags of words; an empty bag for a missing text.
+        words: For each variable of kind text or sequence, the words that the schema contains, in their order; an empty
+            list for a missing text.
+        prompts: For each prompt, its tokens, each text after a start token; an empty list for a missing prompt.
     """
 
     categories: Tensor
     numbers: Tensor
     vectors: tuple[Tensor, ...] = ()
-    bags: tuple[Bags, ...] = ()
+    words: tuple[IdLists, ...] = ()
+    prompts: tuple[IdLists, ...] = ()
 
     def __len__(self) -> int:
         return self.categories.shape[0]
@@ -76,7 +86,8 @@ class Context:
             self.categories[rows],
             self.numbers[rows],
             tuple(vector[rows] for vector in self.vectors),
-            tuple(bags.select(rows) for bags in self.bags),
+            tuple(words.select(rows) for words in self.words),
+            tuple(prompt.select(rows) for prompt in self.prompts),
         )
 
     def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
@@ -95,12 +106,14 @@ class Context:
             self.categories.to(device),
             self.numbers.to(device),
             tuple(vector.to(device) for vector in self.vectors),
-            tuple(bags.to(device) for bags in self.bags),
+            tuple(words.to(device) for words in self.words),
+            tuple(prompt.to(device) for prompt in self.prompts),
         )
 
     def distinct(self) -> tuple["Context", Tensor]:
         """Return the distinct contexts and, for each text, the index of its context among them (B,)."""
-        parts = [self.categories, self.numbers, *self.vectors, *(bags.padded() for bags in self.bags)]
+        lists = (*self.words, *self.prompts)
+        parts = [self.categories, self.numbers, *self.vectors, *(ids.padded() for ids in lists)]
         # NaN is not equal to itself, so missing numbers are compared as infinity.
         values = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
         if values.shape[1] == 0:  # without variables, all contexts are equal

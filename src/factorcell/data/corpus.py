@@ -6,7 +6,7 @@ Shapes: B texts, T targets of the longest text, C categorical and N numeric vari
 of the vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.context import Bags, Context
+from factorcell.data.context import Context, IdLists
 from factorcell.data.originals import SPELLING_END, OriginalTexts
-from factorcell.data.readers import Ragged
+from factorcell.data.ragged import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
@@ -44,6 +44,10 @@ class Batch:
     context: Context
     rows: Tensor
 
+    def read_tokens(self) -> Tensor:
+        """Return the ids of all tokens of the texts and of their prompts, in one dimension."""
+        return torch.cat([self.tokens.flatten(), *(prompt.ids for prompt in self.context.prompts)])
+
     def mask(self) -> Tensor:
         """Return a mask (B, T) that is true at targets and false at padding."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]
@@ -66,7 +70,9 @@ class Corpus:
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
         vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        bags: For each text variable, the bag of words of each row: the ids of those words that the schema contains.
+        words: For each variable of kind text or sequence, the words of each row: the ids of those words that the schema
+            contains, in their order.
+        prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
         originals: Sizes and digests of the original texts; None if the texts are not from a table.
@@ -83,7 +89,8 @@ class Corpus:
     tokenizer: Tokenizer
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
-    bags: tuple[Ragged, ...] = ()
+    words: tuple[Ragged, ...] = ()
+    prompts: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
     spellings: Ragged | None = None
@@ -107,6 +114,14 @@ class Corpus:
     def lengths(self) -> NDArray[np.int64]:
         """The number of targets of each text (rows,)."""
         return np.diff(self.offsets) - 1
+
+    @property
+    def read_lengths(self) -> NDArray[np.int64]:
+        """The number of tokens that the model reads of each text, including its prompts (rows,)."""
+        lengths = self.lengths
+        for prompt in self.prompts:
+            lengths = lengths + np.diff(prompt.offsets)
+        return lengths
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
@@ -138,21 +153,19 @@ class Corpus:
         """Return the arrays of all contexts by their names in files; `context_fields` is the inverse function."""
         arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
         arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
-        for index, bags in enumerate(self.bags):
-            arrays |= {f"bags.{index}": bags.values, f"bags.{index}.offsets": bags.offsets}
+        for kind, lists_of_kind in (("words", self.words), ("prompts", self.prompts)):
+            for index, lists in enumerate(lists_of_kind):
+                arrays |= {f"{kind}.{index}": lists.values, f"{kind}.{index}.offsets": lists.offsets}
         return arrays
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
-        selected_bags = [bags.select(rows) for bags in self.bags]
         return Context(
             torch.from_numpy(self.categories[rows].astype(np.int64)),
             torch.from_numpy(self.numbers[rows]),
             tuple(torch.from_numpy(vectors[rows]) for vectors in self.vectors),
-            tuple(
-                Bags(torch.from_numpy(words.astype(np.int64)), torch.from_numpy(offsets))
-                for words, offsets in selected_bags
-            ),
+            _id_lists(self.words, rows),
+            _id_lists(self.prompts, rows),
         )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
@@ -171,8 +184,8 @@ class Corpus:
         """Divide the rows into batches of texts of similar length.
 
         Args:
-            batch_tokens: The maximum number of tokens of a batch, padding included. A text of more tokens is a batch of
-                its own.
+            batch_tokens: The maximum number of tokens of a batch, prompts and padding included. A text of more tokens
+                is a batch of its own.
             seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
                 `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
             epoch: The number of the epoch; each epoch has its own random order.
@@ -182,7 +195,7 @@ class Corpus:
         Returns:
             The indices of the texts of each batch.
         """
-        lengths = self.lengths
+        lengths = self.read_lengths
         if seed is None:
             return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
         generator = np.random.default_rng((seed, epoch))
@@ -207,7 +220,8 @@ class Corpus:
             categories=self.categories[rows],
             numbers=self.numbers[rows],
             vectors=tuple(vectors[rows] for vectors in self.vectors),
-            bags=tuple(bags.select(rows) for bags in self.bags),
+            words=tuple(words.select(rows) for words in self.words),
+            prompts=tuple(prompt.select(rows) for prompt in self.prompts),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals.select(rows),
             spellings=None if self.spellings is None else self.spellings.select(rows),
@@ -222,7 +236,6 @@ class Corpus:
         if self.spellings is not None and other.spellings is not None:
             spellings = self.spellings.concatenate(other.spellings)
         pairs_of_vectors = zip(self.vectors, other.vectors, strict=True)
-        pairs_of_bags = zip(self.bags, other.bags, strict=True)
         tokens, offsets = Ragged(self.tokens, self.offsets).concatenate(Ragged(other.tokens, other.offsets))
         return replace(
             self,
@@ -231,7 +244,8 @@ class Corpus:
             categories=np.concatenate([self.categories, other.categories]),
             numbers=np.concatenate([self.numbers, other.numbers]),
             vectors=tuple(np.concatenate(pair) for pair in pairs_of_vectors),
-            bags=tuple(first.concatenate(second) for first, second in pairs_of_bags),
+            words=tuple(map(Ragged.concatenate, self.words, other.words)),
+            prompts=tuple(map(Ragged.concatenate, self.prompts, other.prompts)),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
             spellings=spellings,
@@ -241,6 +255,7 @@ class Corpus:
     def without_context(self, schema: ContextSchema) -> "Corpus":
         """Return a corpus with the same texts, in which all variables of `schema` are missing."""
         row_count = len(self)
+        empty_lists = Ragged(np.zeros(0, np.int32), np.zeros(row_count + 1, np.int64))
         return replace(
             self,
             schema=schema,
@@ -249,7 +264,8 @@ class Corpus:
             vectors=tuple(
                 np.full((row_count, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors
             ),
-            bags=tuple(Ragged(np.zeros(0, np.int32), np.zeros(row_count + 1, np.int64)) for _ in schema.texts),
+            words=(empty_lists,) * len(schema.texts),
+            prompts=(empty_lists,) * len(schema.prompts),
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
@@ -281,10 +297,21 @@ def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) ->
         "categories": arrays["categories"],
         "numbers": arrays["numbers"],
         "vectors": tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
-        "bags": tuple(
-            Ragged(arrays[f"bags.{index}"], arrays[f"bags.{index}.offsets"]) for index in range(len(schema.texts))
-        ),
+        "words": _lists_of_kind(arrays, "words", len(schema.texts)),
+        "prompts": _lists_of_kind(arrays, "prompts", len(schema.prompts)),
     }
+
+
+def _lists_of_kind(arrays: Mapping[str, NDArray[Any]], kind: str, count: int) -> tuple[Ragged, ...]:
+    return tuple(Ragged(arrays[f"{kind}.{index}"], arrays[f"{kind}.{index}.offsets"]) for index in range(count))
+
+
+def _id_lists(columns: Sequence[Ragged], rows: NDArray[np.int64]) -> tuple[IdLists, ...]:
+    """Return the lists of `rows` of each column as tensors."""
+    selected = [lists.select(rows) for lists in columns]
+    return tuple(
+        IdLists(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(offsets)) for ids, offsets in selected
+    )
 
 
 def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:

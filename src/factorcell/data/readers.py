@@ -1,9 +1,10 @@
 """Readers of context columns: each reader receives one column in chunks and encodes its values as an array.
 
 A text is encoded as a bag of words: the ids of its lower-cased words, without words that are too rare in training. The
-bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
-JSON array in text. Missing values are encoded as missing (numbers and vectors as NaN), and the model replaces them by
-the expected value of the variable (docs/glossary.md).
+bag does not depend on the tokenizer of the model. A sequence is encoded as the same words; its encoder reads them in
+their order. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON array in text. Missing values are
+encoded as missing (numbers and vectors as NaN), and the model replaces them by the expected value of the variable
+(docs/glossary.md).
 """
 
 import difflib
@@ -13,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
+from factorcell.data.ragged import Ragged
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, may_contain, wave_parameters
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.values import (
@@ -35,30 +37,7 @@ from factorcell.data.values import (
 from factorcell.limits import nearest_hint
 from factorcell.option_fields import WordOptions
 
-
-class Ragged(NamedTuple):
-    """Lists of different lengths, one per row.
-
-    Attributes:
-        values: The items of all lists, one list after the other.
-        offsets: The index of the first item of each list, followed by the number of items (rows + 1,).
-    """
-
-    values: NDArray[Any]
-    offsets: NDArray[np.int64]
-
-    def select(self, rows: NDArray[np.int64]) -> "Ragged":
-        """Return the lists of `rows`, in that order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        shifts = self.offsets[rows] - offsets[:-1]  # from the index of an item in the result to its index here
-        indices = np.repeat(shifts, lengths) + np.arange(offsets[-1])
-        return Ragged(self.values[indices], offsets)
-
-    def concatenate(self, other: "Ragged") -> "Ragged":
-        """Return these lists followed by the lists of `other`."""
-        values = np.concatenate([self.values, other.values]).astype(self.values.dtype)
-        return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
+MAX_SEQUENCE_WORDS = 200  # number of words of a sequence that its encoder reads, the last ones
 
 
 class ColumnReader:
@@ -295,7 +274,7 @@ class NumberReader(ColumnReader):
 
 
 class TextReader(ColumnReader):
-    """Reads a column of texts as bags of words."""
+    """Reads a column of texts as lists of words; of a sequence, only the last `MAX_SEQUENCE_WORDS` words."""
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
@@ -310,6 +289,7 @@ class TextReader(ColumnReader):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
+            words = words[-MAX_SEQUENCE_WORDS:] if self.declared_variable.kind == "sequence" else words
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))

@@ -26,7 +26,8 @@ MISSING = -1  # the id of a missing category value
 TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
-COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
+COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "sequence", "prompt", "vector")
+WORD_KINDS = ("text", "sequence")  # kinds of columns of texts that become part of the context vector
 # The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
 # days of a week is a weighted sum of the waves plus a constant.
 HARMONICS = 3
@@ -42,7 +43,7 @@ class Variable:
     Attributes:
         name: The name of the variable.
         kind: One of `COLUMN_KINDS`.
-        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text, the words.
+        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text or sequence, the words.
         counts: The number of training texts with each value of a category.
         rare_count: How many values of a category were grouped as rare.
         mean: The mean of a number, periodic or not, in training.
@@ -54,7 +55,7 @@ class Variable:
         means: For a vector of D numbers, the mean of each number (D,); for a periodic number, the mean of each of its
             waves (`wave_parameters`).
         deviations: The standard deviations of the same numbers or waves.
-        shares: For a text, the weight of each word in the mean embedding of all training texts.
+        shares: For a text or sequence, the weight of each word in the mean embedding of all training texts.
         min_count: For a category, the minimum number of training texts of a frequent value.
         rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
             rare values, or after `ContextSchema.anonymize`.
@@ -98,8 +99,10 @@ class Variable:
             return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
         if self.period:
             return f"{self.name}: {self.kind}, period {self.period:g}, mean {self.mean:.4g}"
-        if self.kind == "text":
-            return f"{self.name}: text, {len(self.values):,} words"
+        if self.kind in WORD_KINDS:
+            return f"{self.name}: {self.kind}, {len(self.values):,} words"
+        if self.kind == "prompt":
+            return f"{self.name}: prompt"
         if self.kind == "vector":
             return f"{self.name}: vector of {len(self.means):,} numbers"
         if not self.rare_count:
@@ -140,8 +143,18 @@ class ContextSchema:
 
     @property
     def texts(self) -> tuple[Variable, ...]:
-        """The text variables, in the order of `Context.bags`."""
-        return tuple(variable for variable in self.variables if variable.kind == "text")
+        """The variables of kind text or sequence, in the order of `Context.words`."""
+        return tuple(variable for variable in self.variables if variable.kind in WORD_KINDS)
+
+    @property
+    def prompts(self) -> tuple[Variable, ...]:
+        """The prompts, in the order of `Context.prompts`."""
+        return tuple(variable for variable in self.variables if variable.kind == "prompt")
+
+    @property
+    def embedded(self) -> "ContextSchema":
+        """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
+        return ContextSchema(tuple(variable for variable in self.variables if variable.kind != "prompt"))
 
     def variable(self, name: str) -> Variable:
         """Return a variable by its name.
@@ -219,7 +232,7 @@ def _check_fields(variable: Variable) -> None:
         raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
     if min([variable.deviation, *variable.deviations]) <= 0:
         raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
-    fields_of_equal_length = {"category": ("values", "counts"), "text": ("values", "shares")}
+    fields_of_equal_length = {"category": ("values", "counts"), **dict.fromkeys(WORD_KINDS, ("values", "shares"))}
     first, second = fields_of_equal_length.get(variable.kind, ("means", "deviations"))
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.originals import SPELLING_END, OriginalTexts
-from factorcell.data.readers import Ragged
+from factorcell.data.ragged import Ragged
 from factorcell.data.tokenizer import Tokenizer
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token

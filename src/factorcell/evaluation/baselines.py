@@ -30,7 +30,7 @@ from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
-from factorcell.data.columns import check_columns, parse_column
+from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import table_name
@@ -55,7 +55,7 @@ def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Con
     """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
     if target in [parse_column(column)[0] for column in context]:
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
-    data = replace(config.data, context=(f"{target}:category", *context), user="", time="", anonymous=False)
+    data = with_context(config.data, f"{target}:category", *context)
     return Config(data=data, tokenizer=config.tokenizer)
 
 
@@ -76,7 +76,8 @@ def with_target_first(corpus: Corpus, target: str, columns: Collection[str] = ()
         categories=corpus.categories[:, indices(schema.categories, old.categories)],
         numbers=corpus.numbers[:, indices(schema.numbers, old.numbers)],
         vectors=tuple(corpus.vectors[index] for index in indices(schema.vectors, old.vectors)),
-        bags=tuple(corpus.bags[index] for index in indices(schema.texts, old.texts)),
+        words=tuple(corpus.words[index] for index in indices(schema.texts, old.texts)),
+        prompts=tuple(corpus.prompts[index] for index in indices(schema.prompts, old.prompts)),
     )
 
 
@@ -237,7 +238,7 @@ def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
         yield known, begin + values[known], np.ones(len(known), dtype=np.float32)
     inputs = NumberInputs(schema.numbers) if schema.numbers else nn.Identity()
     dense = [(next(begins), inputs(torch.from_numpy(np.array(corpus.numbers))).numpy())]
-    for bag in corpus.bags:
+    for bag in corpus.words:
         begin, counts = next(begins), np.diff(bag.offsets)
         word_values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
         yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), word_values

@@ -84,7 +84,14 @@ class ConditionalPrior(nn.Module):
         self.values = variable.values[1:]  # without the unknown value
         self.size = len(self.values)
         self.most_frequent = int(np.argmax(variable.counts[1:]))  # the index of the most frequent value
-        self.others = ContextSchema(tuple(other for other in schema.variables if other.name != target))
+        # Sequences are read as bags of words, because their encoder could not learn from weights that start at zero.
+        self.others = ContextSchema(
+            tuple(
+                replace(other, kind="text") if other.kind == "sequence" else other
+                for other in schema.embedded.variables
+                if other.name != target
+            )
+        )
         with torch.random.fork_rng(devices=[]):  # the initial values of the embeddings are random
             self.embeddings = Prefix(self.others, self.size)
         self.bias = nn.Parameter(torch.zeros(self.size))
@@ -96,10 +103,10 @@ class ConditionalPrior(nn.Module):
         return F.log_softmax(self.embeddings(contexts).sum(1) + self.bias, dim=1)
 
     def other_context(self, corpus: Corpus, rows: NDArray[np.int64]) -> Context:
-        """Return the contexts of the texts `rows` without the target."""
+        """Return the contexts of the texts `rows` without the target and without prompts."""
         contexts = corpus.context(rows)
         columns = [column for column in range(contexts.categories.shape[1]) if column != self.column]
-        return replace(contexts, categories=contexts.categories[:, columns])
+        return replace(contexts, categories=contexts.categories[:, columns], prompts=())
 
     def log_probs(self, corpus: Corpus) -> Floats:
         """Return log p(v | o) (B, K) for all texts of a corpus."""
@@ -125,7 +132,7 @@ class ConditionalPrior(nn.Module):
         if not len(rows):
             return
         contexts, indices = self.other_context(corpus, rows), torch.arange(len(rows))
-        if not (contexts.bags or contexts.vectors):  # equal contexts are computed only once
+        if not (contexts.words or contexts.vectors):  # equal contexts are computed only once
             contexts, indices = contexts.distinct()
         counts = torch.zeros(len(contexts) * self.size)
         counts += torch.bincount(indices * self.size + torch.from_numpy(labels[rows]), minlength=len(counts))
@@ -177,7 +184,7 @@ class ConditionalPrior(nn.Module):
 
 def possible_targets(schema: ContextSchema) -> list[Variable]:
     """Return the categories of a schema that can have a conditional prior."""
-    if len(schema.variables) < 2:
+    if len(schema.embedded.variables) < 2:
         return []
     return [variable for variable in schema.categories if 3 <= len(variable.values) <= MAX_VALUES + 1]
 

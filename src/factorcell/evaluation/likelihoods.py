@@ -76,7 +76,8 @@ def log_likelihoods(
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
     other_values = _other_values(run, corpus, candidates[0])
     # If the texts differ in no other context value, each candidate has one context, which is computed only once.
-    has_one_context = not (corpus.bags or corpus.vectors) and len(np.unique(other_values, axis=0)) == 1
+    has_other_kinds = bool(corpus.words or corpus.prompts or corpus.vectors)
+    has_one_context = not has_other_kinds and len(np.unique(other_values, axis=0)) == 1
     bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
     with bar, run.scoring():
         if has_one_context:

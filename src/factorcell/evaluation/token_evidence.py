@@ -51,7 +51,7 @@ class TokenCounts:
         corpora = [run.read([""], [context], unknown=unknown) for context in contexts]
         categories = np.concatenate([corpus.categories for corpus in corpora])
         others = [np.concatenate([corpus.numbers, *corpus.vectors], axis=1) for corpus in corpora]
-        words = [[bag.values.tolist() for bag in corpus.bags] for corpus in corpora]
+        words = [[ids.values.tolist() for ids in (*corpus.words, *corpus.prompts)] for corpus in corpora]
         same_numbers = all(np.array_equal(other, others[0], equal_nan=True) for other in others)
         if not same_numbers or any(bags != words[0] for bags in words):
             return None

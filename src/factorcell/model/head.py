@@ -100,7 +100,7 @@ class Head(nn.Module):
         """Return which rows of `row_tables` a training step with a sampled loss reads.
 
         Args:
-            tokens: Texts (B, T + 1) with their start tokens.
+            tokens: All tokens of texts and their prompts, with their start tokens, in any shape.
             samples: The negative samples (`output.Samples`).
             categories: Values of the categorical variables (B, C).
 

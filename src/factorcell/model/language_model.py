@@ -6,8 +6,9 @@ targets of a batch, and `step` the probabilities after one token of each text; b
 Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from factorcell import pretrained
 from factorcell.config import Config, UserError
-from factorcell.data.context import Context
+from factorcell.data.context import Context, IdLists
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
@@ -44,7 +45,7 @@ class Conditioning:
 
     Attributes:
         conditions: The conditions of the backbone.
-        start: The state of the backbone before the start token.
+        start: The state of the backbone before the start token of the text, after control codes and prompts.
         head: The conditions of the head.
     """
 
@@ -93,13 +94,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         model = config.model
         self.config, self.specials = model, specials
-        adapt = weight_adapters(model) if schema.variables else ()
-        has_encoder = bool(schema.variables and (adapt or model.output_bias))
-        self.encoder = ContextEncoder(model, schema) if has_encoder else None
+        embedded = schema.embedded
+        adapt = weight_adapters(model) if embedded.variables else ()
+        has_encoder = bool(embedded.variables and (adapt or model.output_bias))
+        self.encoder = ContextEncoder(model, embedded) if has_encoder else None
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
-        self.prefix = Prefix(schema, embedding_size) if schema.variables and PREFIX in model.adapt else None
-        self.is_adapted = has_encoder or self.prefix is not None
+        self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
+        self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)
         self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
@@ -110,7 +112,7 @@ class LanguageModel(nn.Module):
         head_sizes = HeadSizes(
             vector_size=self.backbone.size,
             model=model,
-            schema=schema if self.encoder else ContextSchema(),
+            schema=embedded if self.encoder else ContextSchema(),
             variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
             specials=specials,
             is_pretrained=is_pretrained,
@@ -130,7 +132,11 @@ class LanguageModel(nn.Module):
         return len(self.embedding)
 
     def condition(
-        self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None
+        self,
+        context: Context,
+        override: Mapping[str, Tensor] | None = None,
+        packed: Any = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
     ) -> Conditioning:
         """Compute everything that B contexts determine.
 
@@ -139,6 +145,7 @@ class LanguageModel(nn.Module):
             override: Embeddings (B, k) by names of variables, which replace the embeddings of these variables.
             packed: The result of `backbone.pack` for the current weights. It saves time if the same weights are used in
                 many calls with few texts each.
+            embed: Returns the embeddings of the tokens of prompts; by default those of `embedding`.
 
         Raises:
             UserError: `override` names an unknown variable, or the model has control codes.
@@ -151,6 +158,11 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
+        if any(len(prompt.ids) for prompt in context.prompts):
+            tokens = reduce(IdLists.join, context.prompts)
+            ids = tokens.padded().clamp(min=0)
+            inputs = F.embedding(ids, self.embedding) if embed is None else embed(ids)
+            _, start = self.backbone(inputs, conditions, start, tokens.sizes)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
@@ -212,8 +224,7 @@ class LanguageModel(nn.Module):
         Returns:
             Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
         """
-        conditioning = conditioning or self.condition(batch.context)
-        sampled_rows = sampled_rows or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+        sampled_rows = sampled_rows or self.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
         # Without values from the caller, read them here: gradients then exist for whole tables.
         row_values = row_values or [
             [F.embedding(rows, table) for table in tables]
@@ -222,8 +233,11 @@ class LanguageModel(nn.Module):
         positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
         if self.head.row_tables()[0][0] is self.embedding:
             (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+            embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
+            conditioning = conditioning or self.condition(batch.context, embed=embed)
             inputs = F.embedding(positions[:, :-1], embedding_rows)
         else:
+            conditioning = conditioning or self.condition(batch.context)
             inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
         nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
@@ -273,3 +287,8 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of values in all parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _embed_rows(tokens: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of the tokens `ids`; `rows` (U, E) are those of the ascending `tokens` (U,)."""
+    return F.embedding(torch.searchsorted(tokens, ids).clamp(max=len(tokens) - 1), rows)

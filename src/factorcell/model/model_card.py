@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from factorcell import files
-from factorcell.data.schema import TIME_KINDS, Variable
+from factorcell.data.schema import TIME_KINDS, WORD_KINDS, Variable
 from factorcell.escapes import escape_hidden
 from factorcell.finite import format_number, is_number
 from factorcell.model import saved_results
@@ -198,8 +198,10 @@ def _longest_backticks(text: str) -> int:
 def _example_value(variable: Variable) -> Any:
     if variable.kind == "vector":
         return [round(mean, 3) for mean in variable.means]
-    if variable.kind == "text":
+    if variable.kind in WORD_KINDS:
         return variable.values[0]
+    if variable.kind == "prompt":
+        return "..."
     if variable.kind in TIME_KINDS:
         return "2026-11-21T15:55"
     return variable.values[1] if variable.values[1:] else float(f"{variable.mean:.4g}")

@@ -17,7 +17,7 @@ Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lo
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import Tensor
 from factorcell import files, limits, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
+from factorcell.data.columns import with_context
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
@@ -187,7 +188,7 @@ class NGram(TextModel):
                 tokenizer of `source` if that is a corpus, else a tokenizer that is trained on `source`.
             progress: Whether to show a progress bar.
         """
-        folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
+        folder, data = Path(folder), with_context(config.data)
         chosen_tokenizer = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
         config = Config(data=data, tokenizer=chosen_tokenizer.options)
         if order is None:

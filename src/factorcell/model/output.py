@@ -195,7 +195,7 @@ class SoftmaxHead(Head):
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
     def sampled_rows(self, tokens: Tensor, samples: Samples, categories: Tensor) -> SampledRows:
-        """Return the rows that a training step on texts `tokens` (B, T + 1) with values `categories` (B, C) reads."""
+        """Return the rows that a training step on `tokens` in contexts with `categories` (B, C) reads."""
         read_tokens = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
         return SampledRows(read_tokens, None if self.hashed is None else self.hashed.pairs(categories, read_tokens))
 

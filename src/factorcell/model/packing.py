@@ -20,7 +20,7 @@ from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
-from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
+from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions, RecurrentState
 
 GATES = 3  # of the coupled cell
 PANEL = 3  # SIMD vectors in a row of a panel; a packed matrix is stored in panels of adjacent columns
@@ -115,7 +115,7 @@ class PackedModel(CheckedArrays):
 
         Returns:
             The packed weights, or None if the compiled search does not support `model`. The search supports models in
-            float32 on the CPU with one coupled layer, without the adapters `scale` and `prefix`.
+            float32 on the CPU with one coupled layer, without the adapter `scale`.
         """
         variant, shift = library.variant(), _sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:
@@ -162,6 +162,11 @@ class PackedModel(CheckedArrays):
                 arrays |= {"short_left": _pack_bfloat16(left, lanes), "short_right": _pack_bfloat16(right, lanes)}
         return PackedContext(layout, arrays)
 
+    def pack_start(self, conditioning: Conditioning) -> Tensor:
+        """Return the state (2H + V) before the start token in one context: h, m, and V unused values."""
+        (layer_state,) = cast(RecurrentState, conditioning.start)
+        return F.pad(torch.cat([layer_state.hidden[0], layer_state.memory[0]]), (0, self.layout.vocabulary_size))
+
 
 def _sample_shift(model: LanguageModel) -> Shift | None:
     """Return the shift of the only layer for a context vector of zeros; None if the search does not support `model`.
@@ -172,7 +177,6 @@ def _sample_shift(model: LanguageModel) -> Shift | None:
         isinstance(model.backbone, RecurrentBackbone)
         and isinstance(model.head, SoftmaxHead)
         and [cell.is_coupled for cell in model.backbone.layers] == [True]
-        and model.prefix is None
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.supports(model.embedding)
     )

@@ -56,9 +56,13 @@ def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *,
 
 
 def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
-    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all."""
+    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all.
+
+    The tokens include those of prompts.
+    """
     training, model = config.training, meta_model(config, vocabulary_size, schema)
-    batch_tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
+    longest_text = config.data.max_tokens + config.data.max_prompt_tokens * len(schema.prompts)
+    batch_tokens = min(tokens, training.batch_tokens + longest_text)
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
     token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)

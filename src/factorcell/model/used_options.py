@@ -21,9 +21,10 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
     """Return the options of adaptations and losses that a model with this config and these variables does not use."""
     model, adapters = config.model, weight_adapters(config.model)
     # Biases of the kinds one_hot, sparse and hash read values, those of low_rank_each the embeddings of variables.
-    has_context = bool(schema.variables)
+    embedded = schema.embedded.variables
+    has_context = bool(embedded)
     has_vector = has_context and bool(adapters or "low_rank" in model.output_bias)
-    has_embedded_variables = len(schema.numbers) < len(schema.variables)  # numbers have no embeddings of their own
+    has_embedded_variables = len(schema.numbers) < len(embedded)  # numbers have no embeddings of their own
     is_used = {
         "adapt": has_context,
         "output_bias": has_context,
@@ -31,6 +32,7 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "context_size": has_vector,
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
         "dropout_context": bool(schema.categories) and bool(adapters or model.output_bias or PREFIX in model.adapt),
+        "max_prompt_tokens": bool(schema.prompts),
         "samples": config.training.loss == "sampled",
         **_options_of_backbone(config),
     }

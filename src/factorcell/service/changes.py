@@ -99,7 +99,7 @@ def add_text(
     """Add a text to a record, and learn the text if the model has learned all earlier texts of the record."""
     states = record.states
     if model.has_learned(record):
-        state = model.learn(record.state(model.identity), (new_text,), last_number=new_text.number)
+        state = model.learn(record.state(model.identity), (*record.texts, new_text), last_number=new_text.number)
         states = record.states_with(state)
     return replace_fields(
         record,

@@ -5,7 +5,7 @@ can compute the state again at any time, bit for bit, and another model can lear
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -103,16 +103,14 @@ class ServedModel:
             return None
         if record is None:
             return self._learner.new()
-        newest_texts = record.texts[-History.max_texts :]
-        history = History(tuple(self.run.tokenizer.normalize_fully(saved.text) for saved in newest_texts))
-        return replace(self._user_after(record.state(self.identity)), history=history)
+        return self._with_history(self._user_after(record.state(self.identity)), record.texts)
 
     def begin(self, record: Record | None, context: Mapping[str, Any], unknown: str = "error") -> TypedText:
         """Return the state before a user types the first character; raise a `UserError` if the context is invalid."""
         self._check_context(context)
         return self.completer.begin(self.user(record), context, unknown)
 
-    def learn(self, state: LearnedState | None, texts: Iterable[StoredText], last_number: int) -> LearnedState:
+    def learn(self, state: LearnedState | None, texts: Sequence[StoredText], last_number: int) -> LearnedState:
         """Return the state after learning the texts that `state` does not cover yet.
 
         If this model does not know the context of a text, it learns the text without the context. If it cannot learn
@@ -120,11 +118,13 @@ class ServedModel:
 
         Args:
             state: The state so far, or None.
-            texts: Saved texts in the order of their numbers.
+            texts: All saved texts in the order of their numbers; those that `state` covers are read as earlier
+                texts only.
             last_number: The number of the last text that the new state covers.
         """
-        user = self._user_after(state)
         last_learned_number = state.last_number if state else 0
+        learned_texts = [saved for saved in texts if saved.number <= last_learned_number]
+        user = self._with_history(self._user_after(state), learned_texts)
         for saved in texts:
             if saved.number > last_learned_number:
                 user = self._learn_one(user, saved)
@@ -132,6 +132,12 @@ class ServedModel:
 
     def _user_after(self, state: LearnedState | None) -> User:
         return self.learner.new() if state is None else User.from_bytes(state.user_bytes)
+
+    def _with_history(self, user: User, texts: Sequence[StoredText]) -> User:
+        """Return the user with the newest of `texts` as history."""
+        newest_texts = texts[-History.max_texts :]
+        history = History(tuple(self.run.tokenizer.normalize_fully(saved.text) for saved in newest_texts))
+        return replace(user, history=history)
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
         """Return the user after learning a text with its context, or without it if the model does not know it."""

@@ -129,7 +129,8 @@ class Mixture:
             categories=np.concatenate(category_columns, axis=1),
             numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
             vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
-            bags=tuple(bags for corpus in corpora for bags in corpus.bags),
+            words=tuple(words for corpus in corpora for words in corpus.words),
+            prompts=tuple(prompt for corpus in corpora for prompt in corpus.prompts),
         )
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
@@ -140,18 +141,20 @@ class Mixture:
     def model_nats(self, corpus: Corpus) -> Array:
         """Return the nats (N, M) of every target under each model."""
         # For each kind of variable, the columns of a model begin where those of the model before it end.
-        nats_by_model, starts = [], [int(self.variable is not None), 0, 0, 0]
+        nats_by_model, starts = [], [int(self.variable is not None), 0, 0, 0, 0]
         for model in self.models:
-            kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
+            schema = model.schema
+            kinds = (schema.categories, schema.numbers, schema.vectors, schema.texts, schema.prompts)
             ends = [start + len(variables) for start, variables in zip(starts, kinds, strict=True)]
-            categories, numbers, vectors, texts = (slice(*bounds) for bounds in zip(starts, ends, strict=True))
+            categories, numbers, vectors, texts, prompts = (slice(*bounds) for bounds in zip(starts, ends, strict=True))
             model_corpus = replace(
                 corpus,
-                schema=model.schema,
+                schema=schema,
                 categories=corpus.categories[:, categories],
                 numbers=corpus.numbers[:, numbers],
                 vectors=corpus.vectors[vectors],
-                bags=corpus.bags[texts],
+                words=corpus.words[texts],
+                prompts=corpus.prompts[prompts],
             )
             starts = ends
             nats_by_model.append(model.nats(model_corpus).astype(np.float64))

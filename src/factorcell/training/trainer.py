@@ -83,7 +83,7 @@ class Trainer:
     """
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
-        token_count = int(corpus.offsets[-1])
+        token_count = int(corpus.read_lengths.sum()) + len(corpus)
         required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
         tokens_per_batch = min(token_count, run.config.training.batch_tokens)
         memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
@@ -233,7 +233,7 @@ class Trainer:
             samples = self.proposal.draw() if self.proposal else None
             sampled_rows, row_values = None, []
             if samples and self.row_optimizers:
-                sampled_rows = model.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+                sampled_rows = model.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
                 for row_optimizer, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
                     row_optimizer.catch_up(step, rows)
                     row_values.append(row_optimizer.read(rows))

@@ -1,5 +1,7 @@
 """Arguments of the command that generates texts."""
 
+from pathlib import Path
+
 from factorcell.choices import GENERATION_METHODS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
@@ -11,6 +13,8 @@ def add_generate_arguments(parser: Parser) -> None:
     options.add_context(parser, "repeatable; several values of a column generate for each of them")
     help_text = "generate for every value of this context column (repeatable)"
     parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
+    help_text = "generate for the context in each row of this table"
+    parser.add_argument("--rows", type=Path, metavar="TABLE", help=help_text)
     parser.add_argument("--number", type=int, default=1, help="number of texts for each context")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="beginning of every text")
     help_text = "capitalize sentences (for models of lower-case English)"

@@ -19,7 +19,7 @@ from typing import Any
 from factorcell import files, limits
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text
-from factorcell.config import Config, UserError
+from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
@@ -132,7 +132,8 @@ def read_streams(
         config: The config of the runs that will complete the texts.
         user_column: The column of users.
         time_column: The column of times, which are numbers, dates or times.
-        context_columns: Other columns to read.
+        context_columns: Other columns to read. If the table lacks the column of earlier texts (`HISTORY_COLUMN`), it
+            is computed from the texts of the user.
         max_rows_per_user: Maximum number of rows of each user; the earliest are used.
         draw: Selects the texts to judge and draws their prefixes.
 
@@ -143,6 +144,9 @@ def read_streams(
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
     columns = tuple(dict.fromkeys((data.text, user_column, time_column, *context_columns)))
+    reads_history = HISTORY_COLUMN in columns and HISTORY_COLUMN not in table.columns
+    if reads_history:
+        columns = tuple(column for column in columns if column != HISTORY_COLUMN)
     rows_by_user: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
     row_number = 0
     for chunk in table.chunks(columns):
@@ -165,6 +169,10 @@ def read_streams(
         # The sort is stable: rows with the same time stay in the order of the table.
         timed_rows = sorted(rows_by_user[user], key=lambda timed_row: timed_row[0])
         rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
+        if reads_history:
+            previous_texts = [row[data.text] for row in rows]
+            for position, row in enumerate(rows):
+                row[HISTORY_COLUMN] = previous_texts[max(0, position - MAX_PROMPT_HISTORY) : position]
         prefixes = (draw.prefix(user, row[data.text], position) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
     texts = (row[data.text] for stream in streams for row in stream.rows)

@@ -92,6 +92,8 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     data = config.data
     if not data.columns:
         raise UserError("expected at least one context column; specify it with --context NAME")
+    if data.prompt_history:
+        raise UserError("prompt_history: expected categories, numbers or times, got earlier texts; omit the option")
     config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     sampled_columns, row_count = sample(source, names, rows, seed)
@@ -233,7 +235,8 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats
             categories=categories[rows, None],
             numbers=texts.numbers[:, :0],
             vectors=(),
-            bags=(),
+            words=(),
+            prompts=(),
         )
 
     train_rows, tune_rows, test_rows = split.rows
