@@ -28,8 +28,8 @@ USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_co
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
-# Options of a model with a Transformer, which differ from those of a recurrent model. The learning rates are those for
-# which the development perplexity of short trainings on news was lowest (LOG.md).
+# Options of a model with a Transformer, which differ from those of a recurrent model. They are usual values; a study of
+# learning rates is still to be made.
 NEW_TRANSFORMER: Options = {"training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}}
 FROZEN_TRANSFORMER: Options = {
     "model": {"context_size": 8, "variable_size": 8, "rank": 8},
