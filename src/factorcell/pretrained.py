@@ -141,7 +141,7 @@ def _read_config(source: Source, time: int, size: int) -> Any:
     try:
         with offline(), quiet(library):
             config = library.AutoConfig.from_pretrained(
-                source.folder, gguf_file=source.gguf_file, local_files_only=True
+                source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
     except ImportError as error:
         raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
@@ -167,7 +167,7 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     try:
         with offline(), quiet(library):
             tokenizer = library.AutoTokenizer.from_pretrained(
-                source.folder, gguf_file=source.gguf_file, local_files_only=True
+                source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(f"{source}: the tokenizer of the model cannot be read ({first_line(error)})") from None

@@ -1,5 +1,6 @@
 """Tests of models with a Transformer backbone, against the models of `transformers` with the same weights."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,20 @@ def test_unusable_bases_give_one_clear_line(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(UserError, match="expected weights"):
         Run.open(tmp_path / "run")
+
+
+def test_code_of_a_base_is_not_executed(tmp_path: Path) -> None:
+    folder, marker = tmp_path / "base", tmp_path / "executed"
+    folder.mkdir()
+    code = f"open({str(marker)!r}, 'w').close()\nfrom transformers import LlamaConfig as Odd\n"
+    (folder / "odd.py").write_text(code, encoding="utf-8")
+    config = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", lambda question: "yes")
+        with pytest.raises(UserError, match="cannot be read"):
+            pretrained.read_config(pretrained.find_source(str(folder)))
+    assert not marker.exists()
 
 
 def test_texts_beyond_the_positions_of_the_base_are_refused(tmp_path: Path) -> None:

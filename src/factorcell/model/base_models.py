@@ -59,6 +59,7 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
                 config=read_config(source),
                 dtype=precision,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True if source.gguf_file is None else None,
                 attn_implementation="sdpa",
             )
