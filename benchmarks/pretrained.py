@@ -85,8 +85,8 @@ def measure_pretrained() -> dict[str, float]:
         vectors.sum().backward()
 
     with torch.no_grad():
-        one = model.fold(model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))), shared=True)
-        start = model.backbone.start(one.conditions, TEXTS)
+        folded = model.fold(model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))), shared=True)
+        start = model.backbone.start(folded.conditions, TEXTS)
 
     def base_reading() -> None:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def measure_pretrained() -> dict[str, float]:
 
     def folded_reading() -> None:
         with torch.no_grad():
-            model.backbone(inputs, one.conditions, start)
+            model.backbone(inputs, folded.conditions, start)
 
     def mixed_reading() -> None:
         with torch.no_grad():
@@ -122,8 +122,13 @@ def measure_new() -> dict[str, float]:
     )
     plain = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-            intermediate_size=688, tie_word_embeddings=True, attn_implementation="sdpa",
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=688,
+            tie_word_embeddings=True,
+            attn_implementation="sdpa",
         )  # fmt: skip
     )
     plain_adam = torch.optim.AdamW(plain.parameters(), fused=True)

@@ -97,6 +97,12 @@ def find_source(base: str) -> Source:
     return Source(_hub_folder(base, local_files_only=True))
 
 
+def download(base: str) -> None:
+    """Download the pretrained model `base` if it is a model of the hub that is not on this machine."""
+    if not Path(base).exists() and base.count("/") == 1:
+        _hub_folder(base, local_files_only=False)
+
+
 def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
     """Return `options` with the digest of the weights of the base; a model of the hub is downloaded if necessary.
 
@@ -105,8 +111,7 @@ def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
     """
     if not options.is_pretrained:
         return options
-    if not Path(options.base).exists() and options.base.count("/") == 1:
-        _hub_folder(options.base, local_files_only=False)
+    download(options.base)
     source = find_source(options.base)
     read_config(source)  # raises the error about a model that is not supported
     return replace(options, base_digest=options.base_digest or source.digest())
@@ -149,10 +154,15 @@ def _read_config(source: Source, time: int, size: int) -> Any:
         raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
     if type(config) not in library.AutoModelForCausalLM._model_mapping:
         raise UserError(f"{source}: expected a causal language model, got the architecture {config.model_type}")
+    check_supported(config, str(source))
+    return config
+
+
+def check_supported(config: Any, where: str) -> None:
+    """Raise `UserError` if a model with this `transformers` config changes its logits after the output layer."""
     for name, neutral_values in UNSUPPORTED.items():
         if getattr(config, name, None) not in neutral_values:
-            raise UserError(f"{source}: models with {name} are not supported")
-    return config
+            raise UserError(f"{where}: models with {name} are not supported")
 
 
 def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, int | None]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from factorcell import pretrained
 from factorcell.config import UserError
 from factorcell.model.precision import BFLOAT16
 from factorcell.option_fields import HuggingFaceOptions
@@ -29,7 +30,12 @@ def new_base(options: HuggingFaceOptions) -> Any:
         UserError: The base is missing, is not a causal language model, or has other weights than training recorded.
     """
     if not options.is_pretrained:
-        return _from_config(new_config(options))
+        config = new_config(options)
+        pretrained.check_supported(config, f"base {options.base!r}")
+        try:
+            return _from_config(config)
+        except Exception as error:  # architectures refuse sizes with errors of many kinds
+            raise UserError(f"base {options.base!r}: cannot be created ({first_line(error)})") from None
     source = find_source(options.base)
     if torch.get_default_device().type == "meta":
         return _from_config(read_config(source))
@@ -113,10 +119,13 @@ def check_causal(base: nn.Module, name: str) -> None:
     changed[:, 2, 0] = 2.0
     cache = transformers().DynamicCache()
     was_training = base.training
-    with torch.no_grad():
-        base.eval()
-        first, second = (base(inputs_embeds=values).last_hidden_state[:, :2] for values in (inputs, changed))
-        base(inputs_embeds=inputs, cache=cache, use_cache=True)
+    try:
+        with torch.no_grad():
+            base.eval()
+            first, second = (base(inputs_embeds=values).last_hidden_state[:, :2] for values in (inputs, changed))
+            base(inputs_embeds=inputs, cache=cache, use_cache=True)
+    except Exception as error:  # architectures without embeddings as inputs or without a cache fail in many ways
+        raise UserError(f"base {name!r}: this architecture is not supported ({first_line(error)})") from None
     base.train(was_training)
     if not torch.equal(first, second):
         raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")

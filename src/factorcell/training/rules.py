@@ -30,7 +30,10 @@ Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
 # Options of a model with a Transformer, which differ from those of a recurrent model. They are usual values; a study of
 # learning rates is still to be made.
-NEW_TRANSFORMER: Options = {"training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}}
+NEW_TRANSFORMER: Options = {
+    "backbone": {"hidden_size": 256},
+    "training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01},
+}
 FROZEN_TRANSFORMER: Options = {
     "model": {"context_size": 8, "variable_size": 8, "rank": 8},
     "training": {"learning_rate": 1e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
