@@ -30,10 +30,12 @@ def new_base(options: HuggingFaceOptions) -> Any:
         UserError: The base is missing, is not a causal language model, or has other weights than training recorded.
     """
     if not options.is_pretrained:
-        config = new_config(options)
-        pretrained.check_supported(config, f"base {options.base!r}")
         try:
+            config = new_config(options)
+            pretrained.check_supported(config, f"base {options.base!r}")
             return _from_config(config)
+        except UserError:
+            raise
         except Exception as error:  # architectures refuse sizes with errors of many kinds
             raise UserError(f"base {options.base!r}: cannot be created ({first_line(error)})") from None
     source = find_source(options.base)
