@@ -129,7 +129,7 @@ def measure_new() -> dict[str, float]:
             intermediate_size=688,
             tie_word_embeddings=True,
             attn_implementation="sdpa",
-        )  # fmt: skip
+        )
     )
     plain_adam = torch.optim.AdamW(plain.parameters(), fused=True)
     tokens = torch.randint(3, VOCABULARY, (TEXTS, STEPS + 1))
