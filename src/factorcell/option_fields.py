@@ -225,8 +225,8 @@ class HuggingFaceOptions(KindOptions):
     kind: str = "huggingface"
     base: str = option(
         "llama",
-        "pretrained model: the name of a model on the hub, a folder, or a GGUF file; or the architecture of a new "
-        "model, such as llama, gpt2 or qwen2",
+        "pretrained model: the name of a model on the hub, a folder such as ./model, or a GGUF file; or the "
+        "architecture of a new model, such as llama, gpt2 or qwen2",
         metavar="MODEL",
     )
     base_digest: str = option(
@@ -252,8 +252,8 @@ class HuggingFaceOptions(KindOptions):
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether `base` names a pretrained model rather than an architecture."""
-        return "/" in self.base or self.base.endswith(".gguf") or os.path.exists(self.base)
+        """Whether `base` names a pretrained model: a name with a slash, or a GGUF file; others are architectures."""
+        return "/" in self.base or os.sep in self.base or self.base.endswith(".gguf")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Pretrained models of the Hugging Face library `transformers`: their files, configs and tokenizers.
 
 A pretrained model is a folder, a GGUF file, or a model of the hub that was downloaded before. Files are read without
-network access; only `identify`, which training calls at its start, downloads a model of the hub.
+network access; only `download_if_missing`, which training calls at its start, downloads a model of the hub. Code in the
+folder of a model is never executed.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from factorcell.config import UserError
 from factorcell.digests import sha256_of
 from factorcell.option_fields import HuggingFaceOptions
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
+MAX_LAYERS = 1000  # more would take too long to create
 INSTALL = 'pip install "factorcell[transformers]"'
 # Settings of a model that change its logits after the output layer, which the softmax head does not compute.
 UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "logits_scaling": (None, 1)}
@@ -92,29 +96,47 @@ def find_source(base: str) -> Source:
         if path.suffix != ".gguf":
             raise UserError(f"{path}: expected a folder with a model, or a GGUF file; got another file")
         return Source(path.parent, path.name)
-    if path.suffix == ".gguf" or base.count("/") != 1:
+    if not HUB_NAME.fullmatch(base):
         raise UserError(f"base {base!r}: there is no such file or folder")
     return Source(_hub_folder(base, local_files_only=True))
 
 
-def download(base: str) -> None:
-    """Download the pretrained model `base` if it is a model of the hub that is not on this machine."""
-    if not Path(base).exists() and base.count("/") == 1:
-        _hub_folder(base, local_files_only=False)
-
-
 def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
-    """Return `options` with the digest of the weights of the base; a model of the hub is downloaded if necessary.
+    """Return `options` with the digest of the weights of the base, and the full path of its files.
 
     Raises:
         UserError: The base is missing, or it has another digest than that in `options`.
     """
     if not options.is_pretrained:
         return options
-    download(options.base)
     source = find_source(options.base)
     read_config(source)  # raises the error about a model that is not supported
-    return replace(options, base_digest=options.base_digest or source.digest())
+    digest = source.digest()
+    if options.base_digest not in ("", digest):
+        raise wrong_digest_error(source, options.base_digest, digest)
+    # The run may be opened from another folder.
+    base = str(Path(options.base).resolve()) if Path(options.base).exists() else options.base
+    return replace(options, base=base, base_digest=digest)
+
+
+def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
+    """Return the error that the weights of a base have another digest than expected."""
+    return UserError(f"{source}: expected weights with SHA-256 {expected[:12]}, as in training, got {actual[:12]}")
+
+
+def download_if_missing(options: HuggingFaceOptions) -> None:
+    """Download the pretrained model that `options` name if it is one of the hub and not on this machine.
+
+    Raises:
+        UserError: The model cannot be downloaded.
+    """
+    base = options.base
+    if Path(base).exists() or not HUB_NAME.fullmatch(base):
+        return
+    try:
+        find_source(base).weight_files()
+    except UserError:
+        _hub_folder(base, local_files_only=False)
 
 
 def _hub_folder(name: str, *, local_files_only: bool) -> Path:
@@ -154,6 +176,9 @@ def _read_config(source: Source, time: int, size: int) -> Any:
         raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
     if type(config) not in library.AutoModelForCausalLM._model_mapping:
         raise UserError(f"{source}: expected a causal language model, got the architecture {config.model_type}")
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if not (isinstance(layers, int) and 0 < layers <= MAX_LAYERS):
+        raise UserError(f"{source}: num_hidden_layers: expected 1 to {MAX_LAYERS}, got {layers!r}")
     check_supported(config, str(source))
     return config
 
@@ -173,6 +198,7 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     Raises:
         UserError: The files of the tokenizer are missing or damaged, or it is not one of the library `tokenizers`.
     """
+    read_config(source)  # raises the error about a folder without a supported model
     library = transformers()
     try:
         with offline(), quiet(library):

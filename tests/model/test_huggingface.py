@@ -16,6 +16,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
+from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
@@ -57,10 +58,11 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def make_config(base: Path | str, **options: Any) -> Config:
-    sizes = {"context_size": 3, "variable_size": 3, "rank": 2, "min_count": 1, "min_context_count": 1, "epochs": 2.0}
+    sizes = {"context_size": 3, "variable_size": 3, "rank": 2, "min_count": 1, "max_tokens": 28}
+    training = {"min_context_count": 1, "epochs": 2.0, "batch_tokens": 30}
     precisions = {"precision": "float32", "base_precision": "float32"}
     config = Config.of(context=("city",), backbone="huggingface", tokenizer="char", base=str(base))
-    return config.with_options(**{**sizes, **precisions, "batch_tokens": 30, **options})
+    return config.with_options(**{**sizes, **training, **precisions, **options})
 
 
 def make_run(folder: Path, config: Config) -> tuple[Run, Corpus]:
@@ -327,9 +329,13 @@ def test_code_of_a_base_is_not_executed(tmp_path: Path) -> None:
 
 def test_texts_beyond_the_positions_of_the_base_are_refused(tmp_path: Path) -> None:
     base_model("gpt2").save_pretrained(tmp_path / "base")
-    run, _ = make_run(tmp_path / "run", make_config(tmp_path / "base"))
-    with pytest.raises(UserError, match="at most 32"):
-        run.score([{"text": "a" * 40, "city": "Oslo"}])
+    make_run(tmp_path / "run", make_config(tmp_path / "base", max_tokens=30, prefix_vectors=2))
+    for options, limit in (({}, 32), ({"prefix_vectors": 2}, 30), ({"adapt": ("prefix",)}, 31)):
+        with pytest.raises(UserError, match=f"max_tokens: expected at most {limit}"):
+            make_run(tmp_path / "long", make_config(tmp_path / "base", max_tokens=40, **options))
+    run, _ = make_run(tmp_path / "short", make_config(tmp_path / "base"))
+    with pytest.raises(UserError, match="expected at most 32"):
+        list(generate(run, {"city": "Oslo"}, options=GenerationOptions(max_tokens=40, min_tokens=40)))
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2", "gemma", "mistral"])

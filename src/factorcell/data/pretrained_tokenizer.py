@@ -28,7 +28,6 @@ class PretrainedTokenizer(BpeTokenizer):
         backbone = config.backbone
         if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
             raise UserError("tokenizer pretrained: expected a pretrained model as base; set --base, or use bpe")
-        pretrained.download(backbone.base)
         source = pretrained.find_source(backbone.base)
         library_tokenizer, special_ids = pretrained.read_tokenizer(source)
         return cls(config.tokenizer, library_tokenizer, _complete(library_tokenizer, *special_ids))

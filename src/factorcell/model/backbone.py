@@ -93,6 +93,7 @@ class Backbone(nn.Module):
 
     Options: ClassVar[type[KindOptions]] = KindOptions
     size: int  # H, which `__init__` of a subclass must set
+    max_tokens: int | None = None  # largest number of tokens of a text, with the start token; None: any number
 
     def __init__(self, options: Any, sizes: BackboneSizes) -> None:
         super().__init__()

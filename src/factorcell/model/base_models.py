@@ -6,6 +6,7 @@ A base is pretrained (`factorcell.pretrained`), or a new model of a named archit
 import copy
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,17 @@ from factorcell import pretrained
 from factorcell.config import UserError
 from factorcell.model.precision import BFLOAT16
 from factorcell.option_fields import HuggingFaceOptions
-from factorcell.pretrained import INSTALL, Source, find_source, first_line, offline, quiet, read_config, transformers
+from factorcell.pretrained import (
+    INSTALL,
+    Source,
+    find_source,
+    first_line,
+    offline,
+    quiet,
+    read_config,
+    transformers,
+    wrong_digest_error,
+)
 
 HEAD_SIZE = 64  # numbers per attention head of a new model
 FEED_FORWARD_FACTOR = 8 / 3  # size of the layer inside the feed-forward network, divided by the size of the vectors
@@ -57,8 +68,7 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
     """Return the pretrained model with these files, whose digest must be `digest` if it is not empty."""
     library = transformers()
     if digest and (actual_digest := source.digest()) != digest:
-        expected = f"expected weights with SHA-256 {digest[:12]}, as in training, got {actual_digest[:12]}"
-        raise UserError(f"{source}: {expected}")
+        raise wrong_digest_error(source, digest, actual_digest)
     try:
         with offline(), quiet(library):
             return library.AutoModelForCausalLM.from_pretrained(
@@ -85,9 +95,10 @@ def new_config(options: HuggingFaceOptions) -> Any:
     """
     library = transformers()
     if options.base not in library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        folder_hint = f"; write ./{options.base} for the folder" if Path(options.base).is_dir() else ""
         raise UserError(
-            f"base {options.base!r}: expected a folder, a GGUF file, the name of a model on the hub such as "
-            "HuggingFaceTB/SmolLM2-135M, or an architecture such as llama, gpt2 or qwen2"
+            f"base {options.base!r}: expected a folder such as ./model, a GGUF file, the name of a model on the hub "
+            f"such as HuggingFaceTB/SmolLM2-135M, or an architecture such as llama, gpt2 or qwen2{folder_hint}"
         )
     heads = options.heads or max(1, options.hidden_size // HEAD_SIZE)
     if options.hidden_size % (2 * heads):

@@ -109,6 +109,7 @@ class HuggingFaceBackbone(Backbone):
                 f"base {options.base!r}: expected embeddings of the size of the vectors, {self.size}, got {table_size}"
             )
         self.max_positions = int(getattr(config, "max_position_embeddings", 0)) or None
+        self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
         self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         self._output_bias = base_models.output_bias(model)
         self.input_scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
@@ -118,6 +119,7 @@ class HuggingFaceBackbone(Backbone):
         self.base.set_input_embeddings(nn.Identity())
         self.is_frozen = self.is_pretrained and not options.train_base
         self.base.requires_grad_(not self.is_frozen)
+        self.context_size = sizes.context
         # The context vector is followed by a constant 1. A frozen base is always adapted, or nothing could be trained.
         adapt = sizes.adapt or (("factor",) if self.is_frozen else ())
         sizes = replace(sizes, context=sizes.context + 1, adapt=adapt)
@@ -156,6 +158,7 @@ class HuggingFaceBackbone(Backbone):
     def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
 
+        They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
         Ids that the model does not have, such as a start token of its own, get the embedding of the end of a text.
         """
         if not self.is_pretrained:
@@ -229,7 +232,7 @@ class HuggingFaceBackbone(Backbone):
         if self.max_positions is not None and state.width + steps > self.max_positions:
             raise UserError(
                 f"a text has more tokens than the base can read: expected at most {self.max_positions:,} with the "
-                f"start token and prefixes, got {state.width + steps:,}; lower max_tokens"
+                f"start token and prefixes, got {state.width + steps:,}; shorten it or lower max_tokens"
             )
         if not inputs.numel():
             return inputs, state
@@ -270,14 +273,8 @@ class HuggingFaceBackbone(Backbone):
             conditions=conditions,
         )
 
-    @property
-    def context_size(self) -> int:
-        """The size of context vectors, K, without the constant."""
-        adapters = (adapter for projection in self.projections for adapter in projection.adapters.values())
-        return next((next(adapter.parameters()).shape[0] - 1 for adapter in adapters), 0)
-
     def adapted_share(self) -> float:
-        zero = self.projections[0].weight.new_zeros(1, self.context_size)
+        zero = torch.zeros(1, self.context_size, device=self.projections[0].weight.device)
         values = sum(shift.values_per_context() for shift in self.condition(zero).shifts)
         return values / sum(projection.weight.numel() for projection in self.projections)
 

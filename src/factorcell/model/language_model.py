@@ -71,6 +71,16 @@ def with_identified_base(config: Config) -> Config:
     return replace(config, backbone=backbone)
 
 
+def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> None:
+    """Raise `UserError` if a backbone that reads at most `limit` tokens cannot read the longest text."""
+    max_tokens = config.data.max_tokens
+    if limit is not None and max_tokens + prefix_length > limit:
+        raise UserError(
+            f"max_tokens: expected at most {limit - prefix_length:,}, because the base reads at most {limit:,} tokens "
+            f"with prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
+        )
+
+
 def head_class(kind: str) -> type[Head]:
     """Return the class of the head `kind`: built in, registered, or from an installed package."""
     cls: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
@@ -106,6 +116,9 @@ class LanguageModel(nn.Module):
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
+        code_count = 0 if self.prefix is None else len(embedded.variables)
+        prompt_tokens = config.data.max_prompt_tokens * len(schema.prompts)
+        _check_max_tokens(config, self.backbone.max_tokens, code_count + prompt_tokens)
         output_table, is_pretrained = self.embedding, False
         if (tables := self.backbone.token_tables(vocabulary_size)) is not None:
             (self.embedding, output_table), is_pretrained = tables, True

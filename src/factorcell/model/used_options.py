@@ -34,15 +34,16 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "dropout_context": bool(schema.categories) and bool(adapters or model.output_bias or PREFIX in model.adapt),
         "max_prompt_tokens": bool(schema.prompts),
         "samples": config.training.loss == "sampled",
-        **_options_of_backbone(config),
     }
-    return {name for name, value in is_used.items() if not value}
+    return {name for name, value in is_used.items() if not value} | options_unused_by_backbone(config)
 
 
-def _options_of_backbone(config: Config) -> dict[str, bool]:
-    """Return for options whose use depends on the kind of the backbone whether they are used."""
+def options_unused_by_backbone(config: Config) -> set[str]:
+    """Return the options that a model with the backbone of this config does not use."""
     backbone = config.backbone
     if not isinstance(backbone, HuggingFaceOptions):
-        return {}
-    is_new = not backbone.is_pretrained
-    return {"embedding_size": False, "layers": is_new, "hidden_size": is_new, "heads": is_new}
+        return set()
+    unused = {"embedding_size"}
+    if backbone.is_pretrained:
+        return unused | {"layers", "hidden_size", "heads"} | ({"base_precision"} if backbone.train_base else set())
+    return unused | {"base_digest", "train_base", "base_precision"}

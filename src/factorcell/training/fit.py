@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files, lock
+from factorcell import files, lock, pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
@@ -24,6 +24,7 @@ from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
+from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import (
@@ -215,6 +216,8 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
 
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
+    if isinstance(config.backbone, HuggingFaceOptions):
+        pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)
