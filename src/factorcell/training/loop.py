@@ -6,7 +6,6 @@ Therefore a training that was stopped between a step and its evaluation begins w
 
 import math
 import sys
-import math
 from collections.abc import Callable, Generator, Iterator
 from time import perf_counter
 
