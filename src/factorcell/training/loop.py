@@ -16,6 +16,8 @@ from factorcell.progress import progress_bar
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
+MAX_GROWTH = 1.5  # largest factor by which a new plan increases the number of further steps
+KEPT_WEIGHT = 0.92  # factor on the weight of earlier steps each time: a window of about a quarter of the time limit
 PLANNING_SHARE = 0.02  # share of the time limit after which the number of steps is planned again
 MIN_CHANGE = 0.1  # relative change of the number of steps from which a notice explains it
 
@@ -194,7 +196,12 @@ class _Loop:
         if not (is_due and progress.measured_steps) or progress.step >= self.trainer.steps:
             return
         step_seconds = progress.measured_seconds / progress.measured_steps
-        self.trainer.change_steps(progress.possible_steps(step_seconds, self.trainer.config.evaluations))
+        possible_steps = progress.possible_steps(step_seconds, self.trainer.config.evaluations)
+        # A short burst of fast steps does not multiply the number of steps.
+        largest_count = progress.step + math.ceil(MAX_GROWTH * (self.trainer.steps - progress.step))
+        self.trainer.change_steps(min(possible_steps, largest_count))
         progress.planned_at = progress.seconds
-        # Later steps count more. The sums are not reset, because few steps would be a poor measurement.
-        progress.measured_steps, progress.measured_seconds = progress.measured_steps / 2, progress.measured_seconds / 2
+        # Later steps count more. The weights fall slowly, because the speed of a busy machine varies from second to
+        # second: with fast falling weights, the number of steps would vary by a factor of three.
+        progress.measured_steps *= KEPT_WEIGHT
+        progress.measured_seconds *= KEPT_WEIGHT

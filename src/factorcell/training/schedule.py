@@ -89,8 +89,8 @@ class Progress:
         evaluations: The number of evaluations that were due so far.
         evaluation_steps: The duration of the last evaluation in steps; before the first, the expected duration.
         finishing_steps: The expected duration of the work after the training, in steps.
-        measured_steps: A sum over the steps so far; each time the schedule is planned, the sum is halved.
-        measured_seconds: The duration of these steps, halved in the same way.
+        measured_steps: A weighted number of the steps so far, in which later steps count more.
+        measured_seconds: The duration of these steps with the same weights.
         planned_at: The value of `seconds` when the schedule was last planned.
         max_seconds: The time limit of `seconds`, including the work after the training.
         min_seconds: The duration that the steps and evaluations may take even if the limit is then exceeded.

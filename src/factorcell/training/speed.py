@@ -27,11 +27,20 @@ FIRST_TEXTS, MIN_WORK_SECONDS = 64, 0.33
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a training: seconds per step, steps per pass, and seconds per evaluation."""
+    """The measured speed of a training.
+
+    Attributes:
+        step_seconds: Seconds per step.
+        steps_per_pass: Steps per pass.
+        evaluation_seconds: Seconds per evaluation.
+        slowdown: How much longer the steps take on this machine, which other processes use too, than their processor
+            time; at least 1.
+    """
 
     step_seconds: float
     steps_per_pass: int
     evaluation_seconds: float
+    slowdown: float = 1.0
 
     def total_seconds(self, config: Config) -> float:
         """Return the duration of a training with `config`."""
@@ -48,22 +57,25 @@ def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[
         step_seconds=fmean(speed.step_seconds for speed in speeds),
         steps_per_pass=speeds[0].steps_per_pass,
         evaluation_seconds=fmean(speed.evaluation_seconds for speed in speeds),
+        slowdown=fmean(speed.slowdown for speed in speeds),
     )
 
 
 def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
     """Measure the speed of a training with `config` on its first batches and on some development texts."""
     trainer = temporary_trainer(config, corpus, dev)
-    start, measured_steps = perf_counter(), 0
+    start, processor_start, measured_steps = perf_counter(), process_time(), 0
     for step_number, batch in enumerate(trainer.batches(), 1):
         if step_number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
-            start, measured_steps = perf_counter(), 0
+            start, processor_start, measured_steps = perf_counter(), process_time(), 0
         trainer.step(batch)
         measured_steps += 1
         if step_number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
             break
-    step_seconds = (perf_counter() - start) / measured_steps
-    return Speed(step_seconds, trainer.steps, _extrapolate_seconds(trainer.run.nats, dev))
+    seconds = perf_counter() - start
+    slowdown = max(1.0, seconds / max(1e-9, process_time() - processor_start))
+    evaluation_seconds = _extrapolate_seconds(trainer.run.nats, dev, slowdown)
+    return Speed(seconds / measured_steps, trainer.steps, evaluation_seconds, slowdown)
 
 
 def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed, *, has_ngrams: bool) -> float:
@@ -80,28 +92,29 @@ def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed,
             """Fit a mixture on a sample of the training texts, and on the same share of the development texts."""
             fit_mixture(run, sample, _evenly_spaced(scored, math.ceil(len(sample) / len(counted) * len(scored))))
 
-        seconds += _extrapolate_seconds(fit_on_sample, counted)
+        seconds += _extrapolate_seconds(fit_on_sample, counted, speed.slowdown)
     for prior in conditional_prior.create_priors(run).values():
-        seconds += _extrapolate_seconds(prior.fit, _evenly_spaced(corpus, prior.max_texts))
+        seconds += _extrapolate_seconds(prior.fit, _evenly_spaced(corpus, prior.max_texts), speed.slowdown)
     if run.model.is_adapted:
         seconds += 2 * min(1.0, run_warnings.MAX_TEXTS / max(1, len(dev))) * speed.evaluation_seconds
     return seconds
 
 
-def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus) -> float:
+def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus, slowdown: float) -> float:
     """Return the duration of `work` on all texts of `corpus`, extrapolated from a sample.
 
     The sample is not too small: all work has a fixed cost, which the extrapolation multiplies. Processor time decides
-    this, because a short interruption by other processes would end the measurement at a sample that is too small.
+    this, because a short interruption by other processes would end the measurement at a sample that is too small. For
+    the same reason, the duration is at most the processor time multiplied by the `slowdown` of longer work.
     """
     text_count = FIRST_TEXTS
     while True:
         sample = _evenly_spaced(corpus, text_count)
         start, processor_start = perf_counter(), process_time()
         work(sample)
-        seconds = perf_counter() - start
-        if process_time() - processor_start > MIN_WORK_SECONDS or text_count >= len(corpus):
-            return seconds / max(1, sample.target_count) * corpus.target_count
+        seconds, processor_seconds = perf_counter() - start, process_time() - processor_start
+        if processor_seconds > MIN_WORK_SECONDS or text_count >= len(corpus):
+            return min(seconds, processor_seconds * slowdown) / max(1, sample.target_count) * corpus.target_count
         text_count *= 2
 
 
