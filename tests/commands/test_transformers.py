@@ -36,6 +36,7 @@ RUNS = {
     "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --base-precision bfloat16",
     "codes": "--base ./llama --adapt prefix",
     "new": "--base llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
+    "letters": "--base gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1 --canaries 2",
 }
 
 
@@ -71,7 +72,7 @@ def _inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "codes"])
+@pytest.mark.parametrize("name", ["pretrained", "trained", "chosen", "new"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -107,6 +108,8 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
         "evaluate separate texts.csv",
         "tune-online pretrained texts.csv --optimizer sgd --every 10 --rows-per-user 2 --seconds 0.1",
         "replay pretrained texts.csv --out replay --every 8 --seconds 0.1",
+        "audit letters texts.csv",
+        "complete letters the --typos 1 --seconds 0.2",
         "advise texts.csv --tokenizer bpe --context city",
         f"compare texts.csv --dev texts.csv --out compare --models unadapted factorcell --base ./llama "
         f"--context city --target city {TEXT_OPTIONS} {OPTIONS}",
