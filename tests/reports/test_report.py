@@ -208,6 +208,19 @@ def test_trainings_of_a_model_share_a_row() -> None:
     assert "Comparison of 4 runs" in page.text
 
 
+def test_trainings_with_the_same_seed_have_a_row_each() -> None:
+    plain, _ = two_runs()
+    trained = {"trained": ["a", 100, "train.csv", None], "config": {"training": {"seed": 0}}}
+    trainings = [
+        {**plain, **trained, "title": name, "folder": f"runs/{name}", "evaluations": [evaluation(perplexity)]}
+        for name, perplexity in (("limited", 70.0), ("repeated", 76.0))
+    ]
+    page = Page(runs.run_report(trainings))
+    assert "70.00" in page.text
+    assert "76.00" in page.text
+    assert "±" not in page.text
+
+
 def test_the_report_shows_runs_without_results() -> None:
     run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluations": []}
     page = Page(runs.run_report([run]))
@@ -232,7 +245,7 @@ def test_learning_curves_need_two_evaluations() -> None:
 def test_key_figures_are_those_of_the_best_model_if_the_models_are_comparable() -> None:
     plain, adapted = two_runs()
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, adapted]))
-    assert labels[0] == ("hotels FactorCell, the lowest of 2: perplexity per word, test.csv", "72.00*")
+    assert labels[0] == ("hotels FactorCell, the lowest of 2 models: perplexity per word, test.csv", "72.00*")
     assert labels[1] == ("hotels FactorCell: gain over hotels unadapted", "+10.1% ")
     without_texts = {**adapted, "evaluations": [evaluation(72.0, figures={})]}
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, without_texts]))
