@@ -174,3 +174,23 @@ def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys
     assert message in error
     assert error.count("\n") == 1
     assert not (folder / "out" / "rows.jsonl").exists()
+
+
+def test_commands_warn_of_a_training_that_has_not_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    people = folder / "people"
+    save(people, data={"user": "city", "context": (), "min_user_count": 1})
+    table = str(folder / "heldout.jsonl")
+    commands = (
+        ["complete", str(people), "a"],
+        ["tune-online", str(people), table, "--optimizer", "sgd"],
+        ["score", str(people), table],
+        ["replay", str(people), table, "--out", str(folder / "out"), "--compare", "mpc,history,plain,online"],
+    )
+    TextCounts.of(TEXTS, 2).save(people / POPULARITY)
+    row = {"step": 50, "seconds": 1.0, "split": "train"}
+    for steps in (50, 1000):
+        files.write_rows(people / "log.jsonl", [{**row, "steps": steps}])
+        for words in commands:
+            assert main([*words, "--threads", "1"]) == 0
+            errors = capsys.readouterr().err
+            assert errors.count("its training stopped after 50 of 1,000 steps; interpret") == (steps == 1000), words

@@ -11,6 +11,7 @@ from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes, read_streams, replay
 from factorcell.config import UserError
 from factorcell.data.tables import table_name
+from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.reports import replay as replay_report
 
 
@@ -55,6 +56,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         precision=arguments.precision,
     )
+    terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows_path = arguments.out / "rows.jsonl"
     row_generator = replay(

@@ -299,6 +299,17 @@ def open_systems(
     return systems
 
 
+def find_runs(systems: Mapping[str, System]) -> list[Run]:
+    """Return the runs that the systems read, each once."""
+    runs = {}
+    for system in systems.values():
+        if isinstance(system, Personalised):
+            runs[system.learner.run.folder] = system.learner.run
+        elif isinstance(system, Unpersonalised):
+            runs[system.completer.run.folder] = system.completer.run
+    return list(runs.values())
+
+
 def count_popular_texts(systems: Mapping[str, System]) -> dict[str, int]:
     """Return, for each system that suggests popular texts, the number of these texts."""
     counts = {}
