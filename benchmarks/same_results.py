@@ -71,7 +71,7 @@ RECIPES = (
         4_000,
         (),
         ("--number", "5", "--prompt", "Fix "),
-        ("Add t", "--history", "Add tests; Fix a typo"),
+        ("Add t", "--history", "Add tests", "--history", "Fix a typo"),
         ("Fix a typo in the docs", "Add a test of the parser", "Merge branch 'next'"),
     ),
 )

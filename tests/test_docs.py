@@ -27,6 +27,7 @@ from tests import docs_files
 
 ROOT = Path(__file__).parent.parent
 WIDTH, README_LINES = 120, 150
+DEVELOPER_PAGES = ("architecture.md", "extending.md", "glossary.md")  # they name classes that users do not need
 
 GENERATED = re.compile(r"^<!-- ([^\n]+) -->\n.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # written by a program
 REASON = re.compile(r"<!-- not run: .+ -->")
@@ -165,6 +166,22 @@ def undescribed_names(root: Path) -> list[str]:
     return [name for name in factorcell.__all__ if not re.search(rf"::\s+factorcell\.{name}$", text, re.MULTILINE)]
 
 
+def undescribed_classes(root: Path) -> list[str]:
+    """Find classes of factorcell that pages for users call or whose members they name, but that the reference lacks."""
+    reference = (root / "docs" / "reference.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "factorcell").rglob("*.py"))
+    classes = set(re.findall(r"^class (\w+)", sources, re.MULTILINE))
+    described = set(re.findall(r"^\.\. autoclass:: [\w.]*\b(\w+)$", reference, re.MULTILINE))
+    return [
+        f"{page.name}: {name} is not in reference.md"
+        for page in pages(root)
+        if page.name not in DEVELOPER_PAGES
+        for code in CODE.findall(prose(page.read_text(encoding="utf-8")))
+        for name in re.findall(r"^([A-Z]\w*)(?:\(|\.[a-z])", code)
+        if name in classes - described
+    ]
+
+
 def run_shell(text: str, names: dict[str, Any], where: str) -> None:
     """Run every command of a block with small sizes; its output folder is removed first."""
     for line in text.replace("\\\n", " ").splitlines():
@@ -247,7 +264,7 @@ def test_code_of_the_page_runs(page: Path, docs_folder: Path, tmp_path: Path, mo
 
 def test_blocks_links_files_lines_and_names_are_valid() -> None:
     faults = unexplained_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
-    assert faults + long_lines(ROOT) + undescribed_names(ROOT) == []
+    assert faults + long_lines(ROOT) + undescribed_names(ROOT) + undescribed_classes(ROOT) == []
 
 
 def test_commands_and_options_exist(options_of_commands: dict[str, set[str]]) -> None:
@@ -294,6 +311,13 @@ def write_pages(folder: Path, readme: str = "", page: str = "") -> Path:
 )
 def test_faults_are_found(tmp_path: Path, readme: str, page: str, check: Any, fault: str) -> None:
     assert check(write_pages(tmp_path, readme, page)) == [fault]
+
+
+def test_classes_that_the_reference_lacks_are_found(tmp_path: Path) -> None:
+    root = write_pages(tmp_path, page="`Learner.learn`, `LearningRule()`, `Run.open`, `Learner`, `Numpy.array`")
+    (root / "docs" / "reference.md").write_text(".. autoclass:: factorcell.Run\n", encoding="utf-8")
+    faults = [f"page.md: {name} is not in reference.md" for name in ("Learner", "LearningRule")]
+    assert undescribed_classes(root) == faults
 
 
 def test_wrong_commands_and_options_are_found(tmp_path: Path) -> None:

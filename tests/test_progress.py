@@ -39,6 +39,18 @@ def test_the_first_line_comes_after_5_seconds_and_others_every_30_seconds(
     assert [line.split(" rows")[0] for line in lines] == [f"reading: {n} of 100" for n in (6, 36, 66, 96)]
 
 
+def test_the_time_left_is_not_estimated_from_one_item(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_DELAY", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    lines = run_job(10, monkeypatch, capsys)
+    first, *others = [line.partition("rows, ")[2] for line in lines if not line.startswith("reading: 0")]
+    assert first == "? rows/s, ? left"
+    assert others
+    assert all("?" not in line for line in others)
+
+
 def test_description_and_postfix_can_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
     from factorcell.completion.completer import Completer as Completer
     from factorcell.completion.fuzzy import TypoTolerantLookup as TypoTolerantLookup
+    from factorcell.completion.online import Learner as Learner
+    from factorcell.completion.online import LearningRule as LearningRule
     from factorcell.completion.online import User as User
     from factorcell.completion.online import learn_one as learn_one
     from factorcell.completion.popularity import History as History
@@ -64,7 +66,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "completion.blend": ("Blend",),
         "completion.completer": ("Completer",),
         "completion.fuzzy": ("TypoTolerantLookup",),
-        "completion.online": ("User", "learn_one"),
+        "completion.online": ("Learner", "LearningRule", "User", "learn_one"),
         "completion.popularity": ("History", "Popularity"),
         "config": ("Config", "DataConfig", "ModelConfig", "TrainingConfig", "UserError"),
         "data.cache": ("prepare",),

@@ -67,6 +67,9 @@ def _bar_class() -> Any:
         def format_dict(self) -> dict[str, Any]:
             values = super().format_dict
             escaped = {name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}
-            return {**values, **escaped}
+            values |= escaped
+            # The time of the first item includes preparations, and items that are computed together end together.
+            is_estimate_possible = values["n"] - values["initial"] > 1
+            return values if sys.stderr.isatty() or is_estimate_possible else {**values, "elapsed": 0, "rate": None}
 
     return Bar

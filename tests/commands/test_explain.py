@@ -69,6 +69,8 @@ def test_standard_input_and_page(
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in total; p(stars=5 | text) = {row['posterior']['stars=5']:.1%}" in lines
+    assert any("weak marks from 0.5 nats, clear from 1, strong from 2" in line for line in lines)
+    assert any("uniform priors" in line for line in lines)
     assert "\x1b" not in shown.out
     assert str(page) in shown.err
     assert f"{row['ratio']:+.2f} nats in total" in page.read_text(encoding="utf-8")
@@ -107,7 +109,9 @@ def test_marks_have_three_strengths_on_each_side() -> None:
 def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     between = ("stars=5", "stars=1; city=Oslo", "lat=44;lon=8")
     assert main(command(folder, "--text", "cold sand", between=between)) == 0
-    lines = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert "uniform priors" in output.err
     assert lines[1].split() == ["token", "stars=5", "stars=1;", "city=Oslo", "lat=44;", "lon=8"]
     contexts: dict[str, dict[str, Any]] = {"a": FIVE, "b": {"stars": 1, "city": "Oslo"}, "c": {"lat": 44, "lon": 8}}
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], contexts)

@@ -48,7 +48,7 @@ def test_an_error_is_one_line_and_exit_code_2(words: str, message: str, capsys: 
 def test_texts_may_look_like_options() -> None:
     complete = parser("complete")
     assert complete.parse(["run", "--", "--so"]).prefix == "--so"
-    assert complete.parse(["run", "a", "--history=--so"]).history == "--so"
+    assert complete.parse(["run", "a", "--history=--so"]).history == ["--so"]
     assert complete.parse(["run", "-- so"]).prefix == "-- so"
     assert complete.parse(["run", "--count", "3", "--", "--so"]).prefix == "--so"
     assert complete.parse(["--count", "3", "--", "run", "--so"]).prefix == "--so"

@@ -44,14 +44,21 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, "--train", str(folder / "train.jsonl"))) == 0
-    first, header, *lines = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    first, header, *lines = output.out.splitlines()
     assert first == "33 queries of 5 users"
     assert header.split()[:2] == ["system", "MRR"]
     assert [line.split()[0] for line in lines] == ["plain", "mpc", "history"]
     rows = files.read_rows(folder / "out" / "rows.jsonl")
     assert len(rows) == 3 * 33
     assert {row["seen"] for row in rows} == {True, False}
-    assert files.read_json(folder / "out" / "summary.json") == summarise(rows, "plain")
+    assert files.read_json(folder / "out" / "summary.json") == {
+        **summarise(rows, "plain"),
+        "popular_texts": {"mpc": 2},  # "abcab" and "cab" occur at least twice
+    }
+    notice = "Number of popular texts (popularity.jsonl), the only training texts that are suggested: mpc 2"
+    assert notice in output.err
+    assert notice in (folder / "out" / "report.html").read_text()
     assert (folder / "out" / "report.html").read_text().count("<svg") >= 2
     run = Run.open(folder / "run")
     oldest = [row for row in rows if row["user"] == "user 0" and row["system"] == "plain"]
@@ -167,3 +174,23 @@ def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys
     assert message in error
     assert error.count("\n") == 1
     assert not (folder / "out" / "rows.jsonl").exists()
+
+
+def test_commands_warn_of_a_training_that_has_not_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    people = folder / "people"
+    save(people, data={"user": "city", "context": (), "min_user_count": 1})
+    table = str(folder / "heldout.jsonl")
+    commands = (
+        ["complete", str(people), "a"],
+        ["tune-online", str(people), table, "--optimizer", "sgd"],
+        ["score", str(people), table],
+        ["replay", str(people), table, "--out", str(folder / "out"), "--compare", "mpc,history,plain,online"],
+    )
+    TextCounts.of(TEXTS, 2).save(people / POPULARITY)
+    row = {"step": 50, "seconds": 1.0, "split": "train"}
+    for steps in (50, 1000):
+        files.write_rows(people / "log.jsonl", [{**row, "steps": steps}])
+        for words in commands:
+            assert main([*words, "--threads", "1"]) == 0
+            errors = capsys.readouterr().err
+            assert errors.count("its training stopped after 50 of 1,000 steps; interpret") == (steps == 1000), words

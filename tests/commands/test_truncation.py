@@ -154,7 +154,8 @@ def test_completion_reports_texts_that_are_too_long(folder: Path, capsys: pytest
     assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
     notice = "PREFIX is too long: the run completes texts of at most 7 tokens"
     assert notice in capsys.readouterr().err.splitlines()
-    assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
+    history = ["--history", "ab", "--history", "abcabcabca"]
+    assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", *history]) == 0
     lines = truncation_notices(capsys)
     assert [line.partition(";")[0] for line in lines] == [
         f"Notice: the learned text: 1 of 1 texts is cut after {MAX_TOKENS} tokens"

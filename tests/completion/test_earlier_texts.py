@@ -91,7 +91,19 @@ def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> Non
 def test_the_commands_read_earlier_texts_of_users(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suggester = new_suggester(run)
     suggestions = suggester.complete("a", learn(run, "cab", "bac"), {"city": "Oslo"}, k=3)
-    words = ["complete", str(run.folder), "a", "--history", "cab;bac", "--context", "city=Oslo", "--count", "3"]
+    words = [
+        "complete",
+        str(run.folder),
+        "a",
+        "--history",
+        "cab",
+        "--history",
+        "bac",
+        "--context",
+        "city=Oslo",
+        "--count",
+        "3",
+    ]
     assert main([*words, "--json"]) == 0
     output = capsys.readouterr().out
     assert all(f'"{suggestion.text}"' in output for suggestion in suggestions)

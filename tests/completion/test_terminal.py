@@ -50,14 +50,31 @@ def test_largest_gains_agree_with_the_nats_of_the_model(folder: Path) -> None:
 
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["complete", str(folder), "a", "--threads", "1"]
-    assert main([*command, "--history", "acca; acca ;;b", "--explain", "--count", "3"]) == 0
+    assert (
+        main(
+            [
+                *command,
+                "--history",
+                "acca",
+                "--history",
+                " acca ",
+                "--history=",
+                "--history",
+                "b",
+                "--explain",
+                "--count",
+                "3",
+            ]
+        )
+        == 0
+    )
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["text", "share", "source", "probability", *SOURCES]
     scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
     assert lines[4] == "popular texts whose log probability the history raised most"
     assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
-    assert main([*command, "--history", "acca;b", "--explain", "--json"]) == 0
+    assert main([*command, "--history", "acca", "--history", "b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "acca" in [row.get("text") for row in rows]
     assert sum("risen" in row for row in rows) == 3
@@ -71,7 +88,10 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert output.err.splitlines()[-1].startswith("--explain: all suggestions are from the model alone")
     assert output.err.endswith("--context names a user; only suggestions for a new user are blended\n")
     for wrong, message in (
-        (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
+        (
+            ["--context", "city=Oslo", "--history", "a"],
+            "--history sets the earlier texts of a new user, but --context city names a user of the training table",
+        ),
         (
             ["--context", "city=Olso"],
             "--context city: expected a user of the training table, got another name; for a new user",
@@ -81,6 +101,30 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         assert message in capsys.readouterr().err
     assert main(["complete", str(folder)]) == 2
     assert "standard input is not a terminal" in capsys.readouterr().err
+
+
+def test_a_text_of_the_history_may_contain_semicolons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", str(folder), "ac", "--history", "acc; ab", "--history", "acb", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"acc; ab", "acb"} <= {row["text"] for row in rows if "history" in row["source"]}
+
+
+def test_a_history_requires_a_model_that_is_adapted_to_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, options, reason in (
+        ("alone", {"data": {"context": ()}}, "the run does not distinguish users; train it with --user COLUMN"),
+        (
+            "unadapted",
+            {"data": {"user": "city", "context": (), "min_user_count": 1}, "adapt": (), "output_bias": ()},
+            "the model is not adapted to users; train it with --adapt factor or concat",
+        ),
+    ):
+        source_run = make_letters(**options)
+        run = Run.create(tmp_path / name, source_run.config, source_run.tokenizer, source_run.schema)
+        run.save_weights({})
+        assert main(["complete", str(run.folder), "a", "--history", "ab"]) == 2
+        assert f"{run.folder}: {reason}" in capsys.readouterr().err
 
 
 def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

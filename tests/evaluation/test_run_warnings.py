@@ -81,6 +81,12 @@ GAINS = [
     (0.01, [evaluation_result(-0.01, 500, over="other"), evaluation_result(-0.01, 500, gain_low=None)], ""),
     (-0.05, [evaluation_result(0.02, 50, only_unknown_users=True)], "100 texts"),
     (0.01, [evaluation_result(-0.05, 500, only_unknown_users=True)], ""),
+    (
+        None,
+        [evaluation_result(0.01, 500, only_unknown_users=True)],
+        "the effect of its context is measured only on texts of unknown users; interpret",
+    ),
+    (None, [evaluation_result(0.01, 500, over="other", only_unknown_users=True)], ""),
 ]
 
 

@@ -124,15 +124,18 @@ def test_commands_count_words_in_the_training_table(
     assert "lava" not in shown
 
 
-def test_neighbours_state_counts_and_warn_of_vectors_near_their_initial_values(
+def test_neighbours_state_counts_and_are_uncertain_after_few_passes(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
-    output = capsys.readouterr()
-    assert "city: nearest neighbours of Oslo (2 texts) by cosine" in output.out
-    assert "neighbours of Oslo: mostly chance" in output.err
-    assert run.model.encoder is not None
-    run.model.encoder.tables[0].data *= 20
-    run.save_weights({})
-    assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
-    assert "mostly chance" not in capsys.readouterr().err
+    row = {"split": "train", "step": 1, "steps": 1, "seconds": 1.0}
+    files.write_json(run.folder / "training.json", {"targets": 100})
+    for targets_read, notice in (
+        (150, "all neighbours are uncertain after 1.5 passes with 2 texts per value (median)"),
+        (400, ""),
+    ):
+        files.write_rows(run.log_path, [{**row, "tokens": targets_read}])
+        assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
+        output = capsys.readouterr()
+        assert "city: nearest neighbours of Oslo (2 texts) by cosine" in output.out
+        assert notice in output.err
+        assert output.err.count("uncertain") == bool(notice)

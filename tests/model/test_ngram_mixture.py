@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from factorcell import files
+from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
@@ -172,6 +173,23 @@ def test_completions_are_the_most_probable_texts(character_run: Run) -> None:
     others = [f"the s{first}{second}" for first in letters for second in ("", *letters)]
     others = [text for text in others if text not in texts and text == text.strip()]
     assert max(completer.log_probabilities("the s", others, context=context)) <= scores[-1] + 1e-4
+
+
+def test_the_command_generates_with_the_neural_model_alone(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", str(run.folder), "--context", "city=Oslo", "--number", "5", "--max-tokens", "6", "--out"]
+    mixed_path, neural_path = tmp_path / "mixed.jsonl", tmp_path / "neural.jsonl"
+    assert main([*command, str(mixed_path)]) == 0
+    assert "texts are those of the mixture with n-gram counts" in capsys.readouterr().err
+    assert main([*command, str(neural_path), "--no-ngram-mixture"]) == 0
+    assert "n-gram" not in capsys.readouterr().err
+    mixed_rows, neural_rows = files.read_rows(mixed_path), files.read_rows(neural_path)
+    neural_run = Run.open(run.folder, mixture=False)
+    options = GenerationOptions(max_tokens=6)
+    assert neural_rows == list(generate(neural_run, {"city": "Oslo"}, number=5, options=options))
+    assert [row["text"] for row in neural_rows] != [row["text"] for row in mixed_rows]
+    assert main([*command, str(mixed_path), "--no-ngram-mixture", "--resume"]) == 2
 
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])

@@ -73,6 +73,16 @@ def test_an_accuracy_of_a_combination_is_listed_with_that_of_the_model_alone() -
     assert measures.count(("accuracy of stars, model, uniform priors", 0.5)) == 1
 
 
+def test_only_accuracies_of_the_model_are_those_of_its_mixture() -> None:
+    others = [{"classifier": "model, uniform priors", "accuracy": 0.5}, {"classifier": "linear", "accuracy": 0.6}]
+    row = classification("1", 0.7, priors="training", predictor="mixture", others=others)
+    assert {measurement.measure: measurement.value for measurement in latest_measurements([row])} == {
+        "accuracy of stars, model, training priors, mixture": 0.7,
+        "accuracy of stars, model, uniform priors, mixture": 0.5,
+        "accuracy of stars, linear": 0.6,
+    }
+
+
 def test_bits_per_byte_have_an_interval_and_can_be_a_bound() -> None:
     row = evaluation("a.csv", "1", 9.0, bits_per_byte=2.5, bits_per_byte_low=2.4, bits_per_byte_high=2.6)
     bound = {**row, "evaluation": {**row["evaluation"], "bits_per_byte_bound": True}}

@@ -191,23 +191,6 @@ def test_the_report_compares_runs(pages: dict[str, str]) -> None:
     assert "rating: category, 5 values, none rare" in page.text
 
 
-def test_trainings_of_a_model_share_a_row() -> None:
-    plain, adapted = two_runs()
-    config = {"model": {"adapt": ()}, "training": {"seed": 0, "rank": 1}}
-    trained = {"trained": ["a", 100, "train.csv", None], "config": config}
-    others = []
-    for seed, perplexity in enumerate((70.0, 76.0, 83.0)):
-        training = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
-        others.append({**plain, **trained, **training, "evaluations": [evaluation(perplexity)]})
-    page = Page(runs.run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
-    mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
-    assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
-    assert "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2" in page.text
-    assert "not significant" in page.text
-    assert not [cell for cell in page.attributes_of("td") if "best" in str(cell.get("class"))]
-    assert "Comparison of 4 runs" in page.text
-
-
 def test_the_report_shows_runs_without_results() -> None:
     run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluations": []}
     page = Page(runs.run_report([run]))
@@ -232,7 +215,7 @@ def test_learning_curves_need_two_evaluations() -> None:
 def test_key_figures_are_those_of_the_best_model_if_the_models_are_comparable() -> None:
     plain, adapted = two_runs()
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, adapted]))
-    assert labels[0] == ("hotels FactorCell, the lowest of 2: perplexity per word, test.csv", "72.00*")
+    assert labels[0] == ("hotels FactorCell, the lowest of 2 models: perplexity per word, test.csv", "72.00*")
     assert labels[1] == ("hotels FactorCell: gain over hotels unadapted", "+10.1% ")
     without_texts = {**adapted, "evaluations": [evaluation(72.0, figures={})]}
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, without_texts]))

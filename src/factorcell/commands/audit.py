@@ -4,13 +4,16 @@ import argparse
 
 from factorcell.commands import options, terminal
 from factorcell.evaluation.exposure import COMPLETION_SOURCES, READERS, SIGNIFICANCE_LEVEL, audit
+from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.model.run import Run
 
 
 def run_audit(arguments: argparse.Namespace) -> None:
     """Run `factorcell audit`."""
+    run = options.open_on_device(Run.open, arguments.run, arguments)
+    terminal.notify(*training_warnings([run]))
     result = audit(
-        options.open_on_device(Run.open, arguments.run, arguments),
+        run,
         arguments.table,
         alternatives=arguments.alternatives,
         unknown=arguments.unknown,

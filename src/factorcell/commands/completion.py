@@ -26,6 +26,7 @@ from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
+from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
@@ -35,6 +36,7 @@ COMPARED_POPULAR_TEXTS = 1500
 def run_complete(arguments: argparse.Namespace) -> None:
     """Run `factorcell complete`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
+    terminal.notify(*training_warnings([run]))
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     options.notify_rare_values(run.schema, context)
@@ -78,6 +80,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
 def run_tune_online(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune-online`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
+    terminal.notify(*training_warnings([run]))
     user_column = online.user_variable(run).source_column
     user_streams = replay_streams.read_streams(
         arguments.dev,
@@ -190,18 +193,21 @@ def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
         raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
 
 
-def _new_user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
+def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> User | None:
     """Return a new user who has entered the texts of `history`.
 
     Return None if the run does not distinguish users, or if `context` names a user.
     """
-    is_new_user = distinguishes_users(run) and run.config.data.user not in context
-    user = User.new(run) if is_new_user else None
-    if history is None:
-        return user
+    user_column = run.config.data.user
+    if history:
+        online.user_variable(run)  # raises an error if the run does not distinguish users
+        if user_column in context:
+            names_user = f"--context {user_column} names a user of the training table"
+            raise UserError(f"--history sets the earlier texts of a new user, but {names_user}; remove one of the two")
+    user = User.new(run) if distinguishes_users(run) and user_column not in context else None
     if user is None:
-        raise UserError("--history requires a run trained with --user, and no user in --context")
-    texts = list(filter(None, map(str.strip, history.split(";"))))
+        return None
+    texts = list(filter(None, map(str.strip, history)))
     for text in texts:
         user = learn_one(run, user, text)
     if private_count := len(texts) - user.text_count:

@@ -13,6 +13,7 @@ from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
 from factorcell.evaluation.likelihood_ratios import (
+    STRENGTHS,
     context_text,
     evidence_notices,
     explain,
@@ -28,6 +29,7 @@ from factorcell.reports.wording import readable_token, token_separator
 # Tokens that are more probable given the first context are blue; the others are orange and also underlined.
 BLUES = ((153, 16), (75, 16), (26, 231))
 ORANGES = ((223, 16), (215, 16), (166, 231))
+EQUAL_PRIORS = "probabilities of the contexts assume that all of them are equally frequent (uniform priors)"
 STRONG_RATIO = 9.0  # nats; a ratio that has the strongest mark
 
 Row = dict[str, Any]
@@ -112,12 +114,17 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
         second = mark_token(second_name, -STRONG_RATIO, has_colours=has_colours)
         legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
         terminal.show(terminal.join("", legend))
+        weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
+        levels = f"weak marks from {weak} nats, clear from {clear}, strong from {strong}"
+        terminal.show(f"{levels}; tokens without a mark are counted too; {EQUAL_PRIORS}")
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(context_names) == 2:
             _show_marked_tokens(row, context_names[0], has_colours)
         else:
             _show_posteriors(row, context_names)
+    if len(context_names) > 2:
+        terminal.notify(EQUAL_PRIORS)
 
 
 def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None:

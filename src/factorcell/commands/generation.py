@@ -1,6 +1,7 @@
 """The command `generate`, which generates texts for a context."""
 
 import argparse
+import functools
 import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -49,8 +50,11 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
 
 def run_generate(arguments: argparse.Namespace) -> None:
     """Run `factorcell generate`."""
-    run = options.open_on_device(Run.open, arguments.run, arguments)
+    open_run = functools.partial(Run.open, mixture=not arguments.no_ngram_mixture)
+    run = options.open_on_device(open_run, arguments.run, arguments)
     specified_columns = _generate(run, arguments)
+    if run.mixture is not None:
+        terminal.notify("the texts are those of the mixture with n-gram counts; --no-ngram-mixture leaves it out")
     if specified_columns and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
     elif run.model.is_adapted:

@@ -11,6 +11,7 @@ from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes, read_streams, replay
 from factorcell.config import UserError
 from factorcell.data.tables import table_name
+from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.reports import replay as replay_report
 
 
@@ -55,6 +56,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         precision=arguments.precision,
     )
+    terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows_path = arguments.out / "rows.jsonl"
     row_generator = replay(
@@ -65,6 +67,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     # The file may also have rows of other systems, which an earlier command replayed.
     rows = [row for row in files.read_rows(rows_path) if row["system"] in opened_systems]
     summary = replay_summary.summarise(rows, base_name, window=arguments.window, seed=arguments.seed)
+    summary["popular_texts"] = systems.count_popular_texts(opened_systems)
     files.write_json(arguments.out / "summary.json", summary)
     files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
     _show(summary, arguments)
@@ -75,4 +78,5 @@ def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
         return terminal.show_json(summary["rows"])
     terminal.show(f"{summary['queries']:,} queries of {summary['users']:,} users")
     terminal.show_table(*replay_report.replay_table(summary))
+    terminal.notify(*replay_report.popular_text_notices(summary))
     return terminal.notify(f"rows.jsonl, summary.json and report.html are in {arguments.out}")

@@ -27,7 +27,6 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
 from factorcell.limits import nearest_hint
 from factorcell.model.adapters import weight_adapters
-from factorcell.model.encoder import INITIAL_STD
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -119,15 +118,6 @@ class Embeddings:
                 similarity = float(similarities[other])  # the cosine, or minus the distance
                 results.append({**row, measure: similarity if measure == "cosine" else -similarity})
         return results
-
-    def noisy_values(self, values: Sequence[object]) -> list[str]:
-        """Return those of `values` whose vectors may be mostly the random numbers with which training began.
-
-        They are less than sqrt(2) times as large as an initial vector, so at least half of their variance may be noise.
-        """
-        sizes = np.sqrt((self.vectors**2).mean(1))
-        names = [self.values[self.row(value)] for value in values]
-        return [name for name in names if sizes[self.row(name)] < math.sqrt(2) * INITIAL_STD]
 
 
 def _has_embeddings(run: Run) -> bool:

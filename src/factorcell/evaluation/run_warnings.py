@@ -2,8 +2,9 @@
 
 The effect of removing the context is how much lower the perplexity of the run is with the context of each text than
 with the expected context, relative to the latter. It is measured at the end of training, on up to `MAX_TEXTS`
-development texts, and by `evaluate`, on other tables. The measurement with the most texts counts. A measurement is
-ignored if unknown users wrote all of its texts. The keys `gain`, `gain_low` and `gain_high` store the effect.
+development texts, and by `evaluate`, on other tables. The measurement with the most texts counts, except that one is
+ignored if unknown users wrote all of its texts; if there is no other one, a warning says so. The keys `gain`,
+`gain_low` and `gain_high` store the effect.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -161,15 +162,17 @@ def _warnings(runs: Iterable[Run], checks_effect: bool, advice: str) -> list[str
 
 
 def _insignificant_effect_reasons(run: Run) -> Iterator[str]:
-    """Yield a reason if the lower end of the interval of the measured effect is not above zero."""
+    """Yield a reason if the effect was measured only on texts of unknown users, or if it is not above zero.
+
+    An effect is above zero if the lower end of its interval is.
+    """
     measurements = [training_facts(run.folder).get("context") or {}]
     results = saved_results.read(run.folder)
     measurements += [result["evaluation"] for result in results if result.get("kind") == "evaluate"]
-    valid_measurements = [
-        row
-        for row in measurements
-        if row.get("over") is None and row.get("gain_low") is not None and not row.get("only_unknown_users")
-    ]
+    measured = [row for row in measurements if row.get("over") is None and row.get("gain_low") is not None]
+    valid_measurements = [row for row in measured if not row.get("only_unknown_users")]
+    if measured and not valid_measurements:
+        yield "the effect of its context is measured only on texts of unknown users"
     latest_first = reversed(valid_measurements)  # in case of ties, `max` returns the first one
     measurement = max(latest_first, key=lambda row: float(row["texts"]), default=None)
     if measurement and measurement["gain_low"] <= 0:

@@ -39,6 +39,7 @@ from factorcell.generation.sampling import (
 )
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioning
+from factorcell.model.model_card import has_mixture
 from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
@@ -265,7 +266,8 @@ def _report_unknown_share(share: UnknownShare) -> None:
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
     """Return the entries `run` and `options` of the rows of `generate`; options with default values are left out.
 
-    The options include the precision, because the same seed draws other texts in another precision.
+    The options include the precision, and whether the mixture of the run is left out, because the same seed then draws
+    other texts.
     """
     specified = {
         field.name: getattr(options, field.name)
@@ -275,6 +277,7 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
     specified = {name: list(value) if isinstance(value, tuple) else value for name, value in specified.items()}
     specified |= {"prompt": prompt} if prompt else {}
     specified |= {"precision": run.precision} if run.precision != FLOAT32 else {}
+    specified |= {"no_ngram_mixture": True} if run.mixture is None and has_mixture(run) else {}
     return {"run": run.folder.name, "options": specified}
 
 

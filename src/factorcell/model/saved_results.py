@@ -124,6 +124,11 @@ def classifier_name(priors: str, is_combined: bool) -> str:
     return f"model, {priors} priors" + (", combined with a linear classifier" if is_combined else "")
 
 
+def is_model(scores: Mapping[str, Any]) -> bool:
+    """Return whether the classifier of an accuracy is the model of the run, possibly combined with a linear one."""
+    return str(scores["classifier"]).startswith("model,")
+
+
 def _accuracies(row: files.Row) -> list[files.Row]:
     """Return a row with the name, `classifier`, and the accuracy of each classifier of a result of `classify`.
 
@@ -134,9 +139,13 @@ def _accuracies(row: files.Row) -> list[files.Row]:
     name = classifier_name(row.get("priors", "uniform"), bool(row.get("combination_weights")))
     settings = [f", {row['samples']:,} samples"] if row.get("samples") else []
     settings += [", calibrated"] if "temperature" in row else []
-    shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key", "predictor")}
+    shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key")}
+    predictor = {"predictor": row.get("predictor")}  # other classifiers, such as the linear one, do not use the run
     chosen = {**row, "classifier": name + "".join(settings), "figure": f"accuracy, {name}"}
-    others = ({**shared, **other, "figure": f"accuracy, {other['classifier']}"} for other in row.get("others", ()))
+    others = [
+        {**shared, **(predictor if is_model(other) else {}), **other, "figure": f"accuracy, {other['classifier']}"}
+        for other in row.get("others", ())
+    ]
     return [chosen, *others]
 
 

@@ -105,8 +105,8 @@ def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | No
 
 def accuracy_key(row: Row) -> tuple[Any, ...]:
     """Return the key of an accuracy: target, table, number of texts, and "model", "combined" or "other"."""
-    is_model, is_combined = row["classifier"].startswith("model,"), "combined" in row["classifier"]
-    kind = ("combined" if is_combined else "model") if is_model else "other"
+    is_combined = "combined" in row["classifier"]
+    kind = ("combined" if is_combined else "model") if saved_results.is_model(row) else "other"
     return row.get("target"), row.get("table"), row.get("texts"), kind
 
 

@@ -103,16 +103,21 @@ def run_report(runs: Sequence[Row]) -> str:
 def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
     """Group the trainings of the same model: those on the same texts with the same options except for the seed.
 
+    Trainings with the same seed are not repetitions, because something else distinguishes them, such as the schedule of
+    a training with a time limit; each of them is a model of its own.
     Unadapted models come first, because the other models are compared with the first one; n-gram models come last. The
     trainings of a model are in the order of their seeds.
     """
     models: dict[str, list[Row]] = {}
+    seeds_of_models: set[tuple[str, Any]] = set()
     for index, run in enumerate(runs):
         config = {section: dict(options) for section, options in run["config"].items()}
-        for name in ("seed", "threads", "device"):
-            config.get("training", {}).pop(name, None)
+        seed, *_ = [config.get("training", {}).pop(name, None) for name in ("seed", "threads", "device")]
         # A run whose training is unknown is a model of its own.
         model_key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(index)
+        if (model_key, seed) in seeds_of_models:
+            model_key = str(index)
+        seeds_of_models.add((model_key, seed))
         models.setdefault(model_key, []).append(run)
     for trainings in models.values():
         trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
@@ -183,7 +188,7 @@ def _compared_figures(compared: _Compared) -> list[tuple[str, str]]:
         is_comparable = all(row.get(difference) is not None and not row.get(f"{difference}_bound") for row in rows[1:])
         if len(rows) > 1 and is_comparable:
             best = (max if higher_is_better else min)(rows, key=lambda row: float(row[name]))
-            rank = f"the {'highest' if higher_is_better else 'lowest'} of {len(rows)}"
+            rank = f"the {'highest' if higher_is_better else 'lowest'} of {len(rows)} models"
             label = f"{best['model']}, {rank}: {compared.name(name, best)}"
             figures.append((format_figure(best, name, FIGURE_FORMATS[name]), label))
             if text := format_difference(difference, best):

@@ -64,6 +64,14 @@ def test_a_mixture_is_tuned_by_its_own_perplexity() -> None:
     np.testing.assert_allclose(progressive_sums(learner, streams(run)), expected_sums, rtol=1e-5)
 
 
+def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("factorcell.progress.FIRST_DELAY", 0.0)
+    run = make_letters(data=CITY, spread=0.8)
+    for rule, title in ((LearningRule("sgd", 0.0), "without learning"), (LearningRule("sgd", 0.05), "sgd 0.05")):
+        progressive_sums(Learner(run, rule), streams(run), progress=True)
+        assert capsys.readouterr().err.startswith(f"{title}: 0 of 6 texts of each user, ")
+
+
 def test_rules_have_intervals_over_users() -> None:
     run = make_letters(data=CITY, spread=0.8)
     many_rows = [{**row, "city": f"{row['city']} {copy}"} for copy in range(8) for row in ROWS]

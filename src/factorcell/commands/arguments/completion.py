@@ -15,8 +15,8 @@ def add_complete_arguments(parser: Parser) -> None:
     help_text = "complete each line of standard input and print a row of JSON for it"
     parser.add_argument("--stdin", action="store_true", help=help_text)
     options.add_context(parser)
-    help_text = "earlier texts of the user, learned in this order"
-    parser.add_argument("--history", metavar="TEXT;TEXT", help=help_text)
+    help_text = "earlier text of the user (repeatable; the texts are learned in this order)"
+    parser.add_argument("--history", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = "show what the model, the popular texts and the history add to each score, "
     help_text += "and which popular texts the history made more probable"
     parser.add_argument("--explain", action="store_true", help=help_text)

@@ -1,6 +1,6 @@
 """The completion systems that a replay compares, by name.
 
-mpc        most popular completion: the training texts that begin with the prefix, the most frequent first
+mpc        most popular completion: the popular texts of the run that begin with the prefix, the most frequent first
 history    the earlier texts of the user; newer texts have larger weights
 plain      a run without online learning, for the unknown user
 online     a run that learns the vector of each user, text by text
@@ -297,6 +297,27 @@ def open_systems(
         else:
             systems[name] = Unpersonalised(completer, user_column)
     return systems
+
+
+def find_runs(systems: Mapping[str, System]) -> list[Run]:
+    """Return the runs that the systems read, each once."""
+    runs = {}
+    for system in systems.values():
+        if isinstance(system, Personalised):
+            runs[system.learner.run.folder] = system.learner.run
+        elif isinstance(system, Unpersonalised):
+            runs[system.completer.run.folder] = system.completer.run
+    return list(runs.values())
+
+
+def count_popular_texts(systems: Mapping[str, System]) -> dict[str, int]:
+    """Return, for each system that suggests popular texts, the number of these texts."""
+    counts = {}
+    for name, system in systems.items():
+        source = system.suggester if isinstance(system, Personalised) else system
+        if isinstance(source, Blend | MostPopular) and source.popularity is not None:
+            counts[name] = len(source.popularity)
+    return counts
 
 
 def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:

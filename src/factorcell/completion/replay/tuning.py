@@ -45,7 +45,8 @@ def progressive_sums(learner: Learner, streams: Sequence[Stream], progress: bool
     users, sums = {stream.user: learner.new() for stream in streams}, np.zeros((len(streams), 2))
     indices = {stream.user: index for index, stream in enumerate(streams)}
     longest = max((len(stream.rows) for stream in streams), default=0)
-    positions = progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False)
+    title = str(learner.rule) if learner.rule.rate else "without learning"
+    positions = progress_bar(range(longest), desc=title, unit="texts of each user", show=progress, leave=False)
     for position in positions:
         remaining = [stream for stream in streams if len(stream.rows) > position]
         for start in range(0, len(remaining), BATCH_SIZE):
