@@ -106,7 +106,8 @@ def detection_scores(classification: Classification, lengths: NDArray[np.int64])
     """
     perplexities = np.exp(-classification.log_posterior / np.maximum(1, lengths)[:, None])
     deviations = perplexities.std(1, keepdims=True)
-    return (perplexities.mean(1, keepdims=True) - perplexities) / np.where(deviations > 0, deviations, 1.0)
+    scores: NDArray[np.float64] = perplexities.mean(1, keepdims=True) - perplexities
+    return scores / np.where(deviations > 0, deviations, 1.0)
 
 
 def detection_figures(classification: Classification, scores: NDArray[np.float64]) -> Measurement:

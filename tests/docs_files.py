@@ -14,6 +14,7 @@ from factorcell.config import Config
 
 ROWS = 300  # enough that none of the five ratings is rare
 HOTELS = ["Hotel Deca - A Noble House Hotel", *(f"Hotel {number}" for number in range(9))]
+BASE = "./models/SmolLM2-135M"  # the pretrained model of the pages
 COMMUNITIES = {"nba": "sport", "nfl": "sport", "Python": "code", "PHP": "code", "germany": "land", "norge": "land"}
 TEXT_PAIRS = {
     1: ("the room was dirty !", "i will never stay here again ."),
@@ -119,6 +120,41 @@ def write_tables(folder: Path) -> None:
     csv.write_csv(pa.Table.from_pylist(chains), folder / "hotels.csv")
     (folder / "review.txt").write_text("the room was dirty !\ni will stay here again .\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+
+
+def write_base(folder: Path) -> None:
+    """Write a small Transformer with random weights, and its tokenizer, under the name of the pretrained model."""
+    import tokenizers
+    import torch
+    import transformers
+
+    library_tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library_tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    library_tokenizer.train_from_iterator([text for pair in TEXT_PAIRS.values() for text in pair], trainer)
+    unknown, start, end = specials
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library_tokenizer, unk_token=unknown, bos_token=start, eos_token=end
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=library_tokenizer.get_vocab_size(),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def write_lists(folder: Path) -> None:

@@ -234,11 +234,12 @@ def docs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def options_of_commands() -> dict[str, set[str]]:
-    """The options of every command, including those of its subcommands."""
-    options = {}
+    """The options of every command, including those of its subcommands and of a Transformer as backbone."""
+    options, kinds = {}, ((), ("--base", "llama"))
     for command in ROOT_COMMAND.subcommands:
         paths = [[command.name, sub.name] for sub in command.subcommands] or [[command.name]]
-        options[command.name] = {option for words in paths for option in make_parser(find_commands(words)).flags}
+        parsers = (make_parser(find_commands(path), words) for path in paths for words in kinds)
+        options[command.name] = {option for parser in parsers for option in parser.flags}
     return options
 
 
@@ -254,6 +255,8 @@ def test_code_of_the_page_runs(page: Path, docs_folder: Path, tmp_path: Path, mo
     for name in ("MAX_PASSES", "MAX_WORD_PASSES"):
         monkeypatch.setattr(rules, name, 0.1)  # for blocks that do not set the number of passes
     names: dict[str, Any] = {"__name__": page.stem}
+    if docs_files.BASE in page.read_text(encoding="utf-8"):
+        docs_files.write_base(folder / docs_files.BASE)
     for block in blocks(page.read_text(encoding="utf-8")):
         if not block.has_reason:
             RUNNERS[block.language](block.code, names, f"{page.name}:{block.line}")

@@ -140,7 +140,7 @@ def test_an_option_of_another_kind_is_unknown(installed: Path, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("registered")
 def test_an_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="unknown backbone 'transformer'; choose from recurrent, growing"):
+    with pytest.raises(UserError, match="unknown backbone 'transformer'; choose from recurrent, huggingface, growing"):
         Config.of(backbone="transformer")
 
 

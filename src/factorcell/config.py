@@ -32,6 +32,7 @@ from factorcell.option_fields import (
     SoftmaxOptions,
     WordOptions,
     check_fields,
+    kinds_of_base,
     options_class,
     rate_option,
 )
@@ -298,7 +299,8 @@ class Config:
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        kinds = {section: str(options.pop(section, self.kinds[section])) for section in OPTION_KINDS}
+        defaults = self.kinds | (kinds_of_base(str(options["base"])) if "base" in options else {})
+        kinds = {section: str(options.pop(section, defaults[section])) for section in OPTION_KINDS}
         types = section_types(kinds)
         new_values: dict[str, dict[str, Any]] = {section: {} for section in types}
         for name, value in options.items():

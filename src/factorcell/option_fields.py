@@ -5,6 +5,7 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 """
 
 import dataclasses
+import os
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,6 +189,13 @@ class BpeOptions(TokenizerOptions):
 
 
 @dataclass(frozen=True)
+class PretrainedTokenizerOptions(TokenizerOptions):
+    """Options of the tokenizer of the pretrained model that `base` names; its vocabulary is fixed."""
+
+    kind: str = "pretrained"
+
+
+@dataclass(frozen=True)
 class RecurrentOptions(KindOptions):
     """Options of the backbone with recurrent layers."""
 
@@ -208,6 +216,44 @@ class RecurrentOptions(KindOptions):
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
     dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero")
+
+
+@dataclass(frozen=True)
+class HuggingFaceOptions(KindOptions):
+    """Options of the backbone that is a causal language model of the Hugging Face library `transformers`."""
+
+    kind: str = "huggingface"
+    base: str = option(
+        "llama",
+        "pretrained model: the name of a model on the hub, a folder such as ./model, or a GGUF file; or the "
+        "architecture of a new model, such as llama, gpt2 or qwen2",
+        metavar="MODEL",
+    )
+    base_digest: str = option(
+        "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
+    )
+    train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
+    base_precision: str = option(
+        "auto",
+        "number type of the frozen weights of a pretrained model; auto: bfloat16 if the device has instructions for it",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    target_modules: tuple[str, ...] = option(
+        (),
+        "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
+        metavar="NAME",
+    )
+    prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
+    layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
+    hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
+    heads: int = int_option(0, "attention heads of a new model; 0: one per 64 numbers of the vectors", 0, MAX_SIZE)
+    dropout_input: float = rate_option("dropout rate of the token embeddings")
+    dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether `base` names a pretrained model: a name with a slash, or a GGUF file; others are architectures."""
+        return "/" in self.base or os.sep in self.base or self.base.endswith(".gguf")
 
 
 @dataclass(frozen=True)
@@ -235,8 +281,9 @@ OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
         "char": CharacterOptions,
         "grapheme": GraphemeOptions,
         "bpe": BpeOptions,
+        "pretrained": PretrainedTokenizerOptions,
     },
-    "backbone": {"recurrent": RecurrentOptions},
+    "backbone": {"recurrent": RecurrentOptions, "huggingface": HuggingFaceOptions},
     "head": {"softmax": SoftmaxOptions},
 }
 EXTENSIBLE = {
@@ -245,10 +292,19 @@ EXTENSIBLE = {
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
 KIND_HELP = {
-    "tokenizer": "how text is split into tokens: words, parts between spaces, characters, graphemes or pieces of words",
+    "tokenizer": (
+        "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a "
+        "pretrained model does"
+    ),
     "backbone": "network that turns the tokens read so far into a vector",
     "head": "network that turns the vector of the backbone into probabilities of the next token",
 }
+
+
+def kinds_of_base(base: str) -> dict[str, str]:
+    """Return the kinds, by section, that the option `base` selects if no others are specified."""
+    kinds = {"backbone": HuggingFaceOptions.kind}
+    return kinds | ({"tokenizer": "pretrained"} if HuggingFaceOptions(base=base).is_pretrained else {})
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
+from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.data.tokenizer import TOKENIZERS as CLASSES
 from factorcell.data.tokenizer import Tokenizer, new_tokenizer
+from factorcell.option_fields import PretrainedTokenizerOptions
 from tests.plugins import PieceOptions, Pieces
 
 TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "", "don't!! 3.50"]
@@ -25,7 +27,16 @@ def pairs_of(letters: str) -> Tokenizer:
     return Pieces(PieceOptions(length=2), [first + second for first in letters for second in ("", *letters)])
 
 
-TOKENIZERS: dict[str, Tokenizer] = {**{kind: of_kind(kind) for kind in CLASSES}, "pairs": pairs_of("abc ")}
+def pretrained() -> Tokenizer:
+    """Return the tokenizer of pieces as that of a pretrained model."""
+    return PretrainedTokenizer.from_contents(PretrainedTokenizerOptions(), of_kind("bpe").contents())
+
+
+TOKENIZERS: dict[str, Tokenizer] = {
+    **{kind: of_kind(kind) for kind in CLASSES if kind != "pretrained"},
+    "pretrained": pretrained(),
+    "pairs": pairs_of("abc "),
+}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -1,7 +1,7 @@
 """Tests of the contract of backbones, for all recurrent cells and a backbone whose state is a growing list."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from factorcell.model.backbone import Backbone, BackboneSizes
+from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.option_fields import CELLS, RecurrentOptions
+from factorcell.option_fields import CELLS, HuggingFaceOptions, RecurrentOptions
 from tests.plugins import Growing, GrowingOptions
 
 B, T, E, H, K = 4, 5, 3, 6, 2
@@ -25,8 +26,18 @@ def recurrent(**options: Any) -> Callable[[int], Any]:
     return lambda context: RecurrentBackbone(RecurrentOptions(hidden_size=H, **options), sizes(context))
 
 
+def transformer(base: str, **options: Any) -> Callable[[int], Any]:
+    options = {"layers": 2, "hidden_size": 8, "heads": 2, **options}
+    return lambda context: HuggingFaceBackbone(
+        HuggingFaceOptions(base=base, **options), replace(sizes(context), inputs=8)
+    )
+
+
 BACKBONES: dict[str, Callable[[int], Any]] = {
     **{cell: recurrent(cell=cell) for cell in CELLS},
+    **{base: transformer(base) for base in ("gpt2", "llama", "qwen2", "gemma", "mistral")},
+    "llama with a prefix": transformer("llama", prefix_vectors=3),
+    "llama with one adapted map": transformer("llama", target_modules=("q_proj",)),
     "two layers": recurrent(layers=2, layer_norm=True),
     "growing": lambda context: Growing(GrowingOptions(width=H), sizes(context)),
 }
@@ -66,14 +77,15 @@ def make_setup(name: str, context: int) -> Setup:
     backbone = BACKBONES[name](context).eval()
     for parameter in backbone.parameters():
         torch.nn.init.normal_(parameter, 0, 0.5)
-    return Setup(backbone, torch.randn(B, T, E), backbone.condition(torch.randn(B, context)))
+    inputs = backbone.size if isinstance(backbone, HuggingFaceBackbone) else E
+    return Setup(backbone, torch.randn(B, T, inputs), backbone.condition(torch.randn(B, context)))
 
 
 def test_steps_equal_forward(setup: Setup) -> None:
     start = setup.backbone.start(setup.conditions, B)
     whole, last = setup.backbone.forward(setup.inputs, setup.conditions, start)
     vectors, state = setup.read(T)
-    assert whole.shape == (B, T, setup.backbone.size) == (B, T, H)
+    assert whole.shape == (B, T, setup.backbone.size)
     torch.testing.assert_close(torch.stack(vectors, 1), whole)
     every = torch.arange(B)
     torch.testing.assert_close(setup.next_vectors(state, every), setup.next_vectors(last, every))
@@ -111,7 +123,7 @@ def test_states_can_be_selected_concatenated_and_stored(setup: Setup) -> None:
 def test_state_without_texts_works(setup: Setup) -> None:
     _, state = setup.read(2)
     none = torch.zeros(0, dtype=torch.long)
-    assert setup.next_vectors(state.select(none), none).shape == (0, H)
+    assert setup.next_vectors(state.select(none), none).shape == (0, setup.backbone.size)
 
 
 def test_folding_does_not_change_vectors(setup: Setup) -> None:
@@ -149,7 +161,7 @@ def test_vectors_depend_on_earlier_tokens_only(setup: Setup) -> None:
     start = setup.backbone.start(setup.conditions, B)
     before, _ = setup.backbone.forward(setup.inputs, setup.conditions, start)
     changed = setup.inputs.clone()
-    changed[:, 3:] += 1
+    changed[:, 3:, 0] += 1  # layer normalization would remove a change of all numbers
     changed[0] += 1
     after, _ = setup.backbone.forward(changed, setup.conditions, start)
     torch.testing.assert_close(after[1:, :3], before[1:, :3])

@@ -81,7 +81,7 @@ def value_or_mean(variable: Variable, values: list[float], row: int) -> float:
 def logits_by_equation(output: SoftmaxHead, text: int, hidden: Tensor, inputs: dict[str, Any]) -> list[float]:
     logits = []
     for token in range(V):
-        parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
+        parts = output.embedding[token].detach() * output.project(hidden).detach()
         score = sum(parts.tolist())
         score += float(output.bias[token].detach()) + bias_by_equation(output, inputs, text, token)
         logits.append(-float("inf") if token == START else score)

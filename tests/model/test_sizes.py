@@ -48,7 +48,6 @@ def test_tensor_shapes_equal_those_of_the_model(options: dict[str, Any]) -> None
         shapes = sizes.tensor_shapes(config, 60, schema)
         assert torch.equal(torch.get_rng_state(), before)
         assert shapes == {name: tuple(tensor.shape) for name, tensor in model.saved_tensors().items()}
-        assert sizes.parameter_count(shapes) == model.parameter_count()
 
 
 @pytest.mark.parametrize(

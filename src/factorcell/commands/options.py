@@ -26,7 +26,7 @@ from factorcell.config import (
     selected_kinds,
 )
 from factorcell.extensions import NONE
-from factorcell.option_fields import KIND_HELP, OPTION_KINDS
+from factorcell.option_fields import KIND_HELP, OPTION_KINDS, kinds_of_base
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
@@ -74,17 +74,17 @@ def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.F
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
     values: dict[str, str] = {}  # option -> value
-    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config")}
+    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", "base")}
     for word, next_word in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
-    config_path = values.pop("config", "")
+    config_path, base = values.pop("config", ""), values.pop("base", "")
     kinds_in_file: dict[str, str] = {}
     with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
         sections = input_files.read_options_file(Path(config_path)) if config_path else {}
         kinds_in_file = selected_kinds(sections)
-    return kinds_in_file | values
+    return kinds_in_file | (kinds_of_base(base) if base else {}) | values
 
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
@@ -123,7 +123,8 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     Options on the command line override the options that --model sets; both override the --config file.
     """
     file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
-    chosen_kinds = {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
+    chosen_kinds = kinds_of_base(arguments.base) if hasattr(arguments, "base") else {}
+    chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
         if kind != file_options.get(section, {}).get("kind"):

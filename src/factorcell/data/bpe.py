@@ -21,7 +21,7 @@ import regex
 from factorcell.config import UserError
 from factorcell.data.base_tokenizer import Tokenizer
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
-from factorcell.option_fields import BpeOptions
+from factorcell.option_fields import BpeOptions, TokenizerOptions
 
 if TYPE_CHECKING:
     import tokenizers
@@ -81,7 +81,7 @@ class BpeTokenizer(Tokenizer):
         UserError: The tokens do not stand for bytes, or the special ids are not three ids of the vocabulary.
     """
 
-    Options = BpeOptions
+    Options: ClassVar[type[TokenizerOptions]] = BpeOptions
     FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json", "special_tokens_map.json")
     is_subword = True
     unit = "piece"

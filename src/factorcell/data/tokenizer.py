@@ -19,11 +19,13 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.base_tokenizer import Tokenizer as Tokenizer
 from factorcell.data.bpe import BpeTokenizer
+from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.option_fields import (
     EXTENSIBLE,
     KIND_CHECKS,
     CharacterOptions,
     GraphemeOptions,
+    PretrainedTokenizerOptions,
     SpaceOptions,
     TokenizerOptions,
     WordOptions,
@@ -130,6 +132,7 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "char": CharacterTokenizer,
     "grapheme": GraphemeTokenizer,
     "bpe": BpeTokenizer,
+    "pretrained": PretrainedTokenizer,
 }
 
 
@@ -159,7 +162,9 @@ def tokenizer_files() -> tuple[str, ...]:
 
 
 def new_tokenizer(config: Config) -> Tokenizer:
-    """Return a tokenizer of the kind that `config` selects, without a vocabulary."""
+    """Return a tokenizer of the kind that `config` selects; only that of a pretrained model has a vocabulary."""
+    if config.tokenizer.kind == PretrainedTokenizerOptions.kind:
+        return PretrainedTokenizer.of_base(config)
     return tokenizer_class(config.tokenizer.kind)(config.tokenizer)
 
 

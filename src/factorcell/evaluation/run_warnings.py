@@ -21,6 +21,7 @@ from factorcell.model import saved_results, training_state
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import EFFECT
 from factorcell.model.scoring import Scorer
+from factorcell.model.used_options import used_options
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
 EFFECT_MEANING = "how much lower the perplexity is with it"
@@ -93,7 +94,7 @@ def training_difference(run: Scorer, baseline: Scorer) -> str | None:
     """Return a sentence about differences between two trainings that a gain includes, in addition to the context.
 
     These are the number of training targets that each model read (only of runs without fine-tuning, if they differ by
-    more than 1 %), and the sizes of embeddings and layers. The result is None without such a difference.
+    more than 1 %), the backbones, and the sizes of embeddings and layers. The result is None without such a difference.
     """
     if not (isinstance(run, Run) and isinstance(baseline, Run)):
         return None
@@ -129,10 +130,11 @@ def format_targets(count: int) -> str:
 
 
 def _sizes(run: Run) -> Row:
-    """Return the sizes of the embeddings and of the layers of a run, by the names of their options."""
-    backbone: Row = asdict(run.config.backbone)
-    layers: Row = {name: backbone[name] for name in ("layers", "hidden_size") if name in backbone}
-    return {"embedding_size": run.config.model.embedding_size, **layers}
+    """Return the kind and the base of the backbone of a run, and the sizes of its layers, by names of options."""
+    options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
+    names = [name for name in ("embedding_size", "layers", "hidden_size", "base") if name in options]
+    sizes = {name: options[name] for name in used_options(names, run.config, run.schema)}
+    return {"backbone": run.config.backbone.kind, **sizes}
 
 
 def find_warnings(runs: Iterable[Run]) -> list[str]:

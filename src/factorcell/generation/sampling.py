@@ -209,7 +209,7 @@ class _CompiledTask:
         """Read the last token of each text; return the new state, the next tokens, and their log probabilities."""
         with torch.inference_mode():
             vectors, state = self.read(texts)
-            projected = vectors @ self.head.projection
+            projected = self.head.project(vectors)
             tokens, log_probs = next_tokens(projected, self.table, self.bias, texts.context_rows, forbidden, request)
             # The difference of two log probabilities is that of the logits of the tokens.
             pairs = torch.stack([tokens[:, 0], torch.full_like(tokens[:, 0], self.model.specials.unknown)], dim=1)

@@ -99,7 +99,10 @@ class AdaptedLinear(nn.Module):
         inputs = x if has_steps else x[:, None]  # (B, T, D)
         y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
-            y = y + (inputs @ shift.left) @ shift.right
+            factor = inputs @ shift.left
+            is_shared = len(shift.right) != len(factor)  # one context for all inputs
+            # `baddbmm` needs no temporary array of the size of y.
+            y = y + factor @ shift.right if is_shared else torch.baddbmm(y, factor, shift.right)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)

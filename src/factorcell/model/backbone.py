@@ -93,9 +93,15 @@ class Backbone(nn.Module):
 
     Options: ClassVar[type[KindOptions]] = KindOptions
     size: int  # H, which `__init__` of a subclass must set
+    max_tokens: int | None = None  # largest number of tokens of a text, with the start token; None: any number
 
     def __init__(self, options: Any, sizes: BackboneSizes) -> None:
         super().__init__()
+
+    @classmethod
+    def embedding_size(cls, options: Any) -> int | None:
+        """Return the size of token embeddings that a backbone with these `options` needs; by default None: any size."""
+        return None
 
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
         """Return the `Conditions` of B contexts.
@@ -142,6 +148,17 @@ class Backbone(nn.Module):
     def footprint(self) -> Footprint:
         """Estimate how many values this backbone stores; by default, those of one layer of its size."""
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
+
+    def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Return the token embeddings (V, E) of the input and of the output layer if the backbone is pretrained.
+
+        By default return None: the language model creates the embeddings.
+        """
+        return None
+
+    def output_bias(self, vocabulary_size: int) -> Tensor | None:
+        """Return the bias (V,) of the output layer if the backbone is pretrained and has one; by default None."""
+        return None
 
     def pack(self) -> Any:
         """Return weights in a form with which reading few texts is faster; by default None: there is no such form."""

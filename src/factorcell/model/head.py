@@ -27,6 +27,9 @@ class HeadSizes:
         schema: The context variables; empty if the head is not adapted.
         variable_sizes: Sizes of the embeddings of the context variables, in the order of the encoder.
         specials: The ids of special tokens. The start token is never predicted.
+        is_pretrained: Whether the token embeddings are the output layer of a pretrained model, so that the logits are
+            their products with the vectors.
+        bias: The bias (V,) of that layer; None if it has none.
     """
 
     vector_size: int
@@ -34,6 +37,8 @@ class HeadSizes:
     schema: ContextSchema
     variable_sizes: tuple[int, ...]
     specials: Specials
+    is_pretrained: bool = False
+    bias: Tensor | None = None
 
 
 class Head(nn.Module):
@@ -41,7 +46,8 @@ class Head(nn.Module):
 
     Args:
         options: An instance of `Options`, the options of this kind.
-        embedding: The token embeddings (V, E) of the input layer, which a head may share.
+        embedding: The token embeddings (V, E) of the input layer, which a head may share; of a pretrained backbone,
+            those of its output layer.
         sizes: Sizes, variables and special tokens that the rest of the model determines.
     """
 

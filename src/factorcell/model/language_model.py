@@ -7,7 +7,7 @@ Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -15,24 +15,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from factorcell import pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.context import Context, IdLists
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
+from factorcell.model import precision
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
-from factorcell.model.devices import compute_on_one_thread_after_fork
+from factorcell.model.devices import compute_on_one_thread_after_fork, find_device
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadSizes
+from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.initial import normal
 from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
+from factorcell.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
-BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
+BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone, "huggingface": HuggingFaceBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 
@@ -53,6 +56,29 @@ class Conditioning:
     def select(self, rows: Tensor) -> "Conditioning":
         """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
+
+
+def with_identified_base(config: Config) -> Config:
+    """Return `config` with the digest of the weights of a pretrained backbone, and the number type of its weights."""
+    backbone = config.backbone
+    if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
+        return config
+    backbone = pretrained.identify(backbone)
+    if backbone.base_precision == precision.AUTO:
+        has_bfloat16 = not backbone.train_base and precision.is_supported(find_device(config.training.device))
+        number_type = precision.BFLOAT16 if has_bfloat16 else precision.FLOAT32
+        backbone = replace(backbone, base_precision=number_type)
+    return replace(config, backbone=backbone)
+
+
+def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> None:
+    """Raise `UserError` if a backbone that reads at most `limit` tokens cannot read the longest text."""
+    max_tokens = config.data.max_tokens
+    if limit is not None and max_tokens + prefix_length > limit:
+        raise UserError(
+            f"max_tokens: expected at most {limit - prefix_length:,}, because the base reads at most {limit:,} tokens "
+            f"with prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
+        )
 
 
 def head_class(kind: str) -> type[Head]:
@@ -82,18 +108,31 @@ class LanguageModel(nn.Module):
         adapt = weight_adapters(model) if embedded.variables else ()
         has_encoder = bool(embedded.variables and (adapt or model.output_bias))
         self.encoder = ContextEncoder(model, embedded) if has_encoder else None
-        self.prefix = Prefix(embedded, model.embedding_size) if embedded.variables and PREFIX in model.adapt else None
-        self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)
-        self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
-        context_size = model.context_size if self.encoder else 0
-        sizes = BackboneSizes(model.embedding_size, context_size, adapt, model.rank)
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
+        embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
+        self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
+        self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)
+        self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
+        context_size = model.context_size if self.encoder else 0
+        sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
-        head_schema = embedded if self.encoder else ContextSchema()
-        variable_sizes = tuple(self.encoder.variable_sizes) if self.encoder else ()
-        self.head: Head = head_class(config.head.kind)(
-            config.head, self.embedding, HeadSizes(self.backbone.size, model, head_schema, variable_sizes, specials)
+        code_count = 0 if self.prefix is None else len(embedded.variables)
+        prompt_tokens = config.data.max_prompt_tokens * len(schema.prompts)
+        _check_max_tokens(config, self.backbone.max_tokens, code_count + prompt_tokens)
+        output_table, is_pretrained = self.embedding, False
+        if (tables := self.backbone.token_tables(vocabulary_size)) is not None:
+            (self.embedding, output_table), is_pretrained = tables, True
+        head_sizes = HeadSizes(
+            vector_size=self.backbone.size,
+            model=model,
+            schema=embedded if self.encoder else ContextSchema(),
+            variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
+            specials=specials,
+            is_pretrained=is_pretrained,
+            bias=self.backbone.output_bias(vocabulary_size),
         )
+        self.head: Head = head_class(config.head.kind)(config.head, output_table, head_sizes)
+        self._frozen_names = frozenset(name for name, value in self.named_parameters() if not value.requires_grad)
 
     @property
     def device(self) -> torch.device:
@@ -205,10 +244,14 @@ class LanguageModel(nn.Module):
             for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
         ]
         positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
-        (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
-        embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
-        conditioning = conditioning or self.condition(batch.context, embed=embed)
-        inputs = F.embedding(positions[:, :-1], embedding_rows)
+        if self.head.row_tables()[0][0] is self.embedding:
+            (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+            embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
+            conditioning = conditioning or self.condition(batch.context, embed=embed)
+            inputs = F.embedding(positions[:, :-1], embedding_rows)
+        else:
+            conditioning = conditioning or self.condition(batch.context)
+            inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
         nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
@@ -231,12 +274,28 @@ class LanguageModel(nn.Module):
         return self.head.log_probabilities(vectors, conditioning.head), next_state
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias."""
+        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias.
+
+        The weights of a pretrained model are excluded unless they are trained.
+        """
         persistent_names = self.state_dict().keys()
         return {
-            **dict(self.named_parameters()),
+            **self.own_parameters(),
             **{name: buffer for name, buffer in self.named_buffers() if name in persistent_names},
         }
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, without those of a pretrained model that is not trained."""
+        return {name: value for name, value in self.named_parameters() if name not in self._frozen_names}
+
+    def describe_size(self) -> str:
+        """Return the number of parameters as a text, and how many of them are trained if some are not."""
+        count, trained = self.parameter_count(), self.trained_count()
+        return f"{count:,} parameters" + (f", of which {trained:,} are trained" if trained < count else "")
+
+    def trained_count(self) -> int:
+        """Return the number of values in the parameters that training can change."""
+        return sum(parameter.numel() for parameter in self.own_parameters().values())
 
     def parameter_count(self) -> int:
         """Return the number of values in all parameters."""

@@ -43,10 +43,12 @@ def render(run: Run) -> str:
 
 
 def _describe_model(run: Run) -> str:
-    backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
+    options = asdict(run.config.backbone)
+    option_names = [name for name in used_options(options, run.config, run.schema) if options[name]]
+    description = ", ".join(f"{name} {_format_option(options[name])}" for name in option_names)
     sentences = [
-        f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
-        f"{run.config.tokenizer.kind}, embeddings of {run.config.model.embedding_size} and a backbone ({backbone})."
+        f"A language model of {run.model.describe_size()} with the tokenizer {run.config.tokenizer.kind}, "
+        f"embeddings of {run.model.embedding.shape[1]} and a backbone ({escape_markdown(description)})."
     ]
     if run.model.is_adapted:
         sentences.append(_describe_adaptation(run))
@@ -59,6 +61,10 @@ def _describe_model(run: Run) -> str:
             f"The run predicts with a mixture of this neural model and n-gram counts of its training texts{names}."
         )
     return " ".join(sentences)
+
+
+def _format_option(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _describe_adaptation(run: Run) -> str:

@@ -130,8 +130,13 @@ class SoftmaxHead(Head):
         super().__init__(options, embedding, sizes)
         vocabulary_size, embedding_size = embedding.shape
         self.embedding = embedding
-        self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
-        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
+        self.is_pretrained = sizes.is_pretrained
+        self.projection = (
+            None
+            if self.is_pretrained
+            else nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
+        )
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size) if sizes.bias is None else sizes.bias.clone())
         names = sizes.model.output_bias if sizes.schema.variables else ()  # of the adapted biases
         self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and bool(sizes.schema.categories)
@@ -141,8 +146,13 @@ class SoftmaxHead(Head):
         self.register_buffer("start_mask", start_mask, persistent=False)
 
     def initialize(self, log_probs: Tensor) -> None:
-        """Set the bias to the log probabilities (V,) of the tokens."""
-        self.bias.copy_(log_probs)
+        """Set the bias to the log probabilities (V,) of the tokens, unless the head is pretrained."""
+        if not self.is_pretrained:
+            self.bias.copy_(log_probs)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return P h (..., E) of hidden states (..., H); a pretrained head has no projection."""
+        return hidden if self.projection is None else hidden @ self.projection
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
         """Compute the inputs of the adapted biases of B contexts.
@@ -196,7 +206,7 @@ class SoftmaxHead(Head):
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
         """Return log probabilities (B, V) of the next token after `hidden` (B, H) in B contexts."""
         bias = self.fold(context_bias).bias if context_bias.bias is None else context_bias.bias
-        return F.log_softmax(torch.addmm(cast(Tensor, bias), hidden @ self.projection, self.embedding.T), dim=-1)
+        return F.log_softmax(torch.addmm(cast(Tensor, bias), self.project(hidden), self.embedding.T), dim=-1)
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
         """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
@@ -258,7 +268,7 @@ class SoftmaxHead(Head):
 
     def _logit_factors(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product is the logits with low-rank biases."""
-        projected, (embedding, *_) = hidden @ self.projection, tables
+        projected, (embedding, *_) = self.project(hidden), tables
         low_rank = [
             (bias_features[:, None].expand(-1, hidden.shape[1], -1), coefficients)
             for name, bias_features, coefficients in self._bias_factors(features, tables)

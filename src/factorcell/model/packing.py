@@ -129,7 +129,7 @@ class PackedModel(CheckedArrays):
             "embedding": embedding.clone(),
             "inputs": _pack(inputs, lanes),
             "weight": _pack(weight, lanes),
-            "projection": _pack(head.projection.detach(), lanes),
+            "projection": _pack(cast(Tensor, head.projection).detach(), lanes),
             "table": _pack(embedding.T, lanes),
         }
         if cell.gain is not None and cell.offset is not None:

@@ -27,7 +27,7 @@ from factorcell.lazy import PublicFunction
 from factorcell.model import sizes, training_state
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
-from factorcell.model.language_model import LanguageModel
+from factorcell.model.language_model import LanguageModel, with_identified_base
 from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 from factorcell.model.reading import TextModel
@@ -111,7 +111,7 @@ class Run(TextModel):
         Raises:
             UserError: The folder is not empty, or training the model does not fit into memory.
         """
-        folder = Path(folder)
+        folder, config = Path(folder), with_identified_base(config)
         sizes.check_memory(config, len(tokenizer), schema, for_training=True)
         files.create_new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)

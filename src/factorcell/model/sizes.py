@@ -7,8 +7,6 @@ seven values per parameter: the parameter, its gradient, two moments of Adam, an
 checkpoint. The estimate is at most three times too high.
 """
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -46,18 +44,15 @@ def tensor_shapes(config: Config, vocabulary_size: int, schema: ContextSchema) -
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def parameter_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of parameter values in stored tensors with these `shapes`, which excludes Bloom filters."""
-    return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(".bits"))
-
-
 def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *, for_training: bool = False) -> None:
     """Raise `UserError` if a model does not fit into memory, or if `for_training`, if training it does not fit."""
-    shapes = tensor_shapes(config, vocabulary_size, schema)
-    parameters = parameter_count(shapes)
-    filter_bytes = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".bits"))
+    model = meta_model(config, vocabulary_size, schema)
+    parameters, trained = model.parameter_count(), model.trained_count()
+    filters = (tensor for name, tensor in model.saved_tensors().items() if name.endswith(".bits"))
+    filter_bytes = sum(tensor.numel() for tensor in filters)
+    values = parameters - trained + trained * (TRAINING_VALUES if for_training else 1)
     description = f"{'training ' if for_training else ''}a model of {parameters:,} parameters"
-    memory.check(FLOAT_BYTES * parameters * (TRAINING_VALUES if for_training else 1) + filter_bytes, description)
+    memory.check(FLOAT_BYTES * values + filter_bytes, description)
 
 
 def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
@@ -70,9 +65,10 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     batch_tokens = min(tokens, training.batch_tokens + longest_text)
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
-    token_values = batch_tokens * (4 * config.model.embedding_size + backbone.token)
+    token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
     sample_values = 6 * training.samples if training.loss != "full" else 0
-    parameter_values = TRAINING_VALUES * model.parameter_count()
+    trained = model.trained_count()
+    parameter_values = model.parameter_count() - trained + TRAINING_VALUES * trained
     return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + sample_values)
 
 

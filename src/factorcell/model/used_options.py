@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from factorcell.config import Config
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import find_adapter, weight_adapters
-from factorcell.option_fields import PREFIX
+from factorcell.option_fields import PREFIX, HuggingFaceOptions
 
 
 def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:
@@ -35,4 +35,15 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "max_prompt_tokens": bool(schema.prompts),
         "samples": config.training.loss == "sampled",
     }
-    return {name for name, value in is_used.items() if not value}
+    return {name for name, value in is_used.items() if not value} | options_unused_by_backbone(config)
+
+
+def options_unused_by_backbone(config: Config) -> set[str]:
+    """Return the options that a model with the backbone of this config does not use."""
+    backbone = config.backbone
+    if not isinstance(backbone, HuggingFaceOptions):
+        return set()
+    unused = {"embedding_size"}
+    if backbone.is_pretrained:
+        return unused | {"layers", "hidden_size", "heads"} | ({"base_precision"} if backbone.train_base else set())
+    return unused | {"base_digest", "train_base", "base_precision"}

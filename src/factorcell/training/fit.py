@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files, lock
+from factorcell import files, lock, pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
@@ -21,8 +21,10 @@ from factorcell.evaluation.run_warnings import format_context_effect, measure_co
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
+from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
+from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import (
@@ -83,7 +85,7 @@ def fit(
         corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if should_resume:
             run = Run.open(folder, trained=False)
-            check_resumable(run, resumed_plan(config, run.config).config, corpus)
+            check_resumable(run, with_identified_base(resumed_plan(config, run.config).config), corpus)
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
@@ -141,7 +143,7 @@ def train_with_notices(
     emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
-    emit_notice(notify, f"{run.model.parameter_count():,} parameters")
+    emit_notice(notify, run.model.describe_size())
     for line in data_warnings(corpus, dev):
         emit_notice(notify, line)
     was_complete = resume and (run.folder / "training.json").exists()
@@ -214,6 +216,8 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
 
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
+    if isinstance(config.backbone, HuggingFaceOptions):
+        pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)

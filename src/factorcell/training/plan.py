@@ -16,6 +16,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
+from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 from factorcell.training.schedule import MIN_TRAINING_SHARE, Progress, TimeLimit
@@ -196,6 +197,9 @@ def _with_defaults(
     config = config_with_defaults(specified)
     # The counts would reproduce what single users wrote.
     defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
+    if isinstance(config.backbone, HuggingFaceOptions):
+        for section, options in rules.transformer_options(config.backbone).items():
+            defaults[section] |= options
     if not head_class(config.head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
     complete = {section: {**options} for section, options in specified.items()}

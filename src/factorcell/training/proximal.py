@@ -38,8 +38,8 @@ from factorcell.model.run import Run
 # The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the
 # first part whose pattern matches.
 PARTS = {
-    "embedding": r"embedding",
-    "context": r"encoder\.|prefix\.|backbone\..*\badapters\.",
+    "embedding": r"embedding|head\.embedding",
+    "context": r"encoder\.|prefix\.|backbone\.(offset$|prefix$|.*\badapters\.)",
     "backbone": r"backbone\.",
     "output_bias": r"head\.(bias|adapters\.|hashed\.)",
     "projection": r"head\.",
@@ -54,14 +54,16 @@ def part_of(parameter: str) -> str:
 
 def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
     """Return the parts with these names in the order of `PARTS`; raise `UserError` if the model lacks one of them."""
-    existing = {part_of(name) for name, _ in model.named_parameters()}
+    existing = {part_of(name) for name in model.own_parameters()}
     selected = {check_choice("part", name, (ALL, *PARTS)) for name in names}
     if ALL in selected:
         selected = existing
     for name in PARTS:
         if name in selected - existing:
             listing = ", ".join(part for part in PARTS if part in existing)
-            raise UserError(f"this model has no part {name!r}; it has {listing}")
+            is_frozen = name in {part_of(parameter) for parameter, _ in model.named_parameters()}
+            reason = " that is trained, because its base is frozen" if is_frozen else ""
+            raise UserError(f"this model has no part {name!r}{reason}; it has {listing}")
     return tuple(name for name in PARTS if name in selected)
 
 
@@ -101,7 +103,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     softmax bias, if these options are set.
     """
     if start and start.l1:
-        parameters = run.model.named_parameters()
+        parameters = run.model.own_parameters().items()
         return {parameter: Penalty(start.values[name].to(parameter.device), start.l1) for name, parameter in parameters}
     penalty_of: Penalties = {}
     training = run.config.training
@@ -171,13 +173,13 @@ class StartingPoint:
         with torch.no_grad():
             for name, tensor in model.saved_tensors().items():
                 tensor.copy_(self.values[name])
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.own_parameters().items():
             parameter.requires_grad_(part_of(name) in self.parts)
 
     def count_moved(self, model: LanguageModel) -> list[files.Row]:
         """Return a row per trained part: the number of its weights (`values`), and how many left w0 (`moved`)."""
         rows: dict[str, files.Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.own_parameters().items():
             if row := rows.get(part_of(name)):
                 row["values"] += parameter.numel()
                 row["moved"] += int((parameter.detach().cpu() != self.values[name]).sum())

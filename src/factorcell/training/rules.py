@@ -10,6 +10,7 @@ from typing import Any
 from factorcell.choices import PRESETS
 from factorcell.config import check_choice
 from factorcell.data.corpus import Corpus
+from factorcell.option_fields import HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
@@ -26,6 +27,18 @@ MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a trai
 USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
+
+# Options of a model with a Transformer, which differ from those of a recurrent model. They are usual values; a study of
+# learning rates is still to be made.
+NEW_TRANSFORMER: Options = {
+    "backbone": {"hidden_size": 256},
+    "training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01},
+}
+FROZEN_TRANSFORMER: Options = {
+    "model": {"context_size": 8, "variable_size": 8, "rank": 8},
+    "training": {"learning_rate": 1e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
+}
+TRAINED_BASE: Options = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,15 @@ def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | 
             **_evaluation_options(facts, epochs),
         },
     }
+
+
+def transformer_options(backbone: HuggingFaceOptions) -> Options:
+    """Return the options of a training with a Transformer that replace those of `default_options`."""
+    if not backbone.is_pretrained:
+        return NEW_TRANSFORMER
+    if not backbone.train_base:
+        return FROZEN_TRANSFORMER
+    return {section: options | TRAINED_BASE.get(section, {}) for section, options in FROZEN_TRANSFORMER.items()}
 
 
 def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from factorcell import input_files
 from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, check_choice
 from factorcell.model.adapters import find_adapter
-from factorcell.option_fields import PREFIX, RecurrentOptions, SoftmaxOptions
+from factorcell.model.base_models import HEAD_SIZE
+from factorcell.model.used_options import options_unused_by_backbone
+from factorcell.option_fields import PREFIX, HuggingFaceOptions, RecurrentOptions, SoftmaxOptions
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -55,14 +57,25 @@ DEFAULT: Space = {
     "weight_decay": Range(0.0, 0.03),
 }
 
+# Ranges of options of a Transformer that differ from those of a recurrent model.
+TRANSFORMER_SIZES = (128, 192, 256, 384)
+ADAPTER_RATES = Range(1e-4, 5e-3, log=True)  # learning rates of the adapters of a frozen base
+BASE_RATES = Range(1e-5, 5e-4, log=True)  # learning rates of a pretrained base
+
+SEARCHED_CLASSES = {"backbone": (RecurrentOptions, HuggingFaceOptions), "head": (SoftmaxOptions,)}
 # The options that may be searched, by section, with their types. The perplexities of trials with different values of
 # these options are comparable. `adapt` is omitted, because the model determines it.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: hint for name, hint in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
     **{
-        section: {name: hint for name, hint in typing.get_type_hints(option_class).items() if name != "kind"}
-        for section, option_class in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
+        section: {
+            name: hint
+            for option_class in option_classes
+            for name, hint in typing.get_type_hints(option_class).items()
+            if name != "kind"
+        }
+        for section, option_classes in SEARCHED_CLASSES.items()
     },
     "training": typing.get_type_hints(TrainingConfig),
 }
@@ -109,13 +122,28 @@ def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
 
 
 def applicable(space: Space, config: Config) -> Space:
-    """Return the space without the default ranges of options that a model with this config does not have."""
+    """Return the space without the default ranges of options that a model with this config does not have or use.
+
+    The default ranges of a Transformer replace those of a recurrent model.
+    """
+    defaults, unused = dict(DEFAULT), set[str]()
+    if isinstance(config.backbone, HuggingFaceOptions):
+        unused = options_unused_by_backbone(config)
+        unit = 2 * config.backbone.heads or HEAD_SIZE
+        sizes = sorted({max(unit, size // unit * unit) for size in TRANSFORMER_SIZES})
+        defaults["hidden_size"] = tuple(sizes)
+        if config.backbone.is_pretrained:
+            defaults["learning_rate"] = BASE_RATES if config.backbone.train_base else ADAPTER_RATES
 
     def is_applicable(name: str, values: Range | tuple[Choice, ...]) -> bool:
         is_default = values is DEFAULT.get(name)
-        return not is_default or hasattr(getattr(config, SECTIONS[name]), name)
+        return not is_default or (hasattr(getattr(config, SECTIONS[name]), name) and name not in unused)
 
-    return {name: values for name, values in space.items() if is_applicable(name, values)}
+    return {
+        name: defaults[name] if values is DEFAULT.get(name) else values
+        for name, values in space.items()
+        if is_applicable(name, values)
+    }
 
 
 def check(space: Space, config: Config) -> None:

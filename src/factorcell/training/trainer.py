@@ -93,7 +93,7 @@ class Trainer:
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
         self.progress, self.raises_if_not_finite = Progress(), True
         self.stop = Stop()
-        self.parameters = dict(run.model.named_parameters())
+        self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
@@ -360,7 +360,7 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                saved_moments = {key: tensors[f"{name}:{key}"].to(parameter.device) for key in keys}
+                saved_moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
                 if moments := self._moments(parameter):
                     for key in moments.keys() & saved_moments.keys():
                         moments[key].copy_(saved_moments[key])
@@ -368,6 +368,13 @@ class Trainer:
                     self.optimizer.state[parameter] = saved_moments
             for number, row_optimizer in enumerate(self.row_optimizers):
                 row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
+
+
+def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return `tensor` on the device of `parameter`, and in its memory layout, which fused Adam assumes."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device)
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
 def _gradient_or_zeros(tensor: Tensor) -> Tensor:

@@ -1,0 +1,168 @@
+"""Causal language models of the Hugging Face library `transformers`, as bases of adapted models.
+
+A base is pretrained (`factorcell.pretrained`), or a new model of a named architecture with random weights.
+"""
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from factorcell import pretrained
+from factorcell.config import UserError
+from factorcell.model.precision import BFLOAT16
+from factorcell.option_fields import HuggingFaceOptions
+from factorcell.pretrained import (
+    INSTALL,
+    Source,
+    find_source,
+    first_line,
+    offline,
+    quiet,
+    read_config,
+    transformers,
+    wrong_digest_error,
+)
+
+HEAD_SIZE = 64  # numbers per attention head of a new model
+FEED_FORWARD_FACTOR = 8 / 3  # size of the layer inside the feed-forward network, divided by the size of the vectors
+
+
+def new_base(options: HuggingFaceOptions) -> Any:
+    """Return a causal language model of `transformers` with the weights of its base, or with random weights.
+
+    If PyTorch's default device is "meta", the model has no weights.
+
+    Raises:
+        UserError: The base is missing, is not a causal language model, or has other weights than training recorded.
+    """
+    if not options.is_pretrained:
+        try:
+            config = new_config(options)
+            pretrained.check_supported(config, f"base {options.base!r}")
+            return _from_config(config)
+        except UserError:
+            raise
+        except Exception as error:  # architectures refuse sizes with errors of many kinds
+            raise UserError(f"base {options.base!r}: cannot be created ({first_line(error)})") from None
+    source = find_source(options.base)
+    if torch.get_default_device().type == "meta":
+        return _from_config(read_config(source))
+    is_bfloat16 = options.base_precision == BFLOAT16 and not options.train_base
+    precision = torch.bfloat16 if is_bfloat16 else torch.float32
+    model = _load(source, source.version(), options.base_digest, precision)
+    if options.train_base:
+        return copy.deepcopy(model)
+    # All models of this process share the memory of frozen weights.
+    return copy.deepcopy(
+        model, {id(parameter): nn.Parameter(parameter.data, requires_grad=False) for parameter in model.parameters()}
+    )
+
+
+@functools.lru_cache(maxsize=1)  # a training opens its base several times: to measure speed, and to train
+def _load(source: Source, version: tuple[int, ...], digest: str, precision: torch.dtype) -> Any:
+    """Return the pretrained model with these files, whose digest must be `digest` if it is not empty."""
+    library = transformers()
+    if digest and (actual_digest := source.digest()) != digest:
+        raise wrong_digest_error(source, digest, actual_digest)
+    try:
+        with offline(), quiet(library):
+            return library.AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                gguf_file=source.gguf_file,
+                config=read_config(source),
+                dtype=precision,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True if source.gguf_file is None else None,
+                attn_implementation="sdpa",
+            )
+    except ImportError as error:
+        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
+
+
+def new_config(options: HuggingFaceOptions) -> Any:
+    """Return the `transformers` config of a new model of the architecture `options.base`.
+
+    Raises:
+        UserError: There is no such architecture, or the sizes do not fit together.
+    """
+    library = transformers()
+    if options.base not in library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        folder_hint = f"; write ./{options.base} for the folder" if Path(options.base).is_dir() else ""
+        raise UserError(
+            f"base {options.base!r}: expected a folder such as ./model, a GGUF file, the name of a model on the hub "
+            f"such as HuggingFaceTB/SmolLM2-135M, or an architecture such as llama, gpt2 or qwen2{folder_hint}"
+        )
+    heads = options.heads or max(1, options.hidden_size // HEAD_SIZE)
+    if options.hidden_size % (2 * heads):
+        raise UserError(
+            f"hidden_size: expected a multiple of 2 * heads ({2 * heads}) for a new Transformer, got "
+            f"{options.hidden_size}"
+        )
+    sizes = {
+        "vocab_size": 1,  # the language model has its own embeddings of tokens
+        "hidden_size": options.hidden_size,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": options.hidden_size // heads,
+        "intermediate_size": 16 * round(options.hidden_size * FEED_FORWARD_FACTOR / 16) or 16,
+    }
+    config_class = library.AutoConfig.for_model(options.base).__class__
+    config = config_class()
+    names = {name: config_class.attribute_map.get(name, name) for name in sizes}
+    known_sizes = {names[name]: value for name, value in sizes.items() if hasattr(config, names[name])}
+    return config_class(
+        **known_sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+
+
+def check_causal(base: nn.Module, name: str) -> None:
+    """Raise `UserError` if vectors of the model `base` depend on later tokens, or if it has no cache of all tokens."""
+    size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
+    inputs = torch.ones(1, 3, size, dtype=next(base.parameters()).dtype)
+    changed = inputs.clone()
+    changed[:, 2, 0] = 2.0
+    cache = transformers().DynamicCache()
+    was_training = base.training
+    try:
+        with torch.no_grad():
+            base.eval()
+            first, second = (base(inputs_embeds=values).last_hidden_state[:, :2] for values in (inputs, changed))
+            base(inputs_embeds=inputs, cache=cache, use_cache=True)
+    except Exception as error:  # architectures without embeddings as inputs or without a cache fail in many ways
+        raise UserError(f"base {name!r}: this architecture is not supported ({first_line(error)})") from None
+    base.train(was_training)
+    if not torch.equal(first, second):
+        raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
+    if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
+        raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
+
+
+def output_bias(model: Any) -> Tensor | None:
+    """Return the bias of the output layer of a model, or None."""
+    bias: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
+    return bias
+
+
+def linear_maps(layers: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield the parent, the name and the module of each linear map in `layers`: `nn.Linear` and GPT-2's `Conv1D`."""
+    from transformers.pytorch_utils import Conv1D
+
+    for module in list(layers.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, (nn.Linear, Conv1D)):
+                yield module, name, child
+
+
+def _from_config(config: Any) -> Any:
+    library = transformers()
+    with quiet(library):
+        return library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")

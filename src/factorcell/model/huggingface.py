@@ -1,0 +1,285 @@
+"""The backbone that is a causal language model of the Hugging Face library `transformers`.
+
+The linear maps of its attention and feed-forward networks become `AdaptedLinear` maps, whose weights the context
+changes. The context vector of these maps ends with a constant 1, so a change that all contexts share (a LoRA, Hu et al.
+2021) is part of every change. All changes are zero before training; therefore training starts exactly at the base.
+
+Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
+"""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from factorcell import pretrained
+from factorcell.config import UserError
+from factorcell.model import base_models
+from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
+from factorcell.model.adapters import Shift
+from factorcell.model.attention_cache import CacheState
+from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
+from factorcell.model.dropout import apply_dropout
+from factorcell.model.initial import normal
+from factorcell.option_fields import HuggingFaceOptions
+
+PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token embeddings in `transformers`
+
+# The shifts of all projections in the pass that the current thread computes. The modules of `transformers` do not pass
+# additional arguments to their linear maps; a context variable keeps passes of several threads apart.
+_SHIFTS: ContextVar[tuple[Shift, ...]] = ContextVar("shifts", default=())
+
+
+class Projection(AdaptedLinear):
+    """A linear map of a Transformer, whose shift the backbone sets for the duration of a pass.
+
+    Args:
+        linear: The map of `transformers`, whose weights become those of this map.
+        number: The index of this map in the shifts of a pass.
+        sizes: Size of the context and the adapters.
+    """
+
+    def __init__(self, linear: nn.Module, number: int, sizes: BackboneSizes) -> None:
+        weight, bias = cast(nn.Parameter, linear.weight), cast(nn.Parameter | None, linear.bias)
+        # `nn.Linear` stores W as (O, D), and Conv1D as (D, O).
+        matrix = weight.data.T if isinstance(linear, nn.Linear) else weight.data
+        inputs, outputs = matrix.shape
+        super().__init__(
+            inputs, outputs, sizes.context, adapt=sizes.adapt, rank=sizes.rank, bias=bias is not None, weight=matrix
+        )
+        if bias is not None:
+            self.bias = nn.Parameter(bias.data)
+        self.number = number
+        self.start_unadapted()
+
+    def start_unadapted(self) -> None:
+        """Set the last factor of every adapter to zero, so that the map starts as that of the base."""
+        for adapter in self.adapters.values():
+            nn.init.zeros_(cast(nn.Parameter, adapter.right if hasattr(adapter, "right") else adapter.weight))
+
+    def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
+        if shift is None:
+            shifts = _SHIFTS.get()
+            shift = shifts[self.number] if shifts else UNCHANGED
+        return super().forward(x, shift)
+
+
+@dataclass(frozen=True)
+class TransformerConditions:
+    """What B contexts determine.
+
+    Attributes:
+        shifts: The shift of each projection.
+        offset: A change (B, E) of the last vectors, or None.
+        prefix: Vectors (B, P, E) that are read before each text, or None.
+        dtype: The number type of the vectors.
+    """
+
+    shifts: tuple[Shift, ...]
+    offset: Tensor | None = None
+    prefix: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    def select(self, rows: Tensor) -> "TransformerConditions":
+        return TransformerConditions(
+            tuple(shift.select(rows) for shift in self.shifts),
+            None if self.offset is None else self.offset[rows],
+            None if self.prefix is None else self.prefix[rows],
+            self.dtype,
+        )
+
+
+class HuggingFaceBackbone(Backbone):
+    """A causal language model of `transformers` without its output layer."""
+
+    Options = HuggingFaceOptions
+
+    def __init__(self, options: HuggingFaceOptions, sizes: BackboneSizes) -> None:
+        super().__init__(options, sizes)
+        model = base_models.new_base(options)
+        config = model.config.get_text_config(decoder=True)
+        self.options, self.size = options, int(config.hidden_size)
+        self.is_pretrained = options.is_pretrained
+        table_size = model.get_input_embeddings().weight.shape[1]
+        if table_size != self.size:
+            raise UserError(
+                f"base {options.base!r}: expected embeddings of the size of the vectors, {self.size}, got {table_size}"
+            )
+        self.max_positions = int(getattr(config, "max_position_embeddings", 0)) or None
+        self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
+        self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self._output_bias = base_models.output_bias(model)
+        self.input_scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
+        self.base = model.base_model
+        if not self._tables[0].is_meta:
+            base_models.check_causal(self.base, options.base)
+        self.base.set_input_embeddings(nn.Identity())
+        self.is_frozen = self.is_pretrained and not options.train_base
+        self.base.requires_grad_(not self.is_frozen)
+        self.context_size = sizes.context
+        # The context vector is followed by a constant 1. A frozen base is always adapted, or nothing could be trained.
+        adapt = sizes.adapt or (("factor",) if self.is_frozen else ())
+        sizes = replace(sizes, context=sizes.context + 1, adapt=adapt)
+        self.projections = self._adapt(sizes)
+        self.has_constant = bool(adapt) or options.prefix_vectors > 0
+        self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in adapt else None
+        count = options.prefix_vectors
+        self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
+
+    @classmethod
+    def embedding_size(cls, options: HuggingFaceOptions) -> int:
+        """Return the size of the vectors of the base."""
+        if not options.is_pretrained:
+            return options.hidden_size
+        config = pretrained.read_config(pretrained.find_source(options.base))
+        return int(config.get_text_config(decoder=True).hidden_size)
+
+    def _adapt(self, sizes: BackboneSizes) -> list[Projection]:
+        """Replace the linear maps of the layers by projections, with adapters where the options say so."""
+        targets = self.options.target_modules
+        projections: list[Projection] = []
+        maps = list(base_models.linear_maps(self.base))
+        names = sorted({name for _, name, _ in maps})
+        if unknown := sorted(set(targets) - set(names)):
+            raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
+        for parent, name, linear in maps:
+            if not targets or name in targets:
+                projection = Projection(linear, len(projections), sizes)
+                for parameter in (projection.weight, projection.bias):
+                    if parameter is not None:
+                        parameter.requires_grad_(not self.is_frozen)
+                setattr(parent, name, projection)
+                projections.append(projection)
+        return projections
+
+    def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+        """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
+
+        They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
+        Ids that the model does not have, such as a start token of its own, get the embedding of the end of a text.
+        """
+        if not self.is_pretrained:
+            return None
+        is_tied = self._tables[0] is self._tables[1]
+        inputs = self._complete_table(self._tables[0], vocabulary_size)
+        return inputs, inputs if is_tied else self._complete_table(self._tables[1], vocabulary_size)
+
+    def _complete_table(self, table: Tensor, vocabulary_size: int) -> nn.Parameter:
+        """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32."""
+        missing_count = vocabulary_size - len(table)
+        rows = table.detach().float()[:vocabulary_size]
+        if missing_count > 0:
+            end = self.base.config.get_text_config(decoder=True).eos_token_id
+            end = end[0] if isinstance(end, list) else end or 0
+            rows = torch.cat([rows, rows[[end] * missing_count]])
+        return nn.Parameter(rows, requires_grad=not self.is_frozen)
+
+    def output_bias(self, vocabulary_size: int) -> Tensor | None:
+        """Return the bias (V,) of the output layer of a pretrained model; None if it has none."""
+        if not self.is_pretrained or self._output_bias is None:
+            return None
+        bias = self._output_bias.detach().float()
+        return torch.cat([bias, bias.new_zeros(max(0, vocabulary_size - len(bias)))])[:vocabulary_size]
+
+    def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
+        if not self.has_constant:
+            return TransformerConditions((), dtype=vector.dtype)
+        vector = torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
+        shifts = tuple(_cast(projection.condition(vector), projection.weight.dtype) for projection in self.projections)
+        offset = None if self.offset is None else vector @ self.offset
+        prefix = None if self.prefix is None else torch.einsum("bk,kpe->bpe", vector, self.prefix)
+        return TransformerConditions(shifts, offset, prefix, vector.dtype)
+
+    def fold(self, conditions: TransformerConditions, shared: bool = False) -> TransformerConditions:
+        """Multiply the shifts of one context into the weights; a copy of the weights per context would be too large."""
+        if not shared or not conditions.shifts:
+            return conditions
+        maps = zip(self.projections, conditions.shifts, strict=True)
+        return replace(conditions, shifts=tuple(projection.fold(shift, shared) for projection, shift in maps))
+
+    def start(self, conditions: TransformerConditions, count: int) -> CacheState:
+        state = CacheState(torch.zeros(count, dtype=torch.int64, device=self.projections[0].weight.device))
+        if conditions.prefix is None:
+            return state
+        prefix = conditions.prefix.expand(count, -1, -1)
+        _, state = self._read(prefix, conditions, state, None)
+        return state
+
+    def forward(
+        self, inputs: Tensor, conditions: TransformerConditions, state: CacheState, lengths: Tensor | None = None
+    ) -> tuple[Tensor, CacheState]:
+        if self.training:
+            inputs = apply_dropout(inputs, self.options.dropout_input, False)
+        vectors, next_state = self._read(inputs, conditions, state, lengths)
+        if self.training:
+            vectors = apply_dropout(vectors, self.options.dropout_output, False)
+        return vectors, next_state
+
+    def step(self, inputs: Tensor, conditions: TransformerConditions, state: CacheState) -> tuple[Tensor, CacheState]:
+        vectors, next_state = self._read(inputs[:, None], conditions, state, None)
+        return vectors[:, 0], next_state
+
+    def _read(
+        self, inputs: Tensor, conditions: TransformerConditions, state: CacheState, lengths: Tensor | None
+    ) -> tuple[Tensor, CacheState]:
+        from transformers import DynamicCache
+
+        count, steps, _ = inputs.shape
+        positions = state.lengths[:, None] + torch.arange(steps, device=inputs.device)
+        if self.max_positions is not None and state.width + steps > self.max_positions:
+            raise UserError(
+                f"a text has more tokens than the base can read: expected at most {self.max_positions:,} with the "
+                f"start token and prefixes, got {state.width + steps:,}; shorten it or lower max_tokens"
+            )
+        if not inputs.numel():
+            return inputs, state
+        is_stored = state.is_stored()
+        mask = None
+        if is_stored is not None:
+            mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
+        cache = DynamicCache(state.layers or None)
+        token = _SHIFTS.set(conditions.shifts)
+        try:
+            outputs = self.base(
+                inputs_embeds=(inputs * self.input_scale).to(self.projections[0].weight.dtype),
+                attention_mask=mask,
+                position_ids=positions,
+                cache=cache,
+                use_cache=True,
+            )
+        finally:
+            _SHIFTS.reset(token)
+        vectors = outputs.last_hidden_state.to(conditions.dtype)
+        if conditions.offset is not None:
+            vectors = vectors + conditions.offset[:, None]
+        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        return vectors, state.after(layers, lengths)
+
+    def footprint(self) -> Footprint:
+        """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
+        config = self.base.config.get_text_config(decoder=True)
+        outputs = sum(projection.weight.shape[1] for projection in self.projections)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        zero = torch.zeros(1, self.context_size, device="meta")
+        conditions = sum(shift.values_per_context() for shift in self.condition(zero).shifts)
+        return Footprint(
+            token=3 * outputs + 12 * self.size * config.num_hidden_layers,
+            text=2 * conditions,
+            state=2 * config.num_hidden_layers * heads * head_size,
+            conditions=conditions,
+        )
+
+    def adapted_share(self) -> float:
+        zero = torch.zeros(1, self.context_size, device=self.projections[0].weight.device)
+        values = sum(shift.values_per_context() for shift in self.condition(zero).shifts)
+        return values / sum(projection.weight.numel() for projection in self.projections)
+
+
+def _cast(shift: Shift, dtype: torch.dtype) -> Shift:
+    """Return `shift` in `dtype`."""
+    parts: Sequence[str] = ("left", "right", "bias", "scale")
+    return Shift(**{part: None if (value := getattr(shift, part)) is None else value.to(dtype) for part in parts})

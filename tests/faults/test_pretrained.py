@@ -1,0 +1,215 @@
+"""Unusable pretrained models, altered runs and texts that are too long are refused in one line, without the network."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from factorcell import files
+from factorcell.commands.main import main
+from tests.pretrained_models import write_pretrained, write_tokenizer
+
+TEXTS = ("the sea is cold", "sun and sand", "a cold sea")
+OPTIONS = (
+    "--context city --user user --max-tokens 20 --min-context-count 1 --min-user-count 1 --context-size 2 "
+    "--variable-size 2 --rank 1 --epochs 0.5 --evaluations 1 --precision float32 --threads 1"
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a pretrained model, an encoder, and runs with pretrained and with new tokenizers."""
+    path = tmp_path_factory.mktemp("pretrained")
+    files.write_rows(path / "texts.jsonl", [{"text": text, "city": c, "user": c} for text in TEXTS for c in "ab"] * 4)
+    write_pretrained(path / "base", TEXTS)
+    write_tokenizer(path / "bert", TEXTS, 300)
+    config = transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=300)
+    transformers.BertModel(config).save_pretrained(path / "bert")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        assert main(f"train texts.jsonl --out run --base ./base {OPTIONS}".split()) == 0
+        new = "--base gpt2 --layers 1 --hidden-size 8 --tokenizer bpe --max-vocabulary 260"
+        assert main(f"train texts.jsonl --out new {new} {OPTIONS}".split()) == 0
+    return path
+
+
+@pytest.fixture
+def folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder, in a process that cannot use the network."""
+    path = Path(shutil.copytree(source, tmp_path / "copy"))
+    for name in ("run", "new"):
+        config = path / name / "config.json"
+        content = files.read_json(config)
+        if "base" in content["backbone"] and name == "run":
+            content["backbone"]["base"] = str(path / "base")
+            files.write_json(config, content)
+    monkeypatch.chdir(path)
+
+    def refuse(*_arguments: Any) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return path
+
+
+def refusal(words: str | list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """Return the error of a command, after checking that it is one line."""
+    capfd.readouterr()
+    assert main(words.split() if isinstance(words, str) else words) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("Notice: ")]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("factorcell: ")
+    return lines[0]
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def remove_tokenizer(folder: Path) -> None:
+    for path in (folder / "base").glob("tokenizer*"):
+        path.unlink()
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+WEIGHTS, TOKENIZER, CONFIG = "base/model.safetensors", "base/tokenizer.json", "base/config.json"
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "cut weights": (lambda folder: cut(folder / WEIGHTS), "base: cannot be loaded"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "expected weights in files *.safetensors"),
+    "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "base: cannot be loaded"),
+    "a huge header": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 8 + b"{}"), "base: cannot be loaded"),
+    "a damaged tokenizer": (lambda folder: cut(folder / TOKENIZER), "the tokenizer of the model cannot be read"),
+    "a nested tokenizer": (lambda folder: (folder / TOKENIZER).write_text("[" * 10_000), "tokenizer"),
+    "an empty tokenizer": (lambda folder: (folder / TOKENIZER).write_text("{}"), "tokenizer"),
+    "no tokenizer": (remove_tokenizer, "tokenizer"),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "config.json"),
+    "a damaged config": (lambda folder: cut(folder / CONFIG), "cannot be read"),
+    "a list as config": (lambda folder: (folder / CONFIG).write_text("[]"), "cannot be read"),
+    "an unknown architecture": (lambda folder: change_config(folder, model_type="elephant"), "cannot be read"),
+    "code in the folder": (
+        lambda folder: change_config(
+            folder, model_type="elephant", auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+        ),
+        "cannot be read",
+    ),
+    "a billion layers": (lambda folder: change_config(folder, num_hidden_layers=10**9), "num_hidden_layers"),
+    "huge vectors": (lambda folder: change_config(folder, hidden_size=10**9), "GiB of memory"),
+    "other sizes": (lambda folder: change_config(folder, hidden_size=32), "base"),
+    "logits that are not linear": (
+        lambda folder: change_config(folder, final_logit_softcapping=3.0),
+        "models with final_logit_softcapping are not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_base_is_refused(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    damage, message = DAMAGE[name]
+    (folder / "base" / "code.py").write_text("open('executed', 'w')")
+    damage(folder)
+    assert message in refusal(f"train texts.jsonl --out other --base ./base {OPTIONS}", capfd)
+    assert not (folder / "executed").exists()
+
+
+GGUF_FILES = {
+    "empty": b"",
+    "no header": b"text" * 9,
+    "zeros": b"GGUF" + bytes(20),
+    "huge counts": b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16 + bytes(64),
+    "a cut header": b"GGUF\x03\x00",
+}
+
+
+@pytest.mark.parametrize("name", GGUF_FILES)
+def test_a_damaged_gguf_file_is_refused(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.gguf").write_bytes(GGUF_FILES[name])
+    assert "model.gguf" in refusal(f"train texts.jsonl --out other --base model.gguf {OPTIONS}", capfd)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--base ./bert", "expected a causal language model"),
+        ("--base bert --hidden-size 8", "expected a causal language model"),
+        ("--base ./nowhere", "no such file or folder"),
+        ("--base ./base --target-modules elephant", "target_modules: expected some of down_proj"),
+        ("--base ./base --target-modules lm_head", "target_modules: expected some of down_proj"),
+        ("--base ./base --max-tokens 1000", "max_tokens: expected at most 64"),
+        ("--base ./base --prefix-vectors 60", "max_tokens: expected at most 4"),
+        ("--base ./base --base-digest 00ff", "expected weights with SHA-256 00ff"),
+        ("--base base", "write ./base for the folder"),
+        ("--base texts.jsonl", "expected a folder"),
+        ("--base ./texts.jsonl", "expected a folder with a model, or a GGUF file"),
+        ("--base llama --tokenizer pretrained", "expected a pretrained model as base"),
+        ("--base llama --hidden-size 7 --tokenizer bpe", "expected a multiple of"),
+        ("--base two\nlines", "base"),
+        ("--base a/b/c", "no such file or folder"),
+        ("--base ../..", "config.json"),
+    ],
+)
+def test_an_unusable_base_is_refused(
+    options: str, message: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*f"train texts.jsonl --out other {OPTIONS}".split(" "), *options.split(" ")]
+    assert message in refusal(words, capfd)
+    assert not (folder / "other" / "weights.safetensors").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_missing_model_of_the_hub_is_refused_without_the_network(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = files.read_json(folder / "run" / "config.json")
+    files.write_json(
+        folder / "run" / "config.json", {**config, "backbone": {**config["backbone"], "base": "nobody/absent"}}
+    )
+    commands = ("evaluate run texts.jsonl", "finetune run texts.jsonl --out tuned", "report run --out a.html")
+    for words in (*commands, "complete run a"):
+        assert "base 'nobody/absent': it is not on this machine" in refusal(words, capfd)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "nobody/absent" in refusal(f"train texts.jsonl --out other --base nobody/absent {OPTIONS}", capfd)
+
+
+def test_other_weights_than_in_training_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = folder / WEIGHTS
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    resume = f"train texts.jsonl --out run --resume --base ./base {OPTIONS}"
+    for words in ("evaluate run texts.jsonl", "generate run", resume):
+        assert "SHA-256" in refusal(words, capfd)
+
+
+@pytest.mark.parametrize("name", ["run", "new"])
+@pytest.mark.parametrize("file", ["tokenizer.json", "special_tokens_map.json"])
+def test_altered_files_of_the_tokenizer_of_a_run_are_refused(
+    name: str, file: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / name / file
+    content = path.read_bytes()
+    for altered in (content[:-3], b"", b"[]", content.replace(b"e", b"f", 1)):
+        path.write_bytes(altered)
+        assert str(Path(name) / file) in refusal(f"evaluate {name} texts.jsonl", capfd)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["run", "new"])
+def test_texts_of_a_megabyte(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    long_text = "the sea 😀 " * 80_000
+    files.write_rows(folder / "long.jsonl", [{"text": long_text, "city": "a", "user": "a"}])
+    for words in (f"evaluate {name} long.jsonl", f"classify {name} long.jsonl --target city"):
+        assert main(words.split()) == 0  # only the first `max_tokens` tokens are read
+    assert "a text has more tokens than the base can read" in refusal(f"score {name} long.jsonl", capfd)
+    assert "bytes" in refusal(["complete", name, long_text], capfd)
+    if name == "run":
+        assert "expected at most 64" in refusal(["generate", name, "--prompt", long_text[:5000]], capfd)
