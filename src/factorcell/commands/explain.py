@@ -116,7 +116,7 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
         terminal.show(terminal.join("", legend))
         weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
         levels = f"weak marks from {weak} nats, clear from {clear}, strong from {strong}"
-        terminal.show(f"{levels}; tokens without a mark are counted too; {EQUAL_PRIORS}")
+        terminal.show(f"{levels}; tokens without a mark are counted too", EQUAL_PRIORS)
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(context_names) == 2:
