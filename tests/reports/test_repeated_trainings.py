@@ -1,5 +1,7 @@
 """The report of several trainings of a model: with different seeds they share a row, with the same seed they do not."""
 
+from typing import Any
+
 import numpy as np
 
 from factorcell.reports import runs
@@ -38,7 +40,7 @@ def test_trainings_with_the_same_seed_have_a_row_each() -> None:
 
 
 def test_models_are_compared_on_texts_with_figures_of_each_text() -> None:
-    larger = {"table": "dev.csv", "texts": 4000, "figures": {}}
+    larger: dict[str, Any] = {"table": "dev.csv", "texts": 4000, "figures": {}}
     page = Page(
         runs.run_report(
             [
