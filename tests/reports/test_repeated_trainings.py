@@ -1,5 +1,7 @@
 """The report of several trainings of a model: with different seeds they share a row, with the same seed they do not."""
 
+from typing import Any
+
 import numpy as np
 
 from factorcell.reports import runs
@@ -35,3 +37,17 @@ def test_trainings_with_the_same_seed_have_a_row_each() -> None:
     assert "70.00" in page.text
     assert "76.00" in page.text
     assert "±" not in page.text
+
+
+def test_models_are_compared_on_texts_with_figures_of_each_text() -> None:
+    larger: dict[str, Any] = {"table": "dev.csv", "texts": 4000, "figures": {}}
+    page = Page(
+        runs.run_report(
+            [
+                {**run, "evaluations": [evaluation(perplexity), evaluation(50.0, **larger)]}
+                for run, perplexity in zip(two_runs(), (80.0, 72.0), strict=True)
+            ]
+        )
+    )
+    assert "the lowest of 2 models: perplexity per word, test.csv" in page.text
+    assert "+10.0%" in page.text

@@ -63,9 +63,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
-        first_values, second_values = (
-            options.parse_context(text.split(";"), "--between") for text in arguments.between
-        )
+        first_values, second_values = (options.parse_joined_context(text, "--between") for text in arguments.between)
         context_pairs.append(({**context, **first_values}, {**context, **second_values}))
     options.check_contexts(run, list(itertools.chain.from_iterable(context_pairs)), arguments.unknown)
     if context_pairs:

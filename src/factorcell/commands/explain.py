@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,8 +74,7 @@ def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[st
     """
     contexts = {}
     for text in texts:
-        # A semicolon is part of a value unless another NAME= follows it.
-        context = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
+        context = options.parse_joined_context(text, "--between")
         name = context_text(context)
         if duplicates := set(context) & set(shared):
             raise UserError(f"--between and --context both have a value for {', '.join(sorted(duplicates))}")
@@ -116,7 +114,7 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
         terminal.show(terminal.join("", legend))
         weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
         levels = f"weak marks from {weak} nats, clear from {clear}, strong from {strong}"
-        terminal.show(f"{levels}; tokens without a mark are counted too; {EQUAL_PRIORS}")
+        terminal.show(f"{levels}; tokens without a mark are counted too", EQUAL_PRIORS)
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(context_names) == 2:

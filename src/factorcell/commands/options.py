@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -289,6 +290,12 @@ def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, 
             actual = " and ".join(map(repr, values_of_column))
             raise UserError(f"{option}: expected one value of {name}, got {actual}")
     return {name: value for name, (value,) in values.items()}
+
+
+def parse_joined_context(text: str, option: str) -> dict[str, str]:
+    """Return a context, column -> value, from one text `NAME=VALUE; NAME=VALUE`."""
+    # A semicolon is part of a value unless another NAME= follows it.
+    return parse_context(re.split(r";\s*(?=[^;=]+=)", text), option)
 
 
 def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:

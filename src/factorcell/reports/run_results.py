@@ -85,8 +85,18 @@ def _with_accuracies(folder: Path, scores: Row) -> Row:
 
 
 def compared_texts(models: Sequence[Sequence[Row]]) -> str | None:
-    """Return the id of the texts on which most models were evaluated; of several, those with the most texts."""
-    ids = [{row["texts_id"]: row.get("texts", 0) for row in _evaluations(trainings)} for trainings in models]
+    """Return the id of the texts on which most models were evaluated.
+
+    Of several, texts are preferred on which the models have saved the figures of each text, because differences have
+    intervals only then; after that, those with the most texts.
+    """
+    without_figures = {
+        row["texts_id"] for trainings in models for row in _evaluations(trainings) if not row.get("figures")
+    }
+    ids = [
+        {row["texts_id"]: (row["texts_id"] not in without_figures, row.get("texts", 0)) for row in _evaluations(runs)}
+        for runs in models
+    ]
     most_frequent: str | None = _most_frequent(ids)
     return most_frequent
 
@@ -110,13 +120,13 @@ def accuracy_key(row: Row) -> tuple[Any, ...]:
     return row.get("target"), row.get("table"), row.get("texts"), kind
 
 
-def _most_frequent(texts_by_id: Iterable[Mapping[Any, int]]) -> Any:
-    """Return the id that is in most mappings; of several such ids, the last one with the most texts."""
-    totals: dict[Any, tuple[int, int]] = {}
-    for ids in texts_by_id:
-        for key, texts in ids.items():
-            models, _ = totals.pop(key, (0, 0))
-            totals[key] = models + 1, texts
+def _most_frequent(sizes_by_id: Iterable[Mapping[Any, Any]]) -> Any:
+    """Return the id that is in most mappings; of several such ids, the last one with the largest size."""
+    totals: dict[Any, tuple[int, Any]] = {}
+    for sizes in sizes_by_id:
+        for key, size in sizes.items():
+            models, _ = totals.pop(key, (0, None))
+            totals[key] = models + 1, size
     return max(reversed(totals), key=lambda key: totals[key], default=None)
 
 
