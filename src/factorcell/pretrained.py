@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -76,8 +75,7 @@ def transformers() -> Any:
         UserError: It is not installed.
     """
     try:
-        with offline():
-            import transformers
+        import transformers
     except ImportError as error:
         raise UserError(f"a backbone of kind huggingface needs the package {error.name}: {INSTALL}") from None
     return transformers
@@ -166,7 +164,7 @@ def read_config(source: Source) -> Any:
 def _read_config(source: Source, time: int, size: int) -> Any:
     library = transformers()
     try:
-        with offline(), quiet(library):
+        with quiet(library):
             config = library.AutoConfig.from_pretrained(
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
@@ -201,7 +199,7 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     read_config(source)  # raises the error about a folder without a supported model
     library = transformers()
     try:
-        with offline(), quiet(library):
+        with quiet(library):
             tokenizer = library.AutoTokenizer.from_pretrained(
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
@@ -215,18 +213,6 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
 
 def first_line(error: Exception) -> str:
     return f"{error!s:.200}".strip().partition("\n")[0] or type(error).__name__
-
-
-@contextlib.contextmanager
-def offline() -> Iterator[None]:
-    """Forbid network access of the libraries of Hugging Face in this block, where they read environment variables."""
-    previous = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = previous or "1"
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ["HF_HUB_OFFLINE"]
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from factorcell.pretrained import (
     Source,
     find_source,
     first_line,
-    offline,
     quiet,
     read_config,
     transformers,
@@ -70,7 +69,7 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
     if digest and (actual_digest := source.digest()) != digest:
         raise wrong_digest_error(source, digest, actual_digest)
     try:
-        with offline(), quiet(library):
+        with quiet(library):
             return library.AutoModelForCausalLM.from_pretrained(
                 source.folder,
                 gguf_file=source.gguf_file,
