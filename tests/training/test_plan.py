@@ -190,7 +190,7 @@ def test_a_command_with_minutes_ends_in_time(
     assert float(planned.split("about ")[1].split()[0]) == pytest.approx(minutes, rel=0.1)
     assert lines[-1] == f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
     assert run.config == read_config(run.folder)
-    assert f"epochs {run.config.training.epochs:.3g}," in (run.folder / "README.md").read_text("utf-8")
+    assert f"epochs {float(f'{run.config.training.epochs:.3g}')}," in (run.folder / "README.md").read_text("utf-8")
     repeated = Run(tmp_path / "repeated", run.config, run.tokenizer, run.schema)
     assert Trainer(repeated, *read(TIMED_OPTIONS)).steps == last_row["step"]
 

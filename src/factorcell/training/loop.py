@@ -17,7 +17,7 @@ from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
 MAX_GROWTH = 1.5  # largest factor by which a new plan increases the number of further steps
-KEPT_WEIGHT = 0.92  # factor on the weight of earlier steps each time: a window of about a quarter of the time limit
+KEPT_WEIGHT = 0.75  # factor on the weight of earlier steps each time: a window of about 8 % of the time limit
 PLANNING_SHARE = 0.02  # share of the time limit after which the number of steps is planned again
 MIN_CHANGE = 0.1  # relative change of the number of steps from which a notice explains it
 
