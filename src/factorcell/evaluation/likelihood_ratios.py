@@ -58,8 +58,8 @@ def explain(
         vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
         tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
         likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
-        with each context, unless the contexts differ in columns that are no categories. The ratio of a token that does
-        not occur is no evidence.
+        with each context, unless the contexts differ in columns that are not categories. The ratio of a token that does
+        not occur is not evidence.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is

@@ -1,9 +1,9 @@
 """How often tokens occur in the training texts of contexts, and which changes of probability these counts support.
 
 A model also changes the probability of tokens that no training text has in any of the contexts that are compared. Such
-changes come from other contexts or from the random initial weights, so they are no evidence. Let c_a(w) be the count of
-token w in the training texts with context a, and C_a the count of all tokens. The texts support that w is more frequent
-in a than in b if
+changes come from other contexts or from the random initial weights, so they are not evidence. Let c_a(w) be the count
+of token w in the training texts with context a, and C_a the count of all tokens. The texts support that w is more
+frequent in a than in b if
 
     c_a(w) / C_a > c_b(w) / C_b    and    c_a(w) C_b / C_a >= 1,
 

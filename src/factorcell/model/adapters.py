@@ -11,7 +11,7 @@ Shapes: B contexts, D inputs, O outputs, K context, R rank.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -69,6 +69,11 @@ class Shift:
             matrix=self.matrix if self.matrix is None or is_matrix_shared else self.matrix[rows],
         )
 
+    def to(self, dtype: torch.dtype) -> "Shift":
+        """Return this shift with all parts in `dtype`."""
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return Shift(**{name: None if part is None else part.to(dtype) for name, part in parts})
+
     def values_per_context(self) -> int:
         """Return the number of values in the shift of one context."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
@@ -113,6 +118,12 @@ class Adapter(nn.Module):
         """Return the shift of B contexts from their context vectors (B, K), in the dtype of `vector`."""
         raise NotImplementedError
 
+    def start_unadapted(self) -> None:
+        """Set parameters such that no context changes the map before training; by default do nothing.
+
+        Transformers call it, so that their training starts at the pretrained model.
+        """
+
 
 class Concat(Adapter):
     """The ConcatCell: the context vector as an additional input, which shifts the bias (TACL 2018, equation 2)."""
@@ -125,6 +136,10 @@ class Concat(Adapter):
         """Return the shift V c (B, O) of the bias."""
         return Shift(bias=vector @ self.weight)
 
+    def start_unadapted(self) -> None:
+        """Set V to zero."""
+        nn.init.zeros_(self.weight)
+
 
 class Scale(Adapter):
     """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). C starts small, so the map starts nearly unadapted."""
@@ -136,6 +151,10 @@ class Scale(Adapter):
     def forward(self, vector: Tensor) -> Shift:
         """Return the factors s (B, O)."""
         return Shift(scale=1 + vector @ self.weight)
+
+    def start_unadapted(self) -> None:
+        """Set C to zero."""
+        nn.init.zeros_(self.weight)
 
 
 class Factor(Adapter):
@@ -155,6 +174,10 @@ class Factor(Adapter):
         left = vector @ self.left.flatten(1)
         right = vector @ self.right.flatten(1)
         return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
+
+    def start_unadapted(self) -> None:
+        """Set R to zero."""
+        nn.init.zeros_(self.right)
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"concat": Concat, "scale": Scale, "factor": Factor}

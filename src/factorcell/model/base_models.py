@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from factorcell import pretrained
 from factorcell.config import UserError
@@ -143,12 +143,6 @@ def check_causal(base: nn.Module, name: str) -> None:
         raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
     if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
         raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
-
-
-def output_bias(model: Any) -> Tensor | None:
-    """Return the bias of the output layer of a model, or None."""
-    bias: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
-    return bias
 
 
 def linear_maps(layers: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -7,7 +7,6 @@ changes. The context vector of these maps ends with a constant 1, so a change th
 Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
 """
 
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,7 +18,7 @@ from factorcell import pretrained
 from factorcell.config import UserError
 from factorcell.model import base_models
 from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
-from factorcell.model.adapters import Shift
+from factorcell.model.adapters import Adapter, Shift
 from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
 from factorcell.model.dropout import apply_dropout
@@ -53,12 +52,8 @@ class Projection(AdaptedLinear):
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
         self.number = number
-        self.start_unadapted()
-
-    def start_unadapted(self) -> None:
-        """Set the last factor of every adapter to zero, so that the map starts as that of the base."""
         for adapter in self.adapters.values():
-            nn.init.zeros_(cast(nn.Parameter, adapter.right if hasattr(adapter, "right") else adapter.weight))
+            cast(Adapter, adapter).start_unadapted()
 
     def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
         if shift is None:
@@ -69,7 +64,7 @@ class Projection(AdaptedLinear):
 
 @dataclass(frozen=True)
 class TransformerConditions:
-    """What B contexts determine.
+    """Everything that B contexts determine in the backbone.
 
     Attributes:
         shifts: The shift of each projection.
@@ -102,7 +97,6 @@ class HuggingFaceBackbone(Backbone):
         model = base_models.new_base(options)
         config = model.config.get_text_config(decoder=True)
         self.options, self.size = options, int(config.hidden_size)
-        self.is_pretrained = options.is_pretrained
         table_size = model.get_input_embeddings().weight.shape[1]
         if table_size != self.size:
             raise UserError(
@@ -111,13 +105,13 @@ class HuggingFaceBackbone(Backbone):
         self.max_positions = int(getattr(config, "max_position_embeddings", 0)) or None
         self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
         self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        self._output_bias = base_models.output_bias(model)
+        self._output_bias: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.input_scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
         self.base = model.base_model
         if not self._tables[0].is_meta:
             base_models.check_causal(self.base, options.base)
         self.base.set_input_embeddings(nn.Identity())
-        self.is_frozen = self.is_pretrained and not options.train_base
+        self.is_frozen = options.is_pretrained and not options.train_base
         self.base.requires_grad_(not self.is_frozen)
         self.context_size = sizes.context
         # The context vector is followed by a constant 1. A frozen base is always adapted, or nothing could be trained.
@@ -161,7 +155,7 @@ class HuggingFaceBackbone(Backbone):
         They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
         Ids that the model does not have, such as a start token of its own, get the embedding of the end of a text.
         """
-        if not self.is_pretrained:
+        if not self.options.is_pretrained:
             return None
         is_tied = self._tables[0] is self._tables[1]
         inputs = self._complete_table(self._tables[0], vocabulary_size)
@@ -179,7 +173,7 @@ class HuggingFaceBackbone(Backbone):
 
     def output_bias(self, vocabulary_size: int) -> Tensor | None:
         """Return the bias (V,) of the output layer of a pretrained model; None if it has none."""
-        if not self.is_pretrained or self._output_bias is None:
+        if not self.options.is_pretrained or self._output_bias is None:
             return None
         bias = self._output_bias.detach().float()
         return torch.cat([bias, bias.new_zeros(max(0, vocabulary_size - len(bias)))])[:vocabulary_size]
@@ -188,7 +182,7 @@ class HuggingFaceBackbone(Backbone):
         if not self.has_constant:
             return TransformerConditions((), dtype=vector.dtype)
         vector = torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
-        shifts = tuple(_cast(projection.condition(vector), projection.weight.dtype) for projection in self.projections)
+        shifts = tuple(projection.condition(vector).to(projection.weight.dtype) for projection in self.projections)
         offset = None if self.offset is None else vector @ self.offset
         prefix = None if self.prefix is None else torch.einsum("bk,kpe->bpe", vector, self.prefix)
         return TransformerConditions(shifts, offset, prefix, vector.dtype)
@@ -277,9 +271,3 @@ class HuggingFaceBackbone(Backbone):
         zero = torch.zeros(1, self.context_size, device=self.projections[0].weight.device)
         values = sum(shift.values_per_context() for shift in self.condition(zero).shifts)
         return values / sum(projection.weight.numel() for projection in self.projections)
-
-
-def _cast(shift: Shift, dtype: torch.dtype) -> Shift:
-    """Return `shift` in `dtype`."""
-    parts: Sequence[str] = ("left", "right", "bias", "scale")
-    return Shift(**{part: None if (value := getattr(shift, part)) is None else value.to(dtype) for part in parts})

@@ -87,8 +87,8 @@ def _with_accuracies(folder: Path, scores: Row) -> Row:
 def compared_texts(models: Sequence[Sequence[Row]]) -> str | None:
     """Return the id of the texts on which most models were evaluated.
 
-    Of several, texts are preferred on which the models have saved the figures of each text, because differences have
-    intervals only then; after that, those with the most texts.
+    If several sets of texts are equally frequent, those with saved figures of each text come first, because only their
+    differences have intervals, and then the set with the most texts.
     """
     without_figures = {
         row["texts_id"] for trainings in models for row in _evaluations(trainings) if not row.get("figures")
