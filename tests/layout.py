@@ -15,7 +15,7 @@ PACKAGE = "factorcell"
 # Packages that must not import each other, although one comes before the other in the order.
 INDEPENDENT = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))
 UNORDERED = ("", "__main__")  # modules that may import everything
-PRINTERS = {"commands.terminal"}
+PRINTERS = {"commands.terminal", "model.context_model"}  # `print_trainable_parameters` prints numbers, as in PEFT
 WRITES = {"print", "sys.stdout.write", "sys.stderr.write"}
 GROUPS = {"experiments", "faults", "wheels"}  # folders of tests without a package of that name
 STATE_ATTRIBUTES = {"hidden", "memory", "matrix"}

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from factorcell.model.adapters import register_adapter as register_adapter
     from factorcell.model.backbone import register_backbone as register_backbone
     from factorcell.model.cells import register_cell as register_cell
+    from factorcell.model.context_model import ContextConfig as ContextConfig
+    from factorcell.model.context_model import ContextModel as ContextModel
+    from factorcell.model.context_model import get_context_model as get_context_model
+    from factorcell.model.context_reading import ContextCollator as ContextCollator
+    from factorcell.model.context_reading import read_schema as read_schema
     from factorcell.model.head import register_head as register_head
     from factorcell.model.language_model import LanguageModel as LanguageModel
     from factorcell.model.run import Run as Run
@@ -84,6 +89,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "model.adapters": ("register_adapter",),
         "model.backbone": ("register_backbone",),
         "model.cells": ("register_cell",),
+        "model.context_model": ("ContextConfig", "ContextModel", "get_context_model"),
+        "model.context_reading": ("ContextCollator", "read_schema"),
         "model.head": ("register_head",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),

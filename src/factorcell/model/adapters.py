@@ -69,6 +69,12 @@ class Shift:
             matrix=self.matrix if self.matrix is None or is_matrix_shared else self.matrix[rows],
         )
 
+    def context_count(self) -> int:
+        """Return the number of contexts, B; 1 if all inputs share the shift."""
+        if self.matrix is not None:
+            return 1 if self.matrix.dim() == 2 else len(self.matrix)
+        return next((len(part) for part in (self.left, self.bias, self.scale) if part is not None), 1)
+
     def to(self, dtype: torch.dtype) -> "Shift":
         """Return this shift with all parts in `dtype`."""
         parts = ((field.name, getattr(self, field.name)) for field in fields(self))

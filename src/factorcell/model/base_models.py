@@ -5,7 +5,6 @@ A base is pretrained (`factorcell.pretrained`), or a new model of a named archit
 
 import copy
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +142,6 @@ def check_causal(base: nn.Module, name: str) -> None:
         raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
     if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
         raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
-
-
-def linear_maps(layers: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the parent, the name and the module of each linear map in `layers`: `nn.Linear` and GPT-2's `Conv1D`."""
-    from transformers.pytorch_utils import Conv1D
-
-    for module in list(layers.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, (nn.Linear, Conv1D)):
-                yield module, name, child
 
 
 def _from_config(config: Any) -> Any:

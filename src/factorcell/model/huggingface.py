@@ -1,15 +1,13 @@
 """The backbone that is a causal language model of the Hugging Face library `transformers`.
 
-The linear maps of its attention and feed-forward networks become `AdaptedLinear` maps, whose weights the context
-changes. The context vector of these maps ends with a constant 1, so a change that all contexts share (a LoRA, Hu et al.
-2021) is part of every change. All changes are zero before training; therefore training starts exactly at the base.
+The linear maps of its attention and feed-forward networks become adapted maps (`adapted_modules`), whose weights the
+context changes.
 
 Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
 """
 
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +15,8 @@ from torch import Tensor, nn
 from factorcell import pretrained
 from factorcell.config import UserError
 from factorcell.model import base_models
-from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
-from factorcell.model.adapters import Adapter, Shift
+from factorcell.model.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
+from factorcell.model.adapters import Shift
 from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
 from factorcell.model.dropout import apply_dropout
@@ -26,40 +24,6 @@ from factorcell.model.initial import normal
 from factorcell.option_fields import HuggingFaceOptions
 
 PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token embeddings in `transformers`
-
-# The shifts of all projections in the pass that the current thread computes. The modules of `transformers` do not pass
-# additional arguments to their linear maps; a context variable keeps passes of several threads apart.
-_SHIFTS: ContextVar[tuple[Shift, ...]] = ContextVar("shifts", default=())
-
-
-class Projection(AdaptedLinear):
-    """A linear map of a Transformer, whose shift the backbone sets for the duration of a pass.
-
-    Args:
-        linear: The map of `transformers`, whose weights become those of this map.
-        number: The index of this map in the shifts of a pass.
-        sizes: Size of the context and the adapters.
-    """
-
-    def __init__(self, linear: nn.Module, number: int, sizes: BackboneSizes) -> None:
-        weight, bias = cast(nn.Parameter, linear.weight), cast(nn.Parameter | None, linear.bias)
-        # `nn.Linear` stores W as (O, D), and Conv1D as (D, O).
-        matrix = weight.data.T if isinstance(linear, nn.Linear) else weight.data
-        inputs, outputs = matrix.shape
-        super().__init__(
-            inputs, outputs, sizes.context, adapt=sizes.adapt, rank=sizes.rank, bias=bias is not None, weight=matrix
-        )
-        if bias is not None:
-            self.bias = nn.Parameter(bias.data)
-        self.number = number
-        for adapter in self.adapters.values():
-            cast(Adapter, adapter).start_unadapted()
-
-    def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
-        if shift is None:
-            shifts = _SHIFTS.get()
-            shift = shifts[self.number] if shifts else UNCHANGED
-        return super().forward(x, shift)
 
 
 @dataclass(frozen=True)
@@ -117,7 +81,10 @@ class HuggingFaceBackbone(Backbone):
         # The context vector is followed by a constant 1. A frozen base is always adapted, or nothing could be trained.
         adapt = sizes.adapt or (("factor",) if self.is_frozen else ())
         sizes = replace(sizes, context=sizes.context + 1, adapt=adapt)
-        self.projections = self._adapt(sizes)
+        prefix = "" if self.base is model else model.base_model_prefix
+        self.maps = AdaptedModules(self.base, sizes, targets=options.target_modules, prefix=prefix)
+        if self.is_frozen:
+            self.maps.freeze()
         self.has_constant = bool(adapt) or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in adapt else None
         count = options.prefix_vectors
@@ -130,24 +97,6 @@ class HuggingFaceBackbone(Backbone):
             return options.hidden_size
         config = pretrained.read_config(pretrained.find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
-
-    def _adapt(self, sizes: BackboneSizes) -> list[Projection]:
-        """Replace the linear maps of the layers by projections, with adapters where the options say so."""
-        targets = self.options.target_modules
-        projections: list[Projection] = []
-        maps = list(base_models.linear_maps(self.base))
-        names = sorted({name for _, name, _ in maps})
-        if unknown := sorted(set(targets) - set(names)):
-            raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
-        for parent, name, linear in maps:
-            if not targets or name in targets:
-                projection = Projection(linear, len(projections), sizes)
-                for parameter in (projection.weight, projection.bias):
-                    if parameter is not None:
-                        parameter.requires_grad_(not self.is_frozen)
-                setattr(parent, name, projection)
-                projections.append(projection)
-        return projections
 
     def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
@@ -181,21 +130,20 @@ class HuggingFaceBackbone(Backbone):
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
         if not self.has_constant:
             return TransformerConditions((), dtype=vector.dtype)
-        vector = torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
-        shifts = tuple(projection.condition(vector).to(projection.weight.dtype) for projection in self.projections)
+        dtype, vector = vector.dtype, with_constant(vector)
+        shifts = self.maps.condition(vector)
         offset = None if self.offset is None else vector @ self.offset
         prefix = None if self.prefix is None else torch.einsum("bk,kpe->bpe", vector, self.prefix)
-        return TransformerConditions(shifts, offset, prefix, vector.dtype)
+        return TransformerConditions(shifts, offset, prefix, dtype)
 
     def fold(self, conditions: TransformerConditions, shared: bool = False) -> TransformerConditions:
         """Multiply the shifts of one context into the weights; a copy of the weights per context would be too large."""
         if not shared or not conditions.shifts:
             return conditions
-        maps = zip(self.projections, conditions.shifts, strict=True)
-        return replace(conditions, shifts=tuple(projection.fold(shift, shared) for projection, shift in maps))
+        return replace(conditions, shifts=self.maps.fold(conditions.shifts))
 
     def start(self, conditions: TransformerConditions, count: int) -> CacheState:
-        state = CacheState(torch.zeros(count, dtype=torch.int64, device=self.projections[0].weight.device))
+        state = CacheState(torch.zeros(count, dtype=torch.int64, device=self.maps.projections[0].weight.device))
         if conditions.prefix is None:
             return state
         prefix = conditions.prefix.expand(count, -1, -1)
@@ -235,17 +183,14 @@ class HuggingFaceBackbone(Backbone):
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
         cache = DynamicCache(state.layers or None)
-        token = _SHIFTS.set(conditions.shifts)
-        try:
+        with applied(Adaptation.of_shifts(conditions.shifts) if conditions.shifts else None):
             outputs = self.base(
-                inputs_embeds=(inputs * self.input_scale).to(self.projections[0].weight.dtype),
+                inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,
                 position_ids=positions,
                 cache=cache,
                 use_cache=True,
             )
-        finally:
-            _SHIFTS.reset(token)
         vectors = outputs.last_hidden_state.to(conditions.dtype)
         if conditions.offset is not None:
             vectors = vectors + conditions.offset[:, None]
@@ -255,7 +200,7 @@ class HuggingFaceBackbone(Backbone):
     def footprint(self) -> Footprint:
         """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
         config = self.base.config.get_text_config(decoder=True)
-        outputs = sum(projection.weight.shape[1] for projection in self.projections)
+        outputs = sum(projection.weight.shape[1] for projection in self.maps.projections)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         zero = torch.zeros(1, self.context_size, device="meta")
@@ -268,6 +213,6 @@ class HuggingFaceBackbone(Backbone):
         )
 
     def adapted_share(self) -> float:
-        zero = torch.zeros(1, self.context_size, device=self.projections[0].weight.device)
+        zero = torch.zeros(1, self.context_size, device=self.maps.projections[0].weight.device)
         values = sum(shift.values_per_context() for shift in self.condition(zero).shifts)
-        return values / sum(projection.weight.numel() for projection in self.projections)
+        return values / sum(projection.weight.numel() for projection in self.maps.projections)

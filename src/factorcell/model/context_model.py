@@ -1,0 +1,361 @@
+"""Context adapters for a causal language model of `transformers` in a training loop of your own.
+
+The interface follows the library PEFT. The weights of the model stay frozen, and its linear maps get a change that
+depends on the context of each text (`adapted_modules`):
+
+    schema = read_schema(rows, ["section", "year:number"])         # `context_reading`
+    model = get_context_model(base, ContextConfig(rank=8), schema)
+    loss = model(input_ids, labels=labels, context=rows).loss      # a context per text
+    model.save_pretrained("adapters")
+
+Shapes: B texts, K context, V tokens of the vocabulary.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from factorcell import files
+from factorcell.config import Config, UserError
+from factorcell.data.context import Context
+from factorcell.data.schema import ContextSchema
+from factorcell.model.adapted_modules import (
+    Adaptation,
+    AdaptedModules,
+    Projection,
+    applied,
+    current_adaptation,
+    with_constant,
+)
+from factorcell.model.backbone import BackboneSizes
+from factorcell.model.context_reading import ContextReader
+from factorcell.model.encoder import ContextEncoder
+
+CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
+FILE_FORMAT = 1
+ALL_LINEAR = "all-linear"
+
+_THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """Sizes and options of context adapters.
+
+    Attributes:
+        rank: The rank of the change of each weight matrix.
+        alpha: The change is multiplied by alpha / rank, as in LoRA.
+        target_modules: Names of the linear maps to adapt, such as `q_proj`; `all-linear` adapts all maps of the layers.
+        adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
+        context_size: The size of the context vector, K.
+        variable_size: The size of the embedding of a context variable.
+        output_bias: Whether the context also changes the bias of the output layer.
+    """
+
+    rank: int = 8
+    alpha: float = 8.0
+    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    adapt: tuple[str, ...] = ("factor",)
+    context_size: int = 8
+    variable_size: int = 8
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR:
+            raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
+        for name in ("rank", "context_size", "variable_size"):
+            if not (isinstance(getattr(self, name), int) and getattr(self, name) > 0):
+                raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
+        if not self.alpha > 0:
+            raise UserError(f"alpha: expected a number above 0, got {self.alpha!r}")
+        for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if isinstance(value, str) else tuple(value))
+
+
+def get_context_model(model: Any, config: ContextConfig, schema: ContextSchema) -> "ContextModel":
+    """Add context adapters to a causal language model of `transformers`, whose weights become frozen.
+
+    The linear maps of `model` are replaced in place.
+
+    Args:
+        model: The model.
+        config: The options of the adapters.
+        schema: The context variables.
+
+    Returns:
+        The model with adapters, which computes as `model` before training.
+
+    Raises:
+        UserError: The options do not fit the model or the schema.
+    """
+    return ContextModel(model, config, schema)
+
+
+class ContextModel(nn.Module):
+    """A causal language model whose weights depend on the context of each text.
+
+    Only the tensors of the context are trained, and `state_dict` contains no others.
+
+    Attributes:
+        base: The model of `transformers` with adapted linear maps.
+        config: The options of the adapters.
+        schema: The context variables.
+        encoder: The map of contexts to context vectors.
+    """
+
+    def __init__(self, model: Any, config: ContextConfig, schema: ContextSchema) -> None:
+        super().__init__()
+        if schema.prompts:
+            raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
+        if any(isinstance(module, Projection) for module in model.modules()):
+            raise UserError("model: expected a model without context adapters, got one that has them")
+        self.base, self.config, self.schema = model, config, schema
+        model.requires_grad_(False)
+        size = config.context_size if schema.variables else 0
+        layers = model.base_model
+        self.maps = AdaptedModules(
+            layers,
+            BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
+            targets=() if isinstance(config.target_modules, str) else config.target_modules,
+            prefix="" if layers is model else model.base_model_prefix,
+            scaling=config.alpha / config.rank,
+        )
+        self.maps.freeze()
+        sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
+        self.encoder = ContextEncoder(sizes, schema) if size else None
+        head = model.get_output_embeddings()
+        self.output_bias = nn.Parameter(torch.zeros(size + 1, len(head.weight))) if config.output_bias else None
+        self._hook = head.register_forward_hook(_add_output_bias) if config.output_bias else None
+        self._reader = ContextReader(schema)
+        self.to(head.weight.device)
+        self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of this model or else of the base, such as `config` of a model of `transformers`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base":
+                raise
+            return getattr(self.base, name)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        context: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Call the base with the weights of the context of each text.
+
+        Args:
+            input_ids: Token ids (B, T).
+            attention_mask: Which tokens are not padding (B, T).
+            labels: Targets (B, T) of the loss.
+            context: A mapping from columns to values, for all texts or for each text; the result of `read_contexts`;
+                context vectors (B, K) or (1, K); or None for the expected context.
+            **options: Other arguments of the base.
+
+        Returns:
+            The output of the base.
+
+        Raises:
+            UserError: A column or a value is unknown, or the number of contexts is not that of the texts.
+        """
+        inputs = options.get("inputs_embeds") if input_ids is None else input_ids
+        with applied(self._adapt(context, inputs)):
+            return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:
+        """Call `generate` of the base; the beams and samples of a text have the context of the text.
+
+        Args:
+            inputs: Token ids (B, T) of the prompts.
+            context: As for `forward`.
+            **options: Other arguments of `generate` of the base.
+        """
+        adaptation = self._adapt(context, options.get("input_ids") if inputs is None else inputs)
+        if adaptation is not None:
+            shifts = self.maps.condition(cast(Tensor, adaptation.contexts))
+            shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
+            adaptation = Adaptation(shifts, adaptation.count, adaptation.output_bias)
+        with applied(adaptation):
+            return self.base.generate(inputs, **options)
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Compute as the unadapted base in this block and thread."""
+        outer = getattr(_THREAD, "disabled", ())
+        _THREAD.disabled = (*outer, self)
+        try:
+            yield
+        finally:
+            _THREAD.disabled = outer
+
+    def read_contexts(self, source: Any, *, unknown: str = "group") -> Context:
+        """Read the context columns of a table, for training and evaluation.
+
+        Args:
+            source: A table of any supported type with all context columns; other columns are ignored.
+            unknown: How to read a value that the schema does not have: group, expected or error.
+        """
+        return self._reader.read_table(source, unknown)
+
+    def context_vectors(self, context: Any = None) -> Tensor:
+        """Return the context vectors (B, K) of contexts, or (1, K) of one context; `context` is as for `forward`."""
+        if isinstance(context, Tensor):
+            return context
+        if not isinstance(context, Context):
+            context = self._reader.read_mappings({} if context is None else context)
+        if self.encoder is None:
+            return torch.zeros(len(context), 0, device=self.base.device)
+        return cast(Tensor, self.encoder(context.to(self.base.device)))
+
+    def _adapt(self, context: Any, inputs: Tensor | None) -> Adaptation | None:
+        """Return the adaptation of a pass; None if the adapters are disabled."""
+        if any(model is self for model in getattr(_THREAD, "disabled", ())):
+            return None
+        vectors = self.context_vectors(context)
+        if inputs is not None and len(vectors) not in (1, len(inputs)):
+            raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
+        vectors = with_constant(vectors)
+        return Adaptation(vectors, len(vectors), None if self.output_bias is None else vectors @ self.output_bias)
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Compute the activations of each layer again in the backward pass, which needs less memory.
+
+        Args:
+            activation_checkpointing_kwargs: Arguments of `torch.utils.checkpoint.checkpoint`.
+            **options: Other arguments of this method of the base.
+
+        Raises:
+            UserError: `use_reentrant` is set, with which layers cannot read their context.
+        """
+        arguments = dict(activation_checkpointing_kwargs or {})
+        if arguments.setdefault("use_reentrant", False):
+            raise UserError("use_reentrant: expected False, with which layers can read their context, got True")
+        arguments.setdefault("context_fn", _checkpoint_contexts)
+        self.base.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, **options)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Call `activation_checkpointing_enable`; this is the name in earlier versions of `transformers`."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """Return the number of trained values and the number of all values."""
+        counts = [(parameter.numel(), parameter.requires_grad) for parameter in self.parameters()]
+        return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
+
+    def print_trainable_parameters(self) -> None:
+        """Print the number of trained values, the number of all values and their ratio."""
+        trained, total = self.get_nb_trainable_parameters()
+        share = 100 * trained / total
+        sys.stdout.write(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}\n")
+
+    def save_pretrained(self, folder: str | Path, **_: Any) -> None:
+        """Write the trained tensors, the options and the schema into a folder; the base is not stored.
+
+        Args:
+            folder: The folder, which is created if it does not exist; the files of an earlier call are replaced.
+        """
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
+        files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {})
+        files.write_versioned(path / CONFIG_FILE, {**base, **_to_json(self.config)}, FILE_FORMAT)
+
+    @classmethod
+    def from_pretrained(cls, model: Any, folder: str | Path) -> Self:
+        """Add the context adapters that `save_pretrained` wrote to their base.
+
+        Args:
+            model: The base: the same model of `transformers`, without adapters.
+            folder: The folder.
+
+        Raises:
+            UserError: A file is missing or damaged, or the base does not have the same maps.
+        """
+        path = Path(folder)
+        content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)
+        if content.get("model_type") != model.config.model_type:
+            raise UserError(
+                f"{path}: expected a base of type {content.get('model_type')}, as in training, got "
+                f"{model.config.model_type}"
+            )
+        names = {field.name for field in fields(ContextConfig)}
+        try:
+            config = ContextConfig(**{name: value for name, value in content.items() if name in names})
+        except (TypeError, UserError) as error:
+            raise UserError(f"{path / CONFIG_FILE}: {error}") from None
+        adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
+        tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
+        try:
+            adapted.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise UserError(f"{path}: does not fit this base ({str(error).splitlines()[-1].strip():.200})") from None
+        return adapted
+
+    @torch.no_grad()
+    def merge_and_unload(self, context: Any = None) -> Any:
+        """Multiply the change of one context into the weights, and return the plain model of `transformers`.
+
+        This model has no adapters afterwards and cannot be used again. A map whose bias the context changes gets a
+        bias, which some architectures do not load from a file.
+        """
+        vectors = with_constant(self.context_vectors(context))
+        if len(vectors) != 1:
+            raise UserError(f"context: expected one, got {len(vectors):,}")
+        self.maps.restore(self.maps.condition(vectors))
+        if self.output_bias is not None and self._hook is not None:
+            self._hook.remove()
+            head = self.base.get_output_embeddings()
+            bias = (vectors @ self.output_bias)[0].to(head.weight.dtype)
+            head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
+        return self.base
+
+
+def _to_json(config: ContextConfig) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
+
+
+def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
+    adaptation = current_adaptation()
+    if adaptation is None or adaptation.output_bias is None:
+        return logits
+    bias = cast(Tensor, adaptation.for_rows(len(logits)).output_bias)
+    return logits + bias.to(logits.dtype)[:, None]
+
+
+def _checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass."""
+    return contextlib.nullcontext(), applied(current_adaptation())
+
+
+def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Remove frozen tensors from the state of a model; a hook of `state_dict`."""
+    trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name in [name for name in state if name.startswith(prefix) and name not in trained]:
+        del state[name]
+
+
+def _ignore_frozen(model: nn.Module, keys: Any) -> None:
+    """Do not report frozen tensors as missing; a hook of `load_state_dict`."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name in trained]

@@ -1,0 +1,106 @@
+"""Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.chunks import Chunk, Table
+from factorcell.data.context import Context
+from factorcell.data.rows import to_rows
+from factorcell.data.schema import ContextSchema
+from factorcell.data.tables import is_column, open_table
+from factorcell.data.tokenizer import new_tokenizer
+from factorcell.model.reading import TextModel
+
+_NO_TEXT = "(no text)"  # the text column of a table of which only the contexts are read
+
+
+def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> ContextSchema:
+    """Determine the context variables from the columns of a training table.
+
+    Args:
+        source: A table of any supported type, such as a path, a list of rows, a data frame or a `datasets.Dataset`.
+        columns: The context columns, `NAME` or `NAME:KIND`.
+        min_count: Values of a category with fewer rows are rare and share one embedding.
+
+    Returns:
+        The schema, which `get_context_model` and `ContextModel.read_contexts` use.
+
+    Raises:
+        UserError: A column is missing or has an invalid value.
+    """
+    config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
+    return prepare(_with_empty_texts(source), config, report_counts=False).schema
+
+
+class ContextReader(TextModel):
+    """Reads contexts with a schema.
+
+    Args:
+        schema: The context variables.
+    """
+
+    def __init__(self, schema: ContextSchema) -> None:
+        self.config, self.schema = _text_config(), schema
+        self.tokenizer = new_tokenizer(self.config)
+
+    def read_table(self, source: Any, unknown: str = "group") -> Context:
+        """Return the contexts of a table with all context columns; other columns are ignored.
+
+        `unknown` says how to read a value that the schema does not have: group, expected or error.
+        """
+        corpus = self.prepare(_with_empty_texts(source), unknown=unknown, report_counts=False)
+        return corpus.context(np.arange(len(corpus)))
+
+    def read_mappings(self, context: Any) -> Context:
+        """Return the contexts of a mapping from columns to values, or of a table.
+
+        Columns that are missing have their expected values; an unknown column or value raises `UserError`.
+        """
+        is_row = isinstance(context, Mapping) and not (context and all(map(is_column, context.values())))
+        contexts = [context] if is_row else to_rows(context)
+        corpus = self.read([""] * len(contexts), contexts)
+        return corpus.context(np.arange(len(corpus)))
+
+
+class ContextCollator:
+    """A collator for data loaders and for the `Trainer` of `transformers`, which adds the contexts to a batch.
+
+    Args:
+        collator: The collator for tokens, such as `DataCollatorForLanguageModeling`.
+        schema: The context variables, whose columns the features have.
+    """
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any], schema: ContextSchema) -> None:
+        self.collator, self._reader, self._columns = collator, ContextReader(schema), schema.columns()
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
+        """Return a batch of the features, with the contexts under the name `context`; other texts are omitted."""
+        rows = [{name: feature[name] for name in self._columns if name in feature} for feature in features]
+        inputs = [
+            {name: value for name, value in feature.items() if name not in self._columns and not isinstance(value, str)}
+            for feature in features
+        ]
+        batch = self.collator(inputs)
+        if self._columns:
+            batch["context"] = self._reader.read_table(rows)
+        return batch
+
+
+def _text_config() -> Config:
+    return Config.of(text=_NO_TEXT, tokenizer="char")
+
+
+def _with_empty_texts(source: Any) -> Table:
+    """Return a table with an empty text in each row, in place of its texts."""
+    table = open_table(source)
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for chunk in table.read(tuple(name for name in names if name != _NO_TEXT)):
+            yield {**chunk, _NO_TEXT: [""] * len(next(iter(chunk.values())))}
+
+    return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)

@@ -1,0 +1,317 @@
+"""Tests of context adapters for models of `transformers`, against the models themselves, single texts and PEFT."""
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from factorcell import ContextCollator, ContextConfig, ContextModel, UserError, get_context_model, read_schema
+from factorcell.data.schema import ContextSchema
+from factorcell.model.adapted_modules import Projection
+
+ROWS = [
+    {"text": text, "city": city, "age": age}
+    for text, city, age in [("abc", "Oslo", 3.0), ("ba", "Rome", 5.0), ("cab", "Oslo", 9.0), ("bb", "Bern", 1.0)] * 3
+]
+CONTEXTS = [{"city": row["city"], "age": row["age"]} for row in ROWS[:4]]
+SCHEMA = read_schema(ROWS, ["city", "age"], min_count=1)
+SIZES: dict[str, Any] = {"vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LAYERS: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def new_base(name: str) -> Any:
+    """Return a small model of `transformers` with random weights, the same in each call."""
+    torch.manual_seed(1)
+    configs: dict[str, Any] = {
+        "gpt2": transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **SIZES),
+        "llama": transformers.LlamaConfig(num_key_value_heads=1, tie_word_embeddings=True, **LAYERS, **SIZES),
+        "qwen2": transformers.Qwen2Config(num_key_value_heads=2, **LAYERS, **SIZES),
+    }
+    model = transformers.AutoModelForCausalLM.from_config(configs[name])
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model.eval()
+
+
+def new_model(name: str = "llama", **options: Any) -> ContextModel:
+    """Return a model with context adapters whose trained parameters are random numbers."""
+    settings = {"rank": 2, "adapt": ("factor", "concat", "scale"), "output_bias": True, **options}
+    model = get_context_model(new_base(name), ContextConfig(**settings), SCHEMA)
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.3)
+    return model.eval()
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(3, 30, (4, 7), generator=torch.Generator().manual_seed(3))
+
+
+def gradients(model: ContextModel) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_model_equals_its_base_bit_for_bit_before_training(name: str, tokens: Tensor) -> None:
+    config = ContextConfig(adapt=("factor", "concat", "scale"), output_bias=True)
+    model = get_context_model(new_base(name), config, SCHEMA)
+    for context in (None, CONTEXTS[0], CONTEXTS):
+        assert torch.equal(model(tokens, context=context).logits, new_base(name)(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_each_row_has_the_weights_of_its_context(name: str, tokens: Tensor) -> None:
+    model = new_model(name)
+    logits = model(tokens, context=CONTEXTS).logits
+    for row, context in enumerate(CONTEXTS):
+        alone = model(tokens[row : row + 1], context=context).logits[0]
+        torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(logits, model(tokens, context=CONTEXTS[::-1]).logits, atol=1e-2)
+
+
+def test_all_forms_of_a_context_are_read_alike(tokens: Tensor) -> None:
+    model = new_model()
+    expected = model(tokens, context=CONTEXTS).logits
+    contexts = model.read_contexts(ROWS[:4])  # with a further column
+    for context in (
+        contexts,
+        model.context_vectors(CONTEXTS),
+        {"city": ["Oslo", "Rome", "Oslo", "Bern"], "age": [3, 5, 9, 1]},
+    ):
+        assert torch.equal(model(tokens, context=context).logits, expected)
+
+
+def test_no_context_is_the_expected_context(tokens: Tensor) -> None:
+    model = new_model()
+    expected = model(tokens, context={"city": None, "age": None}).logits
+    assert torch.equal(model(tokens).logits, expected)
+    assert torch.equal(model(tokens, context={}).logits, expected)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {}])
+def test_generated_rows_equal_those_generated_alone(options: dict[str, Any], tokens: Tensor) -> None:
+    model = new_model()
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **options}
+    together = model.generate(tokens, context=CONTEXTS, **options)
+    alone = [model.generate(tokens[row : row + 1], context=CONTEXTS[row], **options) for row in range(4)]
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.equal(together, model.generate(input_ids=tokens, context=CONTEXTS, **options))
+
+
+def test_samples_of_a_row_have_its_context(tokens: Tensor) -> None:
+    model = new_model()
+    with torch.no_grad():  # each context has its own preferred token
+        model.output_bias.zero_()  # type: ignore[union-attr]
+        model.output_bias[: len(SCHEMA.variables)] = 0  # type: ignore[index]
+        for row, vector in enumerate(model.context_vectors(CONTEXTS)):
+            model.output_bias[:-1, 3 + row] = 300 * vector / vector.norm()  # type: ignore[index]
+    samples = model.generate(
+        tokens, context=CONTEXTS, do_sample=True, num_return_sequences=3, max_new_tokens=1, eos_token_id=None
+    )
+    with torch.no_grad():
+        best = model(tokens, context=CONTEXTS).logits[:, -1].argmax(1)
+    assert torch.equal(samples[:, -1], best.repeat_interleave(3))
+
+
+def test_disabled_adapters_give_the_base_in_this_thread_only(tokens: Tensor) -> None:
+    model, base = new_model(), new_base("llama")
+    expected = model(tokens, context=CONTEXTS).logits
+    with model.disable_adapter():
+        torch.testing.assert_close(model(tokens, context=CONTEXTS).logits, base(tokens).logits)
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(lambda: model(tokens, context=CONTEXTS).logits).result(), expected)
+    assert torch.equal(model(tokens, context=CONTEXTS).logits, expected)
+
+
+def test_threads_with_different_contexts_do_not_affect_each_other(tokens: Tensor) -> None:
+    model = new_model()
+    expected = [model(tokens, context=context).logits for context in CONTEXTS]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda context: model(tokens, context=context).logits, CONTEXTS * 5))
+    assert all(torch.equal(result, expected[index % 4]) for index, result in enumerate(results))
+
+
+def test_an_error_in_a_pass_leaves_no_context_behind(tokens: Tensor) -> None:
+    model = new_model()
+    with pytest.raises(IndexError):
+        model(tokens + 1000, context=CONTEXTS)
+    torch.testing.assert_close(model.base(tokens).logits, new_base("llama")(tokens).logits)
+
+
+def test_gradients_equal_finite_differences(tokens: Tensor) -> None:
+    model = new_model("gpt2").double()  # the norms of Llama are computed in float32
+
+    def loss() -> Tensor:  # the loss of `transformers` is of float32
+        logits = model(tokens, context=CONTEXTS).logits[:, :-1]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    torch.autograd.backward(loss())
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert parameter.grad is None
+            continue
+        index = tuple(size // 2 for size in parameter.shape)
+        losses = []
+        for step in (1e-5, -2e-5):
+            with torch.no_grad():
+                parameter[index] += step
+                losses.append(float(loss()))
+        with torch.no_grad():
+            parameter[index] += 1e-5
+        assert float(parameter.grad[index]) == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-8), name  # type: ignore[index]
+
+
+def test_gradient_checkpointing_gives_the_same_gradients_from_another_thread(tokens: Tensor) -> None:
+    model = new_model().train()
+    model(tokens, context=CONTEXTS, labels=tokens).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    loss = model(tokens, context=CONTEXTS, labels=tokens, use_cache=False).loss
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients(model).items())
+    with pytest.raises(UserError, match=r"^use_reentrant: expected False.*got True"):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+
+
+def test_compiled_model_has_one_graph_and_the_same_logits(tokens: Tensor) -> None:
+    model = new_model()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for contexts in (CONTEXTS, CONTEXTS[::-1]):
+        vectors = model.context_vectors(contexts).detach()
+        logits = compiled(tokens, context=vectors, use_cache=False).logits
+        torch.testing.assert_close(logits, model(tokens, context=contexts).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # PEFT reads this deprecated attribute
+def test_without_variables_the_adapters_are_a_lora_of_peft(tokens: Tensor) -> None:
+    model = get_context_model(new_base("llama"), ContextConfig(rank=2, alpha=6), ContextSchema())
+    names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
+    lora = peft.get_peft_model(new_base("llama"), peft.LoraConfig(r=2, lora_alpha=6, target_modules=names))
+    torch.manual_seed(4)
+    for projection in model.maps.projections:
+        layer = lora.get_submodule(f"base_model.model.{projection.path}")
+        left, right = projection.adapters["factor"].left, projection.adapters["factor"].right
+        right.data.normal_(0, 0.3)  # type: ignore[operator]
+        layer.lora_A["default"].weight.data = left.data[0].T.clone()  # type: ignore[index, union-attr]
+        layer.lora_B["default"].weight.data = right.data[0].T.clone()  # type: ignore[index, union-attr]
+    torch.testing.assert_close(model(tokens).logits, lora(tokens).logits, atol=1e-5, rtol=1e-5)
+    assert model.get_nb_trainable_parameters()[0] == lora.get_nb_trainable_parameters()[0]
+
+
+def test_trained_parameters_are_printed_as_by_peft(capsys: pytest.CaptureFixture[str]) -> None:
+    model = new_model()
+    trained, total = model.get_nb_trainable_parameters()
+    assert total - trained == sum(parameter.numel() for parameter in new_base("llama").parameters())
+    model.print_trainable_parameters()
+    assert capsys.readouterr().out.startswith(f"trainable params: {trained:,} || all params: {total:,} || trainable%: ")
+
+
+def test_saved_adapters_give_the_same_logits_with_the_base(tmp_path: Path, tokens: Tensor) -> None:
+    model = new_model(target_modules=["q_proj", "v_proj"])
+    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)  # a second time, as in a training
+    opened = ContextModel.from_pretrained(new_base("llama"), tmp_path)
+    assert opened.config == model.config
+    assert opened.schema == model.schema
+    assert torch.equal(opened(tokens, context=CONTEXTS).logits, model(tokens, context=CONTEXTS).logits)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"context_config.json", "context_model.safetensors", "schema.json"}
+    assert not any("weight" in name and "adapters" not in name for name in model.state_dict() if "base." in name)
+
+
+def test_adapters_of_another_base_are_refused(tmp_path: Path) -> None:
+    new_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"expected a base of type llama, as in training, got gpt2"):
+        ContextModel.from_pretrained(new_base("gpt2"), tmp_path)
+    larger = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(num_key_value_heads=1, **{**LAYERS, "num_hidden_layers": 3}, **SIZES)
+    )
+    with pytest.raises(UserError, match="does not fit this base"):
+        ContextModel.from_pretrained(larger, tmp_path)
+    with pytest.raises(UserError, match=r"context_config\.json"):
+        ContextModel.from_pretrained(new_base("llama"), tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_merged_model_is_a_plain_model(name: str, tokens: Tensor) -> None:
+    model = new_model(name)
+    expected = model(tokens, context=CONTEXTS[1]).logits
+    merged = model.merge_and_unload(CONTEXTS[1])
+    assert not any(isinstance(module, Projection) for module in merged.modules())
+    assert {type(module) for module in merged.modules()} == {type(module) for module in new_base(name).modules()}
+    torch.testing.assert_close(merged(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
+    model = new_model()
+    errors: list[tuple[Any, str]] = [
+        (CONTEXTS[:2], r"context: expected one, or one for each of 4 texts, got 2"),
+        ({"town": "Oslo"}, r"unknown context column 'town'; choose from city, age"),
+        ({"city": "Olso"}, r"Olso"),
+    ]
+    for context, message in errors:
+        with pytest.raises(UserError, match=message):
+            model(tokens, context=context)
+    with pytest.raises(UserError, match=r"context: expected one, got 4"):
+        model.merge_and_unload(CONTEXTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
+        ({"alpha": -1.0}, "alpha: expected a number above 0"),
+        ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
+        ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
+        ({"adapt": ["lora"]}, "lora"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        get_context_model(new_base("llama"), ContextConfig(**options), SCHEMA)
+
+
+def test_a_model_gets_adapters_once() -> None:
+    base = new_base("llama")
+    get_context_model(base, ContextConfig(), SCHEMA)
+    with pytest.raises(UserError, match="expected a model without context adapters"):
+        get_context_model(base, ContextConfig(), SCHEMA)
+
+
+def test_bfloat16_base_has_float32_adapters(tokens: Tensor) -> None:
+    model = get_context_model(new_base("llama").bfloat16(), ContextConfig(), SCHEMA)
+    logits = model(tokens, context=CONTEXTS, labels=tokens)
+    assert torch.equal(logits.logits, new_base("llama").bfloat16()(tokens).logits)
+    logits.loss.backward()
+    assert {gradient.dtype for gradient in gradients(model).values()} == {torch.float32}
+
+
+def test_copy_of_a_model_is_independent(tokens: Tensor) -> None:
+    model = new_model()
+    expected = model(tokens, context=CONTEXTS).logits
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        parameter.data.zero_()
+    assert torch.equal(model(tokens, context=CONTEXTS).logits, expected)
+
+
+def test_collator_adds_the_contexts_of_the_features() -> None:
+    model = new_model()
+    features = [{"input_ids": [5, 6], "labels": [5, 6], **row} for row in ROWS[:3]]
+    batch = ContextCollator(transformers.default_data_collator, SCHEMA)(features)
+    assert set(batch) == {"input_ids", "labels", "context"}
+    assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
+    with pytest.raises(UserError, match="no column 'city'"):
+        ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
