@@ -1,0 +1,158 @@
+"""Compare context adapters with LoRA adapters of the library PEFT: speed and size, side by side.
+
+    python benchmarks/peft_comparison.py [--base MODEL] [--threads 2] [--processes 3]
+
+The base is a new Llama of the size of SmolLM2-135M with 6 instead of 30 layers, or the pretrained model `--base`. All
+adapters have rank 8 and change all linear maps of the layers. Each row has the median of the processes. A process
+measures the variants in turn, several times, and takes the shortest time of each:
+
+- a training step (forward, backward, AdamW) with context adapters, each text in another context, against a step with
+  one shared LoRA;
+- reading 32 texts in 32 different contexts, against reading 32 texts with 32 LoRA adapters in one batch of PEFT;
+- reading with the weights of one context, folded, against the base.
+
+PEFT has an adapter for each context; context adapters have one vector for each context and one set of tensors.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from factorcell import ContextConfig, get_context_model, read_schema
+from factorcell.model.adapted_modules import Adaptation, applied, with_constant
+from factorcell.model.kernels import library
+
+TEXTS, STEPS, CONTEXTS, RANK, REPETITIONS = 32, 64, 32, 8, 4
+SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+def new_base(name: str) -> Any:
+    """Return the base in float32."""
+    if name:
+        return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, local_files_only=True)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **SIZES, intermediate_size=1536, vocab_size=8000, max_position_embeddings=256, tie_word_embeddings=True
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def shortest(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the shortest seconds of each work, measured in turn after one call that is not measured."""
+    seconds: dict[str, float] = {}
+    for repetition in range(REPETITIONS + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if repetition:
+                seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
+    return seconds
+
+
+def training_step(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], object]:
+    """Return a training step of the trained parameters of `model`."""
+    adam = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], fused=True)
+
+    def step() -> None:
+        model(input_ids=tokens, labels=tokens, use_cache=False, **arguments).loss.backward()
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+
+    return step
+
+
+def reading(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], object]:
+    """Return a pass of `model` over `tokens` without gradients."""
+
+    def read() -> None:
+        with torch.no_grad():
+            model(input_ids=tokens, use_cache=False, **arguments)
+
+    return read
+
+
+def measure(base_name: str) -> dict[str, float]:
+    """Return the seconds of all variants and the bytes of a context."""
+    warnings.filterwarnings("ignore")
+    base = new_base(base_name)
+    rows = [{"place": f"place {index % CONTEXTS}"} for index in range(4 * CONTEXTS)]
+    schema = read_schema(rows, ["place"], min_count=1)
+    model = get_context_model(copy.deepcopy(base), ContextConfig(rank=RANK), schema)
+    names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
+    options = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names, init_lora_weights=False)
+    shared = peft.get_peft_model(copy.deepcopy(base), options)
+    many = peft.get_peft_model(copy.deepcopy(base), options, adapter_name="place 0")
+    for index in range(1, CONTEXTS):
+        many.add_adapter(f"place {index}", options)
+    tokens = torch.randint(3, base.config.vocab_size, (TEXTS, STEPS))
+    contexts = model.read_contexts(rows[:TEXTS])
+    with torch.no_grad():
+        shifts = model.maps.fold(model.maps.condition(with_constant(model.context_vectors(rows[0]))))
+
+    def read_folded() -> None:
+        with torch.no_grad(), applied(Adaptation.of_shifts(shifts)):
+            model.base(input_ids=tokens, use_cache=False)
+
+    adapter_names = [row["place"] for row in rows[:TEXTS]]
+    seconds = shortest(
+        {
+            "training, context adapters": training_step(model.train(), tokens, context=contexts),
+            "training, shared LoRA": training_step(shared.train(), tokens),
+        }
+    ) | shortest(
+        {
+            "reading, 32 contexts": reading(model.eval(), tokens, context=contexts),
+            "reading, 32 LoRA adapters": reading(many.eval(), tokens, adapter_names=adapter_names),
+            "reading, folded context": read_folded,
+            "reading, base": reading(base.eval(), tokens),
+        }
+    )
+    trained = sum(parameter.numel() for parameter in shared.parameters() if parameter.requires_grad)
+    assert model.encoder is not None
+    vector = model.encoder.tables[0].shape[1]
+    sizes = {"bytes per LoRA adapter": 4.0 * trained, "bytes per context": 4.0 * vector}
+    return seconds | sizes | {"bytes of context adapters": 4.0 * model.get_nb_trainable_parameters()[0]}
+
+
+def main() -> None:
+    """Measure in several processes and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="", help="name or folder of a pretrained model; default: a new Llama")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        torch.set_num_threads(arguments.threads)
+        library.retain_freed_memory()
+        print(json.dumps(measure(arguments.base)))
+        return
+    rows = []
+    for _ in range(arguments.processes):
+        command = [sys.executable, __file__, "--child", "--threads", str(arguments.threads), "--base", arguments.base]
+        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+    for name in rows[0]:
+        value = statistics.median(row[name] for row in rows)
+        print(f"{name:28} {value:12,.0f}" if name.startswith("bytes") else f"{name:28} {1000 * value:9.1f} ms")
+    ratios = {
+        "training, tokens per second": ("training, shared LoRA", "training, context adapters"),
+        "mixed batch, speed": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
+        "folded reading, speed": ("reading, base", "reading, folded context"),
+    }
+    for name, (first, second) in ratios.items():
+        print(f"{name:28} {statistics.median(row[first] / row[second] for row in rows):9.2f} times")
+
+
+if __name__ == "__main__":
+    main()
