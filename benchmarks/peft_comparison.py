@@ -8,7 +8,8 @@ measures the variants in turn, several times, and takes the shortest time of eac
 
 - a training step (forward, backward, AdamW) with context adapters, each text in another context, against a step with
   one shared LoRA;
-- reading 32 texts in 32 different contexts, against reading 32 texts with 32 LoRA adapters in one batch of PEFT;
+- reading 32 texts in 32 different contexts, and generating tokens for them, against the same in one batch of PEFT with
+  32 LoRA adapters;
 - reading with the weights of one context, folded, against the base.
 
 PEFT has an adapter for each context; context adapters have one vector for each context and one set of tensors.
@@ -33,7 +34,7 @@ from factorcell import ContextConfig, get_context_model, read_schema
 from factorcell.model.adapted_modules import Adaptation, applied, with_constant
 from factorcell.model.kernels import library
 
-TEXTS, STEPS, CONTEXTS, RANK, REPETITIONS = 32, 64, 32, 8, 4
+TEXTS, STEPS, CONTEXTS, RANK, NEW_TOKENS, REPETITIONS = 32, 64, 32, 8, 16, 4
 SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}
 
 
@@ -82,6 +83,17 @@ def reading(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], 
     return read
 
 
+def generation(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], object]:
+    """Return the generation of `NEW_TOKENS` tokens after the first token of each text."""
+    options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
+
+    def generate() -> None:
+        prompts = tokens[:, :1]
+        model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), **options, **arguments)
+
+    return generate
+
+
 def measure(base_name: str) -> dict[str, float]:
     """Return the seconds of all variants and the bytes of a context."""
     warnings.filterwarnings("ignore")
@@ -116,6 +128,9 @@ def measure(base_name: str) -> dict[str, float]:
             "reading, 32 LoRA adapters": reading(many.eval(), tokens, adapter_names=adapter_names),
             "reading, folded context": read_folded,
             "reading, base": reading(base.eval(), tokens),
+            "generating, 32 contexts": generation(model, tokens, context=contexts),
+            "generating, 32 LoRA adapters": generation(many, tokens, adapter_names=adapter_names),
+            "generating, base": generation(base, tokens),
         }
     )
     trained = sum(parameter.numel() for parameter in shared.parameters() if parameter.requires_grad)
@@ -147,7 +162,8 @@ def main() -> None:
         print(f"{name:28} {value:12,.0f}" if name.startswith("bytes") else f"{name:28} {1000 * value:9.1f} ms")
     ratios = {
         "training, tokens per second": ("training, shared LoRA", "training, context adapters"),
-        "mixed batch, speed": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
+        "mixed batch, generating": ("generating, 32 LoRA adapters", "generating, 32 contexts"),
+        "mixed batch, reading": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
         "folded reading, speed": ("reading, base", "reading, folded context"),
     }
     for name, (first, second) in ratios.items():
