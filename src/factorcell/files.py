@@ -304,6 +304,8 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path = Path(path)
     content = _encode_rows(rows)
     old_size = None  # unknown until the file is open
+    if path.is_symlink():  # in the cache of a hub, the target belongs to other snapshots too
+        write(path, read(path))
     try:
         with path.open("ab+") as file:
             old_size = _cut_incomplete_line(file)

@@ -34,16 +34,16 @@ def lazy_exports(
     return load, list_names, sorted(module_by_name)
 
 
-class PublicFunction:
-    """A public function of factorcell as a method: the object is the first argument of the function.
+class LazyMethod:
+    """A function of a module, by default of factorcell, as a method: the object is the first argument of the function.
 
     The function may be defined in a package that imports the class of the object, because it is imported when the
     method is used.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, module: str = "factorcell") -> None:
+        self.name, self.module = name, module
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(importlib.import_module("factorcell"), self.name)
+        function: Callable[..., Any] = getattr(importlib.import_module(self.module), self.name)
         return function if instance is None else MethodType(function, instance)

@@ -243,7 +243,7 @@ def run_score(arguments: argparse.Namespace) -> None:
     """Run `factorcell score`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
     terminal.notify(*training_warnings([run]))
-    rows = run.score(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
+    rows: list[Row] = run.score(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:
         return terminal.show_json(rows)

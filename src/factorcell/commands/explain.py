@@ -47,7 +47,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
     train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
-    rows = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
+    rows: list[Row] = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
     run_warnings += evidence_notices(rows)
     if compared_runs:
         rows = [{"model": model_name, **row} for row in rows]

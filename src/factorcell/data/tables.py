@@ -39,8 +39,8 @@ def open_table(source: Any) -> Table:
 
     Args:
         source: A path; a row (dict) or a list of rows; a dict from column to a list or an array; a pandas data frame; a
-            Hugging Face data set; or anything with the Arrow PyCapsule interface, such as an Arrow table or stream, a
-            polars data frame, or a DuckDB result.
+            `Dataset` or `IterableDataset` of Hugging Face; or anything with the Arrow PyCapsule interface, such as an
+            Arrow table or stream, a polars data frame, or a DuckDB result.
 
     Returns:
         A table, which can be read repeatedly.
@@ -54,7 +54,7 @@ def open_table(source: Any) -> Table:
         return _open_file(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
-            raise UserError(f"expected a data set, got a dict of splits; pass one split ({', '.join(source)})")
+            raise UserError(f"expected a data set, got a dict of splits; pass one of them ({', '.join(source)})")
         if source and all(map(is_column, source.values())):
             columns = {name: to_value_list(values) for name, values in source.items()}
             if all(isinstance(values, list) for values in columns.values()):  # false for arrays without dimensions
@@ -62,8 +62,8 @@ def open_table(source: Any) -> Table:
         return _table_from_rows([source])
     if isinstance(source, (list, tuple)):
         return _table_from_rows(source)
-    if hasattr(source, "with_format") and hasattr(source, "num_rows"):  # a Hugging Face data set that is not a stream
-        return _table_from_arrow(source.with_format("arrow")[:])
+    if hasattr(source, "with_format") and hasattr(source, "select_columns"):  # a Hugging Face data set
+        return _table_from_data_set(source)
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
         return _table_from_pandas(source)
     if _has_arrow_interface(source):
@@ -120,6 +120,18 @@ def _table_from_arrow(table: pa.Table) -> Table:
     return Table(IN_MEMORY, tuple(table.column_names), read, row_count=table.num_rows)
 
 
+def _table_from_data_set(data_set: Any) -> Table:
+    """Return a table that reads the requested columns of a data set in batches; a streamed one is streamed again."""
+    # A streamed data set may not know its columns before its first row.
+    columns = data_set.column_names or tuple(next(iter(data_set), ()))
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        tables = data_set.select_columns(list(names)).with_format("arrow").iter(CHUNK_ROWS)
+        return to_python_values((batch for table in tables for batch in table.to_batches()), IN_MEMORY)
+
+    return Table(IN_MEMORY, tuple(columns), read, row_count=getattr(data_set, "num_rows", None))
+
+
 def _table_from_arrow_interface(source: Any) -> Table:
     """Return a table of any object with the Arrow PyCapsule interface, such as a polars data frame."""
     is_stream = isinstance(source, pa.RecordBatchReader)
@@ -143,8 +155,9 @@ def _table_from_pandas(frame: Any) -> Table:
 
 
 def is_column(values: Any) -> bool:
-    """Return whether an object holds several values: a list, an array, or a column of pandas or Arrow."""
-    return isinstance(values, (list, tuple)) or hasattr(values, "tolist") or _has_arrow_interface(values)
+    """Return whether an object holds several values: a list, an array, or a column of pandas, Arrow or a data set."""
+    is_sequence = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
+    return is_sequence or hasattr(values, "tolist") or _has_arrow_interface(values)
 
 
 def to_value_list(values: Any) -> list[Any]:
@@ -153,7 +166,7 @@ def to_value_list(values: Any) -> list[Any]:
     Intervals and periods of pandas become text; `to_float64` converts 16- and 32-bit floats. For an array without
     dimensions, the result is its single value instead of a list.
     """
-    if isinstance(values, (list, tuple)):
+    if isinstance(values, Sequence):
         return list(values)
     if _has_arrow_interface(values) and not hasattr(values, "iloc"):
         column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
+from factorcell.data.result_rows import ResultRows
 from factorcell.evaluation.statistics import Ratios, auc
 from factorcell.evaluation.text_figures import Figures, TextSums, accuracy_sums
+from factorcell.lazy import LazyMethod
 from factorcell.model.saved_results import classifier_name
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
@@ -75,6 +77,8 @@ class Classification:
     truncated: NDArray[np.bool_] | None = None
     source_rows: NDArray[np.int64] | None = None
 
+    _repr_html_ = LazyMethod("classification_html", "factorcell.reports.notebook")
+
     @property
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors"."""
@@ -96,12 +100,12 @@ class Classification:
         """Whether any text has a candidate as its true value."""
         return bool((self.truth >= 0).any())
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> ResultRows:
         """Return one row per text: `row` (from zero), `predicted`, `true` (or None) and `probabilities` by candidate.
 
         Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
-        rows = []
+        rows = ResultRows()
         for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
             pairs = zip(self.names, probabilities.tolist(), strict=True)
             probability_by_candidate = {name: round(probability, 6) for name, probability in pairs}

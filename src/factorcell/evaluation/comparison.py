@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval, format_ends
 from factorcell.config import UserError
+from factorcell.data.result_rows import ResultRows
 from factorcell.escapes import align_columns
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.lazy import LazyMethod
 
 Row = dict[str, Any]
 
@@ -64,7 +66,9 @@ class Comparison:
     "word", is the unit of the perplexity.
     """
 
-    rows: Sequence[Row]
+    rows: ResultRows
+
+    _repr_html_ = LazyMethod("comparison_html", "factorcell.reports.notebook")
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -153,7 +157,7 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
     rows = [_average_trainings(model) for model in models]
     for name in COMPARED_FIGURES:
         _compare_figure(name, models, rows, seed)
-    return Comparison(rows)
+    return Comparison(ResultRows(rows))
 
 
 def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[Row], seed: int) -> None:

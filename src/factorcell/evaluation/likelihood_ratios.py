@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from factorcell.config import UserError
 from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
+from factorcell.lazy import LazyMethod
 from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute log ratios, in nats, of weak, clear and strong evidence
@@ -34,6 +36,12 @@ ContextValues = Mapping[str, Any]  # column -> value
 Floats = NDArray[np.float64]
 
 
+class Explanation(ResultRows):
+    """The rows of `explain`, one per text, which a notebook displays with shaded tokens."""
+
+    _repr_html_ = LazyMethod("explanation_html", "factorcell.reports.notebook")
+
+
 def explain(
     runs: Run | Sequence[Run],
     texts: Sequence[str],
@@ -41,7 +49,7 @@ def explain(
     *,
     unknown: str = "error",
     train: Any = None,
-) -> list[Row]:
+) -> Explanation:
     """Compute the nats of texts given each of several named contexts, averaged over runs.
 
     Args:
@@ -71,7 +79,7 @@ def explain(
     _check_arguments(runs, texts, list(contexts.values()))
     context_names = list(contexts)
     nats, corpus = _mean_nats(runs, texts, list(contexts.values()), unknown)
-    starts, rows = target_offsets(corpus), []
+    starts, rows = target_offsets(corpus), Explanation()
     tokenizer, token_counts = runs[0].tokenizer, None
     if train is not None:
         training_texts = read_training_texts(runs[0], train)

@@ -20,6 +20,7 @@ from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target
 from factorcell.data.natural_order import natural_order
+from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import category_names
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none, is_missing, to_number
@@ -27,6 +28,7 @@ from factorcell.evaluation import statistics, text_figures
 from factorcell.evaluation.comparison import bits_per_byte_difference
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.lazy import LazyMethod
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 
@@ -35,6 +37,12 @@ QUANTILE_RANGES = 5  # number of ranges with about equally many values into whic
 MISSING_GROUP = "(missing)"
 
 Row = dict[str, Any]
+
+
+class EvaluationRow(Row):
+    """The figures of `evaluate` by their names, which a notebook displays as a table."""
+
+    _repr_html_ = LazyMethod("evaluation_html", "factorcell.reports.notebook")
 
 
 class Evaluation(NamedTuple):
@@ -53,7 +61,7 @@ class Evaluation(NamedTuple):
     baseline: "Evaluation | None" = None
 
 
-def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "group") -> Row:
+def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "group") -> EvaluationRow:
     """Compute the perplexity and the bits per byte of texts.
 
     Texts are cut after `max_tokens` tokens, as in training.
@@ -66,18 +74,20 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
             "expected" (as the expected value).
 
     Returns:
-        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets. `texts` and
-        `truncated` are the numbers of all and of truncated texts, `targets` and `unknown_targets` those of all and of
-        out-of-vocabulary targets; `unknown_share` is `unknown_targets` / `targets`. `bits_per_byte` has an interval
-        from `bits_per_byte_low` to `bits_per_byte_high`; `bits_per_byte_texts` is the number of texts that were not
-        truncated, and `bits_per_byte_bound` is whether the figure is only a lower bound. With a `baseline`, the row
-        also has `gain` (if the vocabularies are equal) and `bits_per_byte_difference`, both with intervals; the latter
-        is only a bound, "at most" or "at least", if `bits_per_byte_difference_bound` says so.
+        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets; `unit`, such
+        as "word", is the unit of both. `texts` and `truncated` are the numbers of all and of truncated texts, `targets`
+        and `unknown_targets` those of all and of out-of-vocabulary targets; `unknown_share` is `unknown_targets` /
+        `targets`. `bits_per_byte` has an interval from `bits_per_byte_low` to `bits_per_byte_high`;
+        `bits_per_byte_texts` is the number of texts that were not truncated, and `bits_per_byte_bound` is whether the
+        figure is only a lower bound. With a `baseline`, the row also has `gain` (if the vocabularies are equal) and
+        `bits_per_byte_difference`, both with intervals; the latter is only a bound, "at most" or "at least", if
+        `bits_per_byte_difference_bound` says so.
 
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
-    return evaluate_by_columns(run, source, baseline=baseline, unknown=unknown).row
+    row = evaluate_by_columns(run, source, baseline=baseline, unknown=unknown).row
+    return EvaluationRow({"unit": run.tokenizer.unit, **row})
 
 
 def evaluate_by_columns(
@@ -151,7 +161,7 @@ def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
     return {**figure, f"{BITS_PER_BYTE}_bound": is_lower_bound, f"{BITS_PER_BYTE}_texts": int(is_included.sum())}
 
 
-def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
+def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> ResultRows:
     """Compute the perplexity of groups of texts, and the gain over a baseline or the effect of removing the context.
 
     Args:
@@ -173,7 +183,8 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     if baseline is not None:
         check_vocabularies(run, baseline)
     model_figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
-    return gains(model_figures["perplexity"], without_context(baseline or run, corpus)["perplexity"], groups)
+    baseline_figures = without_context(baseline or run, corpus)
+    return ResultRows(gains(model_figures["perplexity"], baseline_figures["perplexity"], groups))
 
 
 def reads_context(model: Scorer) -> bool:

@@ -1,8 +1,14 @@
-"""The model card of a run in Markdown, which describes the model, its training data, its training and its results."""
+"""The model card of a run in Markdown, which describes the model, its training data, its training and its results.
 
+The card begins with metadata in YAML, which the hub of Hugging Face reads. It has names of files and folders but no
+paths, and no ids of users, so that it can be published.
+"""
+
+import json
 import re
 from dataclasses import asdict
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from factorcell import files
 from factorcell.data.schema import TIME_KINDS, WORD_KINDS, Variable
@@ -14,23 +20,101 @@ from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
 from factorcell.model.used_options import used_options
-from factorcell.option_fields import PREFIX
+from factorcell.option_fields import PREFIX, HuggingFaceOptions
+from factorcell.pretrained import HUB_NAME
 
 # Characters with a meaning in Markdown.
 MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
 # Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
 LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
+FILE = "README.md"
+METADATA = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)  # the metadata at the beginning of a card
+METADATA_ENTRY = re.compile(r"^([\w-]+):.*\n(?:[ \-#].*\n|\n)*", re.MULTILINE)  # a key at the margin, and its value
+RESULTS_KEY = "model-index"  # the only entry that a new card does not copy from the previous card
+TAGS = ("language-model", "context", "adaptation", "text-classification")
+# For the beginning of the name of a measure: the metric and the task on the hub.
+METRICS = {
+    "perplexity": ("perplexity", "text-generation"),
+    "bits per byte": ("bits_per_byte", "text-generation"),
+    "accuracy": ("accuracy", "text-classification"),
+    "macro f1": ("f1", "text-classification"),
+    "auc": ("roc_auc", "text-classification"),
+}
+
+
+class Result(NamedTuple):
+    """A result as text: the table, the measure, and the value with its interval."""
+
+    table: str
+    measure: str
+    value: str
 
 
 def write(run: Run) -> None:
-    """Write the model card as README.md to the run folder."""
-    files.write(run.folder / "README.md", render(run))
+    """Write the model card to the run folder, with the entries that the user added to the metadata of the last card."""
+    path = run.folder / FILE
+    previous = files.read(path).decode(errors="replace").replace("\r\n", "\n") if path.is_file() else ""
+    match = METADATA.match(previous)
+    saved = {entry[1]: entry[0] for entry in METADATA_ENTRY.finditer(match[1])} if match else {}
+    saved.pop(RESULTS_KEY, None)
+    metadata = {name: "\n".join(_yaml({name: value})) + "\n" for name, value in _metadata(run).items()}
+    files.write(path, f"---\n{''.join((metadata | saved).values())}---\n\n{render(run)}")
+
+
+def _metadata(run: Run) -> dict[str, Any]:
+    """Return the metadata of the card for the hub; the license and the data sets are up to the user."""
+    metadata: dict[str, Any] = {"library_name": "factorcell", "pipeline_tag": "text-generation", "tags": list(TAGS)}
+    backbone = run.config.backbone
+    if isinstance(backbone, HuggingFaceOptions) and HUB_NAME.fullmatch(backbone.base):
+        metadata["base_model"] = backbone.base
+    results = [
+        {
+            "task": {"type": task},
+            "dataset": {"name": measurement.table, "type": measurement.table},
+            "metrics": [{"type": metric, "value": measurement.value, "name": _describe_measure(measurement)}],
+        }
+        for measurement in saved_results.latest_measurements(saved_results.read(run.folder))
+        for beginning, (metric, task) in METRICS.items()
+        if measurement.measure.startswith(beginning)
+    ]
+    if results:
+        metadata[RESULTS_KEY] = [{"name": _name(run), "results": results}]
+    return metadata
+
+
+def _describe_measure(result: Measurement) -> str:
+    """Return the name of a measure, with the interval of the result and whether the value is a lower bound."""
+    bound = "at least, " if result.is_lower_bound else ""
+    has_interval = result.low is not None and result.high is not None
+    interval = f"95 % CI {result.low:.4g} to {result.high:.4g}" if has_interval else ""
+    remark = f"{bound}{interval}".rstrip(", ")
+    return f"{result.measure} ({remark})" if remark else result.measure
+
+
+def _yaml(value: Any, indent: str = "") -> list[str]:
+    """Return the lines of a dict or a list in YAML; numbers have no exponent, which YAML 1.1 reads as text."""
+    lines: list[str] = []
+    for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
+        start = f"{indent}- " if name is None else f"{indent}{name}: "
+        if isinstance(item, dict | list):
+            nested = _yaml(item, f"{indent}  ")
+            lines += [start + nested[0].lstrip(), *nested[1:]] if name is None else [start.rstrip(), *nested]
+        elif isinstance(item, float):
+            lines.append(f"{start}{item:.6f}")
+        else:
+            lines.append(start + json.dumps(escape_hidden(item), ensure_ascii=False))
+    return lines
+
+
+def _name(run: Run) -> str:
+    """Return the name of the run folder, also if its path is relative."""
+    return run.folder.resolve().name
 
 
 def render(run: Run) -> str:
-    """Return the model card as Markdown."""
+    """Return the model card as Markdown, without its metadata."""
     parts = [
-        f"# {escape_markdown(run.folder.name)}",
+        f"# {escape_markdown(_name(run))}",
         _describe_model(run),
         "## Trained on",
         _describe_training(run),
@@ -45,13 +129,16 @@ def render(run: Run) -> str:
 def _describe_model(run: Run) -> str:
     options = asdict(run.config.backbone)
     option_names = [name for name in used_options(options, run.config, run.schema) if options[name]]
+    if "base" in options:
+        # The path of a file or folder is private; a model on the hub has a public name.
+        options["base"] = options["base"] if HUB_NAME.fullmatch(options["base"]) else PurePath(options["base"]).name
     description = ", ".join(f"{name} {_format_option(options[name])}" for name in option_names)
     sentences = [
         f"A language model of {run.model.describe_size()} with the tokenizer {run.config.tokenizer.kind}, "
         f"embeddings of {run.model.embedding.shape[1]} and a backbone ({escape_markdown(description)})."
     ]
     if run.model.is_adapted:
-        sentences.append(_describe_adaptation(run))
+        sentences.append(f"{describe_adaptation(run)}.")
     else:
         sentences.append(f"{escape_markdown(_capitalize(describe_missing_context(run)))}.")
     if has_mixture(run):
@@ -67,7 +154,8 @@ def _format_option(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def _describe_adaptation(run: Run) -> str:
+def describe_adaptation(run: Run) -> str:
+    """Return a clause that says which adapters and adapted biases an adapted run has."""
     options, adapted_share = run.config.model, run.model.backbone.adapted_share()
     weight_adapter_names = weight_adapters(options)
     adapters = [name for name in options.adapt if name == PREFIX or name in weight_adapter_names]
@@ -75,7 +163,7 @@ def _describe_adaptation(run: Run) -> str:
     details += [] if adapted_share is None else [f"{adapted_share:.2%} of its parameters"]
     adapter_names, bias_names = (" + ".join(names) or "none" for names in (adapters, options.output_bias))
     parentheses = f" ({', '.join(details)})" if details else ""
-    return f"Adapters of the backbone: {adapter_names}{parentheses}; adapted softmax biases: {bias_names}."
+    return f"Adapters of the backbone: {adapter_names}{parentheses}; adapted softmax biases: {bias_names}"
 
 
 def describe_missing_context(run: Run) -> str:
@@ -112,9 +200,8 @@ def _describe_training(run: Run) -> str:
             f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}"
             for row in finetuning["moved"]
         )
-        lines.append(
-            f"- fine-tuned from {code_span(finetuning['from'])} (l1 {finetuning['l1']:g}): {moved_parts} moved"
-        )
+        base_name = code_span(PurePath(finetuning["from"]).name)
+        lines.append(f"- fine-tuned from {base_name} (l1 {finetuning['l1']:g}): {moved_parts} moved")
     for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
@@ -138,31 +225,36 @@ def _describe_training(run: Run) -> str:
 
 
 def _results_table(run: Run) -> str:
-    best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
+    for table, measure, value in result_rows(run):
+        lines.append(f"| {escape_markdown(table)} | {escape_markdown(measure)} | {value} |")
+    return "\n".join(lines)
+
+
+def result_rows(run: Run) -> list[Result]:
+    """Return the results of the last training, and the last results of each evaluated table."""
+    best, rows = run.best_evaluation(), list[Result]()
     mixed, neural = mixture_perplexity(run), ", neural model alone" if has_mixture(run) else ""
     measure = saved_results.measure_name("perplexity", run.tokenizer.unit)
     if mixed is not None:
-        lines.append(f"| development | {measure}, mixture | {format_number(mixed, '.2f')} |")
+        rows.append(Result("development", f"{measure}, mixture", format_number(mixed, ".2f")))
     if best:
         perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
-        lines.append(f"| development | {measure}{neural} | {perplexity} |")
-        lines.append(f"| development | {measure}, known targets{neural} | {known} |")
+        rows.append(Result("development", f"{measure}{neural}", perplexity))
+        rows.append(Result("development", f"{measure}, known targets{neural}", known))
         if is_number(bits := best.get("bits_per_byte")):
             is_lower_bound = bool(best.get("bits_per_byte_bound"))
             bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
-            lines.append(f"| development | {bits_per_byte.measure}{neural} | {_format_value(bits_per_byte)} |")
+            rows.append(Result("development", f"{bits_per_byte.measure}{neural}", _format_value(bits_per_byte)))
     results = saved_results.read(run.folder)
     for result in saved_results.latest_measurements(results):
-        table, measure = escape_markdown(result.table), escape_markdown(result.measure)
-        lines.append(f"| {table} | {measure} | {_format_value(result)} |")
+        rows.append(Result(result.table, result.measure, _format_value(result)))
     for evaluation in saved_results.latest_evaluations(results):
-        table = escape_markdown(evaluation["table"])
         for gain in evaluation["gains"]:
             remark = f"; {gain['training_difference']}" if gain.get("training_difference") else ""
             for measure, value in saved_results.describe_gain(gain):
-                lines.append(f"| {table} | {escape_markdown(measure)} | {value}{remark} |")
-    return "\n".join(lines)
+                rows.append(Result(evaluation["table"], measure, f"{value}{remark}"))
+    return rows
 
 
 def _format_value(result: Measurement) -> str:
@@ -175,7 +267,7 @@ def _usage_example(run: Run) -> str:
     row = {data.text: "..."} | {variable.source_column: _example_value(variable) for variable in run.schema.variables}
     if data.user:
         row[data.user] = None  # the card does not name a user
-    source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
+    source = f"from factorcell import Run\n\nRun.open({_name(run)!r}).score({row!r})"
     fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"
 

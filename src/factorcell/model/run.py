@@ -20,10 +20,11 @@ from torch import Tensor
 from factorcell import files, folders
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, check_choice
 from factorcell.data.corpus import Batch, Corpus, target_offsets
+from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import has_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
-from factorcell.lazy import PublicFunction
+from factorcell.lazy import LazyMethod
 from factorcell.model import sizes, training_state
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
@@ -286,9 +287,7 @@ class Run(TextModel):
                     nats[starts[row] : starts[row] + length] = text_nats[:length]
         return nats
 
-    def score(
-        self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group"
-    ) -> list[dict[str, Any]]:
+    def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:
         """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
 
         Args:
@@ -312,11 +311,12 @@ class Run(TextModel):
         except UserError:
             if has_rows(source):
                 raise
-            return []
-        return score_rows(self.nats(corpus), corpus, with_tokens=tokens)
+            return ResultRows()
+        return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
     # The public functions of these names, with this run as their first argument.
-    classify, evaluate, explain, generate = map(PublicFunction, ("classify", "evaluate", "explain", "generate"))
+    classify, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
+    _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 
 def read_config(folder: Path) -> Config:

@@ -72,7 +72,7 @@ def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Se
     if len(contexts) == 2:
         first, second = contexts
         ratio_note = elements.note(RATIO_NOTE.format(first=first, second=second) + mean_note)
-        sections.append(("Token by token", _legend(contexts) + "\n".join(map(_shaded_text, rows)) + ratio_note))
+        sections.append(("Token by token", context_legend(contexts) + "\n".join(map(shaded_text, rows)) + ratio_note))
         sections.append(("Tokens with the largest ratios", _strongest_tokens(rows, contexts)))
     figure = running_posterior(rows[:FIGURE_TEXTS])
     chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR_NOTE + mean_note)
@@ -102,7 +102,7 @@ def _key_figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return figures
 
 
-def _legend(contexts: Sequence[str]) -> str:
+def context_legend(contexts: Sequence[str]) -> str:
     """Return the legend that explains the shades and bars of tokens."""
     first, second = (
         f'<span style="color: var(--ink); {_style(sign * FULL_SHADE_NATS)}">{elements.escape(name)}</span>'
@@ -116,7 +116,7 @@ def _legend(contexts: Sequence[str]) -> str:
     )
 
 
-def _shaded_text(row: Row) -> str:
+def shaded_text(row: Row) -> str:
     """Return a text with shaded tokens, then its total ratio; if there are several models, the model is the heading."""
     separator = token_separator(row["tokenizer"])
     heading = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""

@@ -1,0 +1,161 @@
+"""Small HTML views of runs and results, which Jupyter shows instead of their `repr`.
+
+The text has the colour of the notebook, and rules and shades are transparent, so that a view fits light and dark
+themes. A view needs no script, and remains readable without its style, which some viewers of notebooks remove.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from factorcell.data.natural_order import natural_order
+from factorcell.escapes import escape_hidden_lines
+from factorcell.evaluation.bayes_rule import Classification
+from factorcell.evaluation.comparison import (
+    AT_MOST,
+    LOWER_BOUND_MARK,
+    LOWER_BOUND_NOTE,
+    OMITTED_BITS,
+    Comparison,
+    format_difference,
+    format_figure,
+)
+from factorcell.model import model_card, saved_results
+from factorcell.model.run import Run, training_facts
+from factorcell.reports.elements import escape, note, table
+from factorcell.reports.explain import context_legend, shaded_text
+
+MAX_ROWS = 20  # values, texts or results of a view
+STYLE = """<style>
+.factorcell-view { --ink: currentColor; --muted: color-mix(in srgb, currentColor 70%, transparent); }
+.factorcell-view p { margin: 4px 0; }
+.factorcell-view .muted, .factorcell-view small { color: var(--muted); }
+.factorcell-view .table { overflow-x: auto; margin: 6px 0; }
+.factorcell-view table { border-collapse: collapse; margin: 0; font: inherit; color: inherit; }
+.factorcell-view tr { background: none; }
+.factorcell-view :is(th, td) { padding: 3px 16px 3px 0; border: 0; text-align: left; white-space: normal; }
+.factorcell-view :is(th, td) { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
+.factorcell-view th { font-weight: 400; color: var(--muted); }
+.factorcell-view .num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.factorcell-view .num small { display: block; }
+.factorcell-view .best { font-weight: 700; }
+</style>"""
+INTERVAL_NOTE = "Brackets contain 95 % confidence intervals over texts."
+
+Row = Mapping[str, Any]
+
+
+def _view(title: str, *parts: str) -> str:
+    """Return the HTML of a view; `title` is plain text, and `parts` are HTML."""
+    content = "\n".join(part for part in (f"<p><strong>{escape(title)}</strong></p>", *parts) if part)
+    return escape_hidden_lines(f'<div class="factorcell-view">\n{STYLE}\n{content}\n</div>')
+
+
+def _figures(rows: Sequence[tuple[str, str | None]]) -> str:
+    """Return a table of names and values, without the rows that have no value."""
+    return table([{"figure": name, "value": value} for name, value in rows if value], ("figure", "value"))
+
+
+def run_html(run: Run) -> str:
+    """Return the view of a run: its model, its context variables, and its results as in the model card."""
+    facts = training_facts(run.folder)
+    adaptation = model_card.describe_adaptation(run) if run.model.is_adapted else None
+    rows = [
+        ("model", run.model.describe_size()),
+        ("adaptation", adaptation or model_card.describe_missing_context(run)),
+        *(("context", variable.describe()) for variable in run.schema.variables),
+        ("tokenizer", f"{run.config.tokenizer.kind}, {len(run.tokenizer):,} tokens"),
+        ("training texts", f"{facts['texts']:,}" if facts else None),
+        (saved_results.EFFECT, format_difference("gain", facts.get("context") or {})),
+    ]
+    results = [result._asdict() for result in model_card.result_rows(run)[:MAX_ROWS]]
+    result_table = table(results, ("table", "measure", "value")) if results else ""
+    return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table)
+
+
+def evaluation_html(row: Row) -> str:
+    """Return the view of a row of `evaluate`, with the figures that the command `evaluate` prints."""
+    perplexity = saved_results.measure_name("perplexity", row["unit"])
+    figure_row = {**row, "ahead": ()}  # without a comparison, no figure is marked as the best one
+    has_bits = row.get("bits_per_byte") is not None
+    rows = [
+        ("texts", f"{row['texts']:,}"),
+        ("targets", f"{row['targets']:,} ({row['unknown_share']:.1%} out of vocabulary)"),
+        (f"{perplexity}, all targets", f"{row['perplexity']:.2f}"),
+        (f"{perplexity}, in-vocabulary targets", f"{row['perplexity_known']:.2f}"),
+        ("bits per byte", format_figure(figure_row, "bits_per_byte", ".3f") if has_bits else None),
+        (f"gain over {row.get('over')}", format_difference("gain", row)),
+        (f"bits per byte above {row.get('bits_per_byte_over')}", format_difference("bits_per_byte_difference", row)),
+    ]
+    notes = [INTERVAL_NOTE]
+    if row.get("bits_per_byte_bound"):
+        notes.append(f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}.")
+    if has_bits and row["bits_per_byte_texts"] < row["texts"]:
+        notes.append(f"Bits per byte are computed over the {row['bits_per_byte_texts']:,} texts that were not cut.")
+    if bound := row.get("bits_per_byte_difference_bound"):
+        exact = "this model" if bound == AT_MOST else row["bits_per_byte_over"]
+        notes.append(
+            f"The difference is a bound over the texts that {exact} restores exactly; the other omits {OMITTED_BITS}."
+        )
+    return _view("Evaluation", _figures(rows), note(" ".join(notes)))
+
+
+def classification_html(result: Classification) -> str:
+    """Return the view of a classification: its metrics if texts have true values, otherwise the first predictions."""
+    if not result.has_labels:
+        return _view(f"Classification of {len(result.truth):,} texts ({result.name})", _predictions(result))
+    metrics = result.metrics()
+    rows = [
+        ("accuracy", format_figure({**metrics, "ahead": ()}, "accuracy", ".4f")),
+        (f"accuracy of always predicting {metrics['majority_value']}", f"{metrics['majority']:.4f}"),
+        ("macro F1", f"{metrics['macro_f1']:.4f}"),
+        ("mean AUC", f"{metrics['auc']:.4f}"),
+        ("calibration error", f"{metrics['calibration_error']:.4f}"),
+        *(
+            (f"accuracy of {other['classifier']}", format_figure({**other, "ahead": ()}, "accuracy", ".4f"))
+            for other in metrics["others"]
+        ),
+    ]
+    order = natural_order(result.names) or range(len(result.names))
+    values = [metrics["values"][index] for index in order]
+    formats = {"value": "", "count": ",", "precision": ".4f", "recall": ".4f", "f1": ".4f", "auc": ".4f"}
+    counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
+    notes = note(INTERVAL_NOTE + _omission(len(values), "values"))
+    return _view(
+        f"Classification of {counts} ({result.name})", _figures(rows), table(values[:MAX_ROWS], formats), notes
+    )
+
+
+def _predictions(result: Classification) -> str:
+    """Return a table of the first predictions with their probabilities."""
+    names, probabilities = result.predicted[:MAX_ROWS].tolist(), result.probabilities[:MAX_ROWS].max(1).tolist()
+    rows = [
+        {"row": str(row), "predicted": result.names[name], "probability": probability}
+        for row, (name, probability) in enumerate(zip(names, probabilities, strict=True))
+    ]
+    omission = _omission(len(result.truth), "texts").strip()
+    return table(rows, {"row": "", "predicted": "", "probability": ".4f"}) + (note(omission) if omission else "")
+
+
+def _omission(count: int, noun: str) -> str:
+    """Return a sentence, after a space, about the rows that a view omits; empty if it shows all of them."""
+    return f" The first {MAX_ROWS} of {count:,} {noun} are shown." if count > MAX_ROWS else ""
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Return the view of a comparison: the table and the notes of its text."""
+    cells, columns = comparison.table()
+    notes = [note(line) for line in comparison.notes()]
+    return _view(f"Comparison of {len(comparison):,} models", table(cells, columns), *notes)
+
+
+def explanation_html(rows: Sequence[Row]) -> str:
+    """Return the view of an explanation: texts with shaded tokens, or their probabilities for over two contexts."""
+    contexts, shown = list(rows[0]["posterior"]), rows[:MAX_ROWS]
+    posteriors = [
+        {"text": row["text"][:80], **{f"p({context})": row["posterior"][context] for context in contexts}}
+        for row in shown
+    ]
+    formats = {"text": "", **dict.fromkeys((f"p({context})" for context in contexts), ".3f")}
+    shades = [context_legend(contexts), *map(shaded_text, shown)] if len(contexts) == 2 else []
+    notes = note("The probabilities assume that all contexts are equally frequent." + _omission(len(rows), "texts"))
+    return _view(f"Explanation of {len(rows):,} texts", *shades, table(posteriors, formats), notes)

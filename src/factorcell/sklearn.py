@@ -1,0 +1,221 @@
+"""A classifier of texts with the interface of scikit-learn, which the extra `analysis` installs.
+
+    from factorcell.sklearn import ContextClassifier
+
+    ContextClassifier(minutes=1).fit(texts, labels).predict(["lovely stay"])
+
+The class of a text is a context variable of a run, and Bayes' rule gives its probabilities:
+
+    p(class | text, other columns) ~ p(text | class, other columns) p(class | other columns)
+
+The sign ~ means "proportional to".
+
+Shapes: B texts, K classes.
+"""
+
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import lock
+from factorcell.config import DataConfig, UserError
+from factorcell.data.rows import distinct_category_names, to_texts
+from factorcell.data.tables import open_table
+from factorcell.evaluation.classification import classify
+from factorcell.model.run import Run
+from factorcell.model.training_state import CHECKPOINT
+from factorcell.training.fit import fit
+from factorcell.training.plan import Budget, SpecifiedOptions
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    problem = f"factorcell.sklearn needs the package {error.name}"
+    raise ImportError(f"{problem}; install the extra: pip install 'factorcell[analysis]'", name=error.name) from None
+
+CLASS = "class"  # the context column of a run that contains the class
+UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads
+MAX_SEED = 2**31 - 1
+
+Columns = dict[str, list[Any]]
+
+
+class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A scikit-learn classifier that trains a run and classifies texts by Bayes' rule.
+
+    It reads a list, an array or a series of texts; or a table, such as a data frame, with a text column. All other
+    columns of the table are context columns.
+
+    Args:
+        text: The name of the text column of tables.
+        minutes: The longest duration of the training, as in `Budget`.
+        preset: "quick", "good" or "best", as in `Budget`.
+        epochs: The number of passes over the training texts; None chooses it from the table.
+        options: Other options of the training by section, such as `{"model": {"rank": 4}}`.
+        run_folder: The run folder to write, which must be new; None uses a temporary folder.
+        random_state: The seed of the training: an integer, a `numpy.random.RandomState`, or None for a random seed.
+
+    Attributes:
+        classes_: The classes (K,), sorted.
+        run_: The trained run, whose context column `class` contains the class.
+    """
+
+    def __init__(
+        self,
+        *,
+        text: str = "text",
+        minutes: float | None = None,
+        preset: str | None = None,
+        epochs: float | None = None,
+        options: SpecifiedOptions | None = None,
+        run_folder: str | Path | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.text = text
+        self.minutes = minutes
+        self.preset = preset
+        self.epochs = epochs
+        self.options = options
+        self.run_folder = run_folder
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "ContextClassifier":  # noqa: N803  scikit-learn prescribes the name
+        """Train a run on texts with classes, of which 5 % are held out to select the best weights.
+
+        Args:
+            X: The texts, or a table with a text column.
+            y: The class of each text (B,).
+
+        Returns:
+            This classifier.
+
+        Raises:
+            UserError: The table or an option is not valid.
+            ValueError: The classes are not valid, for example if there is only one.
+        """
+        columns = self._read(X)
+        if CLASS in columns:
+            raise UserError(f"X: the column name {CLASS!r} is reserved for the classes; rename the column")
+        labels = column_or_1d(y if hasattr(y, "dtype") else np.asarray(list(y)))
+        check_consistent_length(columns[self.text], labels)
+        check_classification_targets(labels)
+        classes, indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        if len(classes) < 2:
+            raise ValueError(f"y: expected at least two classes, got only one class, {classes[0]!r}")
+        names = _class_names(classes)
+        table = {**columns, CLASS: [names[index] for index in indices]}
+        folder = Path(mkdtemp(prefix="factorcell-")) if self.run_folder is None else Path(self.run_folder)
+        try:
+            run = fit(table, None, self._config(columns, int(counts.min())), folder, budget=self._budget())
+        except BaseException:
+            if self.run_folder is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.classes_, self.run_ = classes, run
+        if self.run_folder is None:
+            _delete_with(run)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the probability of each class given each text (B, K), with the classes in the order of `classes_`."""
+        check_is_fitted(self, "run_")
+        columns = self._read(X)
+        columns.pop(CLASS, None)
+        return classify(self.run_, columns, CLASS, values=_class_names(self.classes_)).probabilities
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the logarithm of `predict_proba` (B, K)."""
+        with np.errstate(divide="ignore"):
+            log_probs: NDArray[np.float64] = np.log(self.predict_proba(X))
+        return log_probs
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the most probable class of each text (B,)."""
+        probabilities = self.predict_proba(X)
+        predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return predicted
+
+    def _read(self, source: Any) -> Columns:
+        """Return the columns of texts or of a table; a list of texts becomes the text column."""
+        if getattr(source, "ndim", 1) == 2 and not hasattr(source, "columns") and source.shape[1] == 1:
+            source = source[:, 0]  # an array of texts with one column
+        if (texts := to_texts(source)) is not None:
+            return {self.text: texts}
+        table = open_table(source)
+        if self.text not in table.columns:
+            raise table.missing_column_error(self.text)
+        columns: Columns = {name: [] for name in table.columns}
+        for chunk in table.chunks(table.columns):
+            for name, values in chunk.items():
+                columns[name] += values
+        return columns
+
+    def _budget(self) -> Budget | None:
+        return None if self.minutes is None and self.preset is None else Budget(self.minutes, self.preset)
+
+    def _config(self, columns: Columns, smallest_count: int) -> SpecifiedOptions:
+        """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
+        config = {section: dict(options) for section, options in (self.options or {}).items()}
+        data, training = config.get("data", {}), config.get("training", {})
+        read_columns = {self.text, data.get("user"), data.get("time"), *data.get("prompt", ())}
+        context = data.get("context", [name for name in columns if name not in read_columns])
+        seed = self.random_state
+        if not isinstance(seed, int):
+            seed = int(check_random_state(seed).randint(MAX_SEED))
+        config["data"] = {
+            "min_context_count": min(DataConfig().min_context_count, smallest_count),
+            **data,
+            "text": self.text,
+            "context": [f"{CLASS}:category", *context],
+        }
+        config["training"] = {**training, "seed": seed, **({} if self.epochs is None else {"epochs": self.epochs})}
+        return config
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle, with the content of the files of the run folder instead of the run."""
+        state: dict[str, Any] = dict(super().__getstate__())  # the dict of this object, which must not change
+        run = state.pop("run_", None)
+        if run is not None:
+            paths = (path for path in run.folder.iterdir() if path.is_file() and path.name not in UNPICKLED_FILES)
+            state["_run_files"] = {path.name: path.read_bytes() for path in paths}
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Write the files of the run to a temporary folder and open it."""
+        state = dict(state)
+        contents = state.pop("_run_files", None)
+        super().__setstate__(state)
+        if contents is not None:
+            folder = Path(mkdtemp(prefix="factorcell-"))
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+            self.run_ = Run.open(folder)
+            _delete_with(self.run_)
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags that say that `X` has texts instead of numbers."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        return tags
+
+
+def _class_names(classes: NDArray[Any]) -> list[str]:
+    """Return the name of each class (K,) in the run; raise a `UserError` if two classes have the same name."""
+    names = distinct_category_names(classes.tolist(), "y")
+    if len(names) < len(classes):
+        raise UserError("y: two classes have the same name, such as '5' and '5.0'; expected different names")
+    return names
+
+
+def _delete_with(run: Run) -> None:
+    """Delete the temporary folder of a run when the run is no longer used."""
+    weakref.finalize(run, shutil.rmtree, run.folder, ignore_errors=True)
