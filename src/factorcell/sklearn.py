@@ -39,8 +39,8 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted
 except ImportError as error:
-    problem = f"factorcell.sklearn needs the package {error.name}"
-    raise ImportError(f"{problem}; install the extra: pip install 'factorcell[analysis]'", name=error.name) from None
+    hint = "pip install 'factorcell[analysis]'"
+    raise ImportError(f"scikit-learn is not installed; install the extra: {hint}", name=error.name) from None
 
 CLASS = "class"  # the context column of a run that contains the class
 UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads

@@ -31,7 +31,7 @@ FILE = "README.md"
 METADATA = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)  # the metadata at the beginning of a card
 METADATA_ENTRY = re.compile(r"^([\w-]+):.*\n(?:[ \-#].*\n|\n)*", re.MULTILINE)  # a key at the margin, and its value
 RESULTS_KEY = "model-index"  # the only entry that a new card does not copy from the previous card
-TAGS = ("language-model", "context", "adaptation", "text-classification")
+TAGS = ("language-model", "context")
 # For the beginning of the name of a measure: the metric and the task on the hub.
 METRICS = {
     "perplexity": ("perplexity", "text-generation"),

@@ -19,6 +19,7 @@ from factorcell.evaluation.comparison import (
     format_difference,
     format_figure,
 )
+from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.elements import escape, note, table
@@ -107,8 +108,8 @@ def classification_html(result: Classification) -> str:
     rows = [
         ("accuracy", format_figure({**metrics, "ahead": ()}, "accuracy", ".4f")),
         (f"accuracy of always predicting {metrics['majority_value']}", f"{metrics['majority']:.4f}"),
-        ("macro F1", f"{metrics['macro_f1']:.4f}"),
-        ("mean AUC", f"{metrics['auc']:.4f}"),
+        ("macro F1", format_number(metrics["macro_f1"], ".4f")),
+        ("mean AUC", format_number(metrics["auc"], ".4f")),
         ("calibration error", f"{metrics['calibration_error']:.4f}"),
         *(
             (f"accuracy of {other['classifier']}", format_figure({**other, "ahead": ()}, "accuracy", ".4f"))
