@@ -41,6 +41,7 @@ OTHER_OPTIONS |= {"--nproc-per-node", "--max-restarts", "--prefixes"}  # of torc
 OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
 OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 OTHER_OPTIONS |= {"--data", "--results"}  # of the scripts under experiments/
+OTHER_OPTIONS |= {"--exclude"}  # of hf upload
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 
