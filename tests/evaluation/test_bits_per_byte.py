@@ -55,7 +55,7 @@ def test_bits_per_byte_equal_a_loop_over_texts(kind: str, tmp_path: Path) -> Non
     assert row["unknown_targets"] == round(row["unknown_share"] * row["targets"]) > 0
     assert row["bits_per_byte_bound"]
     once = run.prepare(rows_of(TEXTS))
-    assert perplexity.summary_row(run.nats(once), once) == row
+    assert {"unit": run.tokenizer.unit, **perplexity.summary_row(run.nats(once), once)} == row
 
 
 def test_bytes_are_counted_before_unicode_normalization() -> None:

@@ -58,7 +58,7 @@ def test_fine_tuning_learns_a_new_domain(base: Run, tmp_path: Path) -> None:
     assert facts["from"] == str(base.folder)
     assert {row["part"] for row in facts["moved"]} == {"embedding", "context", "backbone", "output_bias", "projection"}
     card = (run.folder / "README.md").read_text(encoding="utf-8")
-    assert f"fine-tuned from `{base.folder}` (l1 0): " in card
+    assert f"fine-tuned from `{base.folder.name}` (l1 0): " in card
     again = finetune(run, texts, dev, tmp_path / "again", parts=["context"], l1=1e-3)
     card = (again.folder / "README.md").read_text(encoding="utf-8")
     assert "(l1 0.001): " in card

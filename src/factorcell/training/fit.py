@@ -61,7 +61,7 @@ def fit(
     """Train a run on a table.
 
     Args:
-        source: The training table: a file, rows, or a list of several of them.
+        source: The training table: a path, rows, a data frame, a data set or any other table that `prepare` reads.
         dev: The development table, on which the best weights are selected. If it is None, 5 % of the training rows
             are held out; the vocabulary still includes their tokens.
         config: A `Config`, which sets all options, or a mapping of some options by section, such as
