@@ -40,7 +40,7 @@ STYLE = """<style>
 .factorcell-view .num small { display: block; }
 .factorcell-view .best { font-weight: 700; }
 </style>"""
-INTERVAL_NOTE = "Brackets contain 95 % confidence intervals over texts."
+INTERVAL_NOTE = "Ranges in brackets or parentheses are 95 % confidence intervals over texts."
 
 Row = Mapping[str, Any]
 
@@ -70,7 +70,7 @@ def run_html(run: Run) -> str:
     ]
     results = [result._asdict() for result in model_card.result_rows(run)[:MAX_ROWS]]
     result_table = table(results, ("table", "measure", "value")) if results else ""
-    return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table)
+    return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note(INTERVAL_NOTE))
 
 
 def evaluation_html(row: Row) -> str:
