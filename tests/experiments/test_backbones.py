@@ -230,14 +230,18 @@ def test_every_row_of_the_study_has_valid_options() -> None:
 
 def test_adapters_start_unadapted_and_compute_their_equations() -> None:
     sizes, vector = LayerSizes(context=3, inputs=4, outputs=5, rank=2), torch.randn(2, 3)
-    for adapter in (SharedLoRA(sizes), Hypernetwork(sizes)):
+    shared, hypernetwork = SharedLoRA(sizes), Hypernetwork(sizes)
+    for adapter in (shared, hypernetwork):
         adapter.start_unadapted()
-        assert not adapter(vector).right.any()
+        start = adapter(vector).right
+        assert start is not None
+        assert not start.any()
         for parameter in adapter.parameters():
             torch.nn.init.normal_(parameter)
-        shift = adapter(vector)
-        assert (shift.left.shape, shift.right.shape) == ((2, 4, 2), (2, 2, 5))
-    expected = torch.einsum("bh,hdr->bdr", torch.tanh(vector @ adapter.hidden), adapter.left)
-    torch.testing.assert_close(shift.left, expected)
-    shared = SharedLoRA(sizes)(vector)
-    assert torch.equal(shared.left[0], shared.left[1])
+    left, right = hypernetwork(vector).left, hypernetwork(vector).right
+    hidden = torch.tanh(vector @ hypernetwork.hidden)
+    torch.testing.assert_close(left, torch.einsum("bh,hdr->bdr", hidden, hypernetwork.left))
+    torch.testing.assert_close(right, torch.einsum("bh,hro->bro", hidden, hypernetwork.right))
+    shift = shared(vector)
+    for part, expected in ((shift.left, shared.left), (shift.right, shared.right)):
+        torch.testing.assert_close(part, expected.expand(2, -1, -1))
