@@ -18,7 +18,7 @@ from corpora import Tables
 from factorcell import pretrained
 from factorcell.config import Config
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.model import base_models
+from factorcell.model.adapted_modules import linear_maps
 from factorcell.model.devices import find_device
 from study import Measurement
 
@@ -58,10 +58,10 @@ def load(source: pretrained.Source, labels: int, parameters: int, device: torch.
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     model.config.pad_token_id = tokenizer.pad_token_id
-    maps = [linear for _, _, linear in base_models.linear_maps(model.base_model)]
-    per_rank = sum(sum(linear.weight.shape) for linear in maps)  # type: ignore[misc, arg-type]
+    maps = list(linear_maps(model.base_model))
+    per_rank = sum(sum(linear.weight.shape) for _, _, linear in maps)  # type: ignore[misc, arg-type]
     rank = max(1, round(parameters / per_rank))
-    names = sorted({name for _, name, _ in base_models.linear_maps(model.base_model)})
+    names = sorted({path.rpartition(".")[2] for _, path, _ in maps})
     options = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=2 * rank, target_modules=names)
     return tokenizer, get_peft_model(model, options).to(device)
 

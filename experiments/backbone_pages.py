@@ -1,9 +1,9 @@
 """The tables of docs/backbones.md from the rows of the study of backbones; a line for each method, or each set.
 
-A table that has no rows yet says so. A difference is followed by its 95 % interval over texts and trainings.
+A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and trainings.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from aggregate import Rows, interval, number
@@ -16,6 +16,12 @@ from figures import Read
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
 METHODS = tuple(SPEC["methods"])
 UNSEEN = f"unseen_{BITS}"
+NOT_MEASURED = "Not measured.\n"
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Format a table; the backbones of the study need not all be measured."""
+    return markdown(header, lines) if lines else NOT_MEASURED
 
 
 def rows_of(read: Read, set_name: str, backbone: str) -> Rows:
@@ -49,7 +55,7 @@ def by_method(read: Read, backbone: str, cell: Cell) -> str:
     """Return a table with a line for each method and a column for each set."""
     sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
     lines = [[method, *(cell(rows, method) for rows in sets.values())] for method in METHODS]
-    return markdown(["method", *sets], [line for line in lines if any(line[1:])])
+    return table(["method", *sets], [line for line in lines if any(line[1:])])
 
 
 def compared(read: Read, backbone: str, key: str, against: str, scale: float = 1.0, form: str = ".3f") -> str:
@@ -68,7 +74,7 @@ def by_range(read: Read, backbone: str, keys: Mapping[str, str]) -> str:
     sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
     base = baseline_of(backbone)
     lines = [[name, *(difference(rows, "factor", key, base) for key in keys)] for name, rows in sets.items()]
-    return markdown(["data set", *keys.values()], [line for line in lines if any(line[1:])])
+    return table(["data set", *keys.values()], [line for line in lines if any(line[1:])])
 
 
 def ranges(prefix: str, begins: Iterable[int], unit: str) -> dict[str, str]:
@@ -86,7 +92,7 @@ def runs(read: Read) -> str:
             machines = ", ".join(sorted({f"{row['machine']} ({row['device']})" for row in trained}))
             tokens = ", ".join(f"{count:,}" for count in sorted({row["tokens"] for row in trained}))
             lines.append([name, f"{len(trained)}", tokens, f"{minutes:.0f}", machines])
-    return markdown(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
+    return table(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
 
 
 def parameters(rows: Rows, name: str) -> str:

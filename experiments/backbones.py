@@ -222,7 +222,9 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     if case.method_name == "head":
         return backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters)
     corpus = prepare(texts["train"], config)
-    models = 1 + len(backbone_measures.candidates(texts)[0]) if case.method_name == "separate" else 1
+    # The embeddings of tokens prevent models of single values that are not pretrained from being small.
+    is_divided = case.method_name == "separate" and case.backbone.frozen
+    models = 1 + len(backbone_measures.candidates(texts)[0]) if is_divided else 1
     config, size = fit_size(config, case.method.size, parameters // models, len(corpus.tokenizer), corpus.schema)
     config = config.with_options(epochs=round(case.backbone.tokens / corpus.target_count, 4))
     scorer: Scorer

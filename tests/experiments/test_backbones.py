@@ -10,16 +10,19 @@ import pytest
 import torch
 
 import backbone_measures
+import backbone_pages
 import backbone_tables
 import backbones
 import corpora
 import study
+from aggregate import Rows
 from backbone_adapters import Hypernetwork, SharedLoRA
 from backbone_tables import DataSet
 from backbones import Backbone
 from factorcell import classify, files
 from factorcell.data.cache import prepare
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.adapters import LayerSizes
 from factorcell.model.run import Run
 from factorcell.model.sizes import meta_model
@@ -245,3 +248,21 @@ def test_adapters_start_unadapted_and_compute_their_equations() -> None:
     shift = shared(vector)
     for part, expected in ((shift.left, shared.left), (shift.right, shared.right)):
         torch.testing.assert_close(part, expected.expand(2, -1, -1))
+
+
+def test_tables_have_a_line_for_each_method_and_its_interval() -> None:
+    """Differences from the model without context have the sign of the figure."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(20, 60, 50).astype(float)
+    rows = []
+    for method, level in (("none", 2.0), ("factor", 1.5)):
+        bits = TextSums("k", sizes * level + random.normal(0, 1, 50), sizes)
+        sums = {"bits_per_byte": study.group_sums(bits)}
+        rows.append({"row": f"agnews recurrent {method}", "seed": 0, "sums": sums})
+    makers = backbone_pages.MAKERS
+    lines = makers["bits per byte, recurrent"](lambda *_: Rows(rows)).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| none", "| factor"]
+    assert lines[3].startswith("| factor | 1.5")
+    [line] = makers["minus baseline, recurrent"](lambda *_: Rows(rows)).splitlines()[2:]
+    assert line.startswith("| factor | -0.")
+    assert makers["accuracy, smollm2"](lambda *_: Rows(rows)) == backbone_pages.NOT_MEASURED
