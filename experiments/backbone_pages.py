@@ -1,6 +1,7 @@
 """The tables of docs/backbones.md from the rows of the study of backbones; a line for each method, or each set.
 
-A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and trainings.
+A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and
+trainings.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
