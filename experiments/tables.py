@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+import backbone_pages
 import figures
 import paper_tables
 from aggregate import Rows
@@ -42,6 +43,7 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
     },
     "privacy.md": {"exposure": paper_tables.exposure},
     "advice.md": {"advice": paper_tables.advice},
+    "backbones.md": backbone_pages.MAKERS,
     "generation.md": {f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")},
     "completion.md": {"completion systems": paper_tables.completion},
 }

@@ -1,0 +1,134 @@
+"""The tables of docs/backbones.md from the rows of the study of backbones; a line for each method, or each set.
+
+A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and
+trainings.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from aggregate import Rows, interval, number
+from backbone_measures import BITS, FREQUENCIES, POSITIONS
+from backbones import BACKBONES, SPEC
+from columns import markdown
+from factorcell.evaluation.statistics import Ratios
+from figures import Read
+
+Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
+METHODS = tuple(SPEC["methods"])
+UNSEEN = f"unseen_{BITS}"
+NOT_MEASURED = "Not measured.\n"
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Format a table; the backbones of the study need not all be measured."""
+    return markdown(header, lines) if lines else NOT_MEASURED
+
+
+def rows_of(read: Read, set_name: str, backbone: str) -> Rows:
+    """Return the rows of a data set and a backbone, named by their methods."""
+    return read("backbones").renamed({f"{set_name} {backbone} {method}": method for method in METHODS})
+
+
+def baseline_of(backbone: str) -> str:
+    """Return the method that reads no context: a shared LoRA on a frozen base, otherwise the model without context."""
+    return "lora" if BACKBONES[backbone].frozen else "none"
+
+
+def figure(rows: Rows, name: str, key: str, form: str = ".3f", scale: float = 1.0) -> str:
+    """Format a figure with its interval."""
+    sums = rows.sums(name, key)
+    ratios = Ratios.from_sums([sums]) if sums else None
+    if ratios is None:
+        return ""
+    value = ratios.interval(0)
+    ends = "" if value.low is None else f" [{number(value.low, form, scale)}, {number(value.high, form, scale)}]"
+    return f"{number(value.point, form, scale)}{ends}"
+
+
+def difference(rows: Rows, name: str, key: str, base: str, form: str = "+.3f", scale: float = 1.0) -> str:
+    if name == base or base not in rows or name not in rows:
+        return ""
+    return interval(rows.difference(name, key, base), form.removeprefix("+"), scale)
+
+
+def by_method(read: Read, backbone: str, cell: Cell) -> str:
+    """Return a table with a line for each method and a column for each set."""
+    sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
+    lines = [[method, *(cell(rows, method) for rows in sets.values())] for method in METHODS]
+    return table(["method", *sets], [line for line in lines if any(line[1:])])
+
+
+def compared(read: Read, backbone: str, key: str, against: str, scale: float = 1.0, form: str = ".3f") -> str:
+    """Return the differences of all methods from the method `against`; the empty name stands for the baseline."""
+    base = against or baseline_of(backbone)
+    return by_method(read, backbone, lambda rows, name: difference(rows, name, key, base, form, scale))
+
+
+def control(rows: Rows, name: str, suffix: str) -> str:
+    """Format the increase of the bits per byte with other contexts."""
+    return interval(rows.difference_within(name, f"{BITS}_{suffix}", BITS), ".3f", 1.0) if name in rows else ""
+
+
+def by_range(read: Read, backbone: str, keys: Mapping[str, str]) -> str:
+    """Return the differences between `factor` and the baseline in ranges (key -> head of the column)."""
+    sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
+    base = baseline_of(backbone)
+    lines = [[name, *(difference(rows, "factor", key, base) for key in keys)] for name, rows in sets.items()]
+    return table(["data set", *keys.values()], [line for line in lines if any(line[1:])])
+
+
+def ranges(prefix: str, begins: Iterable[int], unit: str) -> dict[str, str]:
+    return {f"{prefix}_{begin}": f"from {begin:,} {unit}" for begin in begins}
+
+
+def runs(read: Read) -> str:
+    """Return what was trained where: tokens, seeds, machine, device and minutes of each backbone."""
+    lines = []
+    for name in BACKBONES:
+        rows = [row for row in read("backbones").all() if row["row"].split()[1] == name]
+        trained = [row for row in rows if row.get("minutes")]
+        if trained:
+            minutes = sum(row["minutes"] for row in trained)
+            machines = ", ".join(sorted({f"{row['machine']} ({row['device']})" for row in trained}))
+            tokens = ", ".join(f"{count:,}" for count in sorted({row["tokens"] for row in trained}))
+            lines.append([name, f"{len(trained)}", tokens, f"{minutes:.0f}", machines])
+    return table(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
+
+
+def parameters(rows: Rows, name: str) -> str:
+    row = rows.first(name)
+    sizes = ", ".join(f"{option} {size}" for option, size in row.get("size", {}).items())
+    count = number(row.get("trained_parameters"), ",.0f")
+    return f"{count} ({sizes})" if sizes and count != "0" else count
+
+
+MAKERS: dict[str, Callable[[Read], str]] = {"machines": runs}
+for backbone in BACKBONES:
+    tables: dict[str, Callable[[Read], str]] = {
+        "bits per byte": partial(by_method, backbone=backbone, cell=partial(figure, key=BITS)),
+        "minus baseline": partial(compared, backbone=backbone, key=BITS, against=""),
+        "minus text": partial(compared, backbone=backbone, key=BITS, against="text"),
+        "accuracy": partial(
+            by_method, backbone=backbone, cell=partial(figure, key="accuracy", form=".1f", scale=100.0)
+        ),
+        "accuracy minus text": partial(
+            compared, backbone=backbone, key="accuracy", against="text", scale=100.0, form=".1f"
+        ),
+        "calibration": partial(
+            by_method,
+            backbone=backbone,
+            cell=lambda rows, name: number((rows.mean(name, "calibration_error") or (None,))[0], ".3f"),
+        ),
+        "shuffled": partial(by_method, backbone=backbone, cell=partial(control, suffix="shuffled")),
+        "without": partial(by_method, backbone=backbone, cell=partial(control, suffix="without")),
+        "position": partial(by_range, backbone=backbone, keys=ranges("bits_from", POSITIONS[:-1], "tokens")),
+        "frequency": partial(by_range, backbone=backbone, keys=ranges(f"{BITS}_texts", FREQUENCIES[:-1], "texts")),
+        "parameters": partial(by_method, backbone=backbone, cell=parameters),
+    }
+    if "commits" in BACKBONES[backbone].sets:
+        tables["unseen users"] = partial(by_method, backbone=backbone, cell=partial(figure, key=UNSEEN))
+        tables["unseen users, not learned"] = partial(
+            by_method, backbone=backbone, cell=partial(figure, key=f"{UNSEEN}_not_learned")
+        )
+    MAKERS |= {f"{name}, {backbone}": maker for name, maker in tables.items()}
