@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from factorcell.model.context_model import get_context_model as get_context_model
     from factorcell.model.context_reading import ContextCollator as ContextCollator
     from factorcell.model.context_reading import read_schema as read_schema
+    from factorcell.model.exporting import export as export
     from factorcell.model.head import register_head as register_head
     from factorcell.model.language_model import LanguageModel as LanguageModel
     from factorcell.model.run import Run as Run
@@ -91,6 +92,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "model.cells": ("register_cell",),
         "model.context_model": ("ContextConfig", "ContextModel", "get_context_model"),
         "model.context_reading": ("ContextCollator", "read_schema"),
+        "model.exporting": ("export",),
         "model.head": ("register_head",),
         "model.language_model": ("LanguageModel",),
         "model.run": ("Run",),

@@ -15,6 +15,7 @@ SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
 PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early
 PRESETS = ("quick", "good", "best")  # presets of the training time
 MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # parts that fine-tuning can train
+EXPORT_FORMATS = ("lora", "merged", "gguf-lora")
 GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
 ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
 EMBEDDING_MEASURES = ("cosine", "distance")

@@ -228,7 +228,12 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts_json = json.dumps(facts, sort_keys=True)
     metadata = {"facts": facts_json, "sha256": _digest(cpu_tensors, facts_json)}
-    write(path, _sort_metadata(save(cpu_tensors, metadata)))
+    write(path, to_safetensors(cpu_tensors, metadata))
+
+
+def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the content of a safetensors file, which is the same for the same tensors and metadata."""
+    return _sort_metadata(save(dict(tensors), dict(metadata)))
 
 
 def _sort_metadata(content: bytes) -> bytes:

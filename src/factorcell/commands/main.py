@@ -98,6 +98,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         (
             Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
             Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
+            Command("export", "write a Transformer in one context for PEFT, transformers or llama.cpp", "export"),
         ),
     ),
     "generate": (

@@ -58,8 +58,8 @@ class Run(TextModel):
 
         Run.open("runs/reviews").score(["lovely stay"], context={"stars": 5})
 
-    `run.classify(...)`, `run.evaluate(...)`, `run.explain(...)` and `run.generate(...)` call the functions
-    `factorcell.classify(run, ...)`, `factorcell.evaluate(run, ...)` and so on, with the same arguments.
+    `run.classify(...)`, `run.evaluate(...)`, `run.explain(...)`, `run.export(...)` and `run.generate(...)` call the
+    functions `factorcell.classify(run, ...)`, `factorcell.evaluate(run, ...)` and so on, with the same arguments.
 
     Attributes:
         folder: The folder.
@@ -315,7 +315,9 @@ class Run(TextModel):
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
     # The public functions of these names, with this run as their first argument.
-    classify, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
+    classify, evaluate, explain, export, generate = map(
+        LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
+    )
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 

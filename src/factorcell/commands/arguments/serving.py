@@ -1,8 +1,9 @@
 """Arguments of the commands that serve completions and manage stored users."""
 
+from functools import partial
 from pathlib import Path
 
-from factorcell.choices import KEY_SCOPES, STORE_URLS, STORE_VARIABLE
+from factorcell.choices import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 from factorcell.config import PRECISIONS
@@ -104,3 +105,19 @@ def _add_store(parser: Parser) -> None:
 def _add_store_and_user(parser: Parser) -> None:
     _add_store(parser)
     parser.add_argument("user", metavar="USER", help="id of the user")
+
+
+def add_export_arguments(parser: Parser) -> None:
+    """Add the arguments of `factorcell export`."""
+    options.add_run(parser, "run folder of a model with a Transformer (--base)")
+    path_type = partial(options.writable_path, folder=True)
+    parser.add_argument("folder", type=path_type, metavar="DIR", help="folder to write, new or empty")
+    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"
+    parser.add_argument("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
+    options.add_context(parser)
+    help_text = "leave out or approximate changes of biases that not every reader of the format supports, and report "
+    help_text += "the effect on the perplexity of the texts in TABLE"
+    parser.add_argument("--approximate", type=Path, metavar="TABLE", help=help_text)
+    options.add_unknown(parser, "error")
+    options.add_threads(parser)
+    options.add_max_memory(parser)

@@ -1,0 +1,28 @@
+"""The command `export`, which writes a Transformer in one context as files of other programs."""
+
+import argparse
+
+from factorcell.commands import options, terminal
+from factorcell.model.exporting import export
+from factorcell.model.run import Run
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    """Run `factorcell export`."""
+    run = Run.open(arguments.run, mixture=False)
+    context = options.parse_context(arguments.context)
+    options.notify_rare_values(run.schema, context)
+    export(
+        run,
+        arguments.folder,
+        to=arguments.to,
+        context=context,
+        approximate=arguments.approximate,
+        unknown=arguments.unknown,
+        notify=terminal.notify,
+    )
+    if context and not run.model.is_adapted:
+        terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
+    other_columns = [name for name in run.schema.embedded.columns() if name not in context]
+    if other_columns and run.model.is_adapted:
+        terminal.notify(f"columns without a specified value, read as their expected value: {', '.join(other_columns)}")

@@ -1,0 +1,75 @@
+"""Tokenizers in the format of the library `transformers`, for models that other programs read.
+
+Such a tokenizer puts the start token before each text, as the models of factorcell read texts.
+"""
+
+from typing import Any
+
+from factorcell import pretrained
+from factorcell.data.bpe import BpeTokenizer, import_library
+from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.tokenizer import (
+    GRAPHEME,
+    WORD,
+    CharacterTokenizer,
+    GraphemeTokenizer,
+    SpaceTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
+
+
+def to_transformers(tokenizer: Tokenizer) -> Any:
+    """Return `tokenizer` as a tokenizer of `transformers`; None if that library cannot express it.
+
+    It cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for all texts,
+    except words in Greek capital letters that end with sigma if the tokenizer converts to lower case, and texts of the
+    tokenizer `space` that contain a special token such as `<s>`.
+    """
+    splitter = _splitter(tokenizer)
+    if splitter is None:
+        return None
+    names = [tokenizer.tokens[special] for special in tokenizer.specials]
+    processors = import_library().processors
+    unknown, start, end = names
+    splitter.post_processor = processors.TemplateProcessing(
+        single=[start, "$A"],
+        pair=[start, "$A", start, "$B"],
+        special_tokens=[(start, tokenizer.specials.start)],
+    )
+    splitter.add_special_tokens(names)
+    return pretrained.transformers().PreTrainedTokenizerFast(
+        tokenizer_object=splitter,
+        unk_token=unknown,
+        bos_token=start,
+        eos_token=end,
+        split_special_tokens=True,  # a text that contains "<s>" does not contain a special token
+    )
+
+
+def _splitter(tokenizer: Tokenizer) -> Any:
+    """Return a tokenizer of the library `tokenizers` without special tokens; None if there is no equivalent."""
+    library = import_library()
+    normalizers, pre_tokenizers = library.normalizers, library.pre_tokenizers
+    lowercase = [normalizers.Lowercase()] if tokenizer.options.lowercase else []
+    if type(tokenizer) in (BpeTokenizer, PretrainedTokenizer):
+        splitter = library.Tokenizer.from_str(tokenizer.contents()[tokenizer.FILES[0]].decode())
+        if lowercase:
+            other = [] if splitter.normalizer is None else [splitter.normalizer]
+            splitter.normalizer = normalizers.Sequence([*lowercase, *other])
+        return splitter
+    pre_tokenizer = {
+        WordTokenizer: pre_tokenizers.Split(library.Regex(WORD.pattern), "removed", invert=True),
+        SpaceTokenizer: pre_tokenizers.WhitespaceSplit(),
+        CharacterTokenizer: pre_tokenizers.Split(library.Regex("(?m)."), "isolated"),  # also matches line breaks
+        GraphemeTokenizer: pre_tokenizers.Split(library.Regex(GRAPHEME.pattern), "isolated"),
+    }.get(type(tokenizer))
+    if pre_tokenizer is None or getattr(tokenizer.options, "strip_punctuation", False):
+        return None
+    ids = {token: token_id for token_id, token in enumerate(tokenizer.tokens)}
+    splitter = library.Tokenizer(library.models.WordLevel(ids, unk_token=tokenizer.tokens[tokenizer.specials.unknown]))
+    splitter.normalizer = normalizers.Sequence([normalizers.NFC(), *lowercase])
+    splitter.pre_tokenizer = pre_tokenizer
+    if tokenizer.is_character_level:
+        splitter.decoder = library.decoders.Fuse()
+    return splitter

@@ -1,0 +1,147 @@
+"""Export of a run with a Transformer in one context, as files that other programs read.
+
+| format | files | readers |
+|---|---|---|
+| lora | adapter_config.json, adapter_model.safetensors | PEFT; without biases also vLLM |
+| merged | config.json, model.safetensors, and the tokenizer if possible | transformers, vLLM, and converters to GGUF |
+| gguf-lora | adapter.gguf | llama.cpp |
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from factorcell import files
+from factorcell.choices import EXPORT_FORMATS
+from factorcell.config import UserError, check_choice
+from factorcell.data.transformers_tokenizer import to_transformers
+from factorcell.model import lora_files, merged_model
+from factorcell.model.fixed_context import FixedContext
+from factorcell.model.model_card import escape_markdown, has_mixture
+from factorcell.model.run import Run
+
+Notify = Callable[[str], None]  # receives one-line notices
+
+
+def export(
+    run: Run,
+    folder: str | Path,
+    *,
+    to: str = "lora",
+    context: Mapping[str, Any] | None = None,
+    approximate: Any = None,
+    unknown: str = "error",
+    notify: Notify | None = None,
+) -> None:
+    """Write a run with a Transformer in one context as files of another program.
+
+    The exported model gives the same logits as the neural model of the run for the same token ids.
+
+    Args:
+        run: The run.
+        folder: The folder to write, which does not exist or is empty.
+        to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers; "gguf-lora", a LoRA of llama.cpp.
+        context: A value for each context column, such as `{"stars": 5}`; other columns have their expected values.
+        approximate: A table of texts; with it, changes of biases that not all readers of the format support are left
+            out, or approximated in the output matrix of a merged model, and the effect on the perplexity of these
+            texts is reported.
+        unknown: How to read a value that training never saw, as in `Run.score`.
+        notify: A function that receives one-line notices.
+
+    Raises:
+        UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.
+    """
+    check_choice("format", to, EXPORT_FORMATS)
+    if not files.is_new(folder):
+        raise files.folder_exists_error(folder)
+    fixed = FixedContext.of(run, context or {}, unknown)
+    fixed, notices = _with_storable_biases(fixed, to, approximate)
+    with _complete_folder(Path(folder)) as partial:
+        if to == "lora":
+            lora_files.write_peft(fixed, partial)
+        elif to == "gguf-lora":
+            lora_files.write_gguf(fixed, partial)
+        else:
+            merged_model.write_merged_model(fixed, partial)
+            notices.append(_write_tokenizer(run, partial))
+        if to != "merged":
+            notices.append(lora_files.describe_start(fixed))
+        if has_mixture(run):
+            notices.append("the exported model is the neural model, without the mixture with n-gram counts")
+        files.write(partial / "README.md", _render_card(fixed, to, context or {}, notices))
+    for notice in notices:
+        if notify is not None:
+            notify(notice)
+
+
+def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[FixedContext, list[str]]:
+    """Return the context with biases that the format can store, and notices about the others.
+
+    Raises:
+        UserError: The format cannot store a change, and there is no `table` to approximate it and measure the effect.
+    """
+    run, shifts = fixed.run, fixed.shifts().values()
+    is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in shifts)
+    if to == "merged":
+        places = merged_model.find_places(fixed)
+        has_map_biases, has_output_bias = not places.map_biases, not places.output_bias
+    else:
+        lora_files.check_run(fixed, is_gguf=to == "gguf-lora")
+        has_map_biases, has_output_bias = any(shift.bias is not None for shift in shifts), fixed.changes_output_bias
+    names = ["its maps"] * has_map_biases + ["the output layer"] * has_output_bias
+    if not names or (to == "lora" and table is None):
+        return fixed, []
+    if table is None:
+        raise UserError(
+            f"{run.folder}: {to} cannot store the changes of the biases of {' and '.join(names)}"
+            + ("; lora for PEFT can" if is_low_rank else ""),
+            (("approximate", "TABLE"),),
+            "to leave out or approximate them and report the effect on the perplexity of the texts in TABLE",
+        )
+    texts = run.prepare(table, optional=tuple(variable.name for variable in run.schema.variables))
+    storable = fixed.without_map_biases() if has_map_biases else fixed
+    if has_output_bias:
+        is_merged = to == "merged"
+        storable = storable.with_output_bias_in_matrix(texts) if is_merged else storable.without_output_bias()
+    before, after = fixed.perplexity(texts), storable.perplexity(texts)
+    change = f"perplexity {after:.2f} instead of {before:.2f} ({after / before - 1:+.1%})"
+    return storable, [f"without exact changes of the biases of {' and '.join(names)}: {change}"]
+
+
+@contextmanager
+def _complete_folder(folder: Path) -> Iterator[Path]:
+    """Return a context manager with a temporary folder, whose complete files it finally moves to `folder`.
+
+    The config, which identifies the format, is moved last.
+    """
+    files.create_new_folder(folder)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as partial:
+        yield Path(partial)
+        for path in sorted(Path(partial).iterdir(), key=lambda path: path.name.endswith("config.json")):
+            path.replace(folder / path.name)
+
+
+def _write_tokenizer(run: Run, folder: Path) -> str:
+    """Write the tokenizer of a run in the format of transformers if possible; return a notice about it."""
+    tokenizer = to_transformers(run.tokenizer)
+    if tokenizer is None:
+        return "transformers cannot express the tokenizer of the run; send the ids of its tokens to the exported model"
+    tokenizer.save_pretrained(folder)
+    return "the tokenizer puts the start token before each text"
+
+
+def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notices: list[str]) -> str:
+    """Return a model card, which names the run, the context and what a reader must know."""
+    values = ", ".join(f"{column} {value}" for column, value in context.items()) or "no specified values"
+    header = [f"library_name: {'transformers' if to == 'merged' else 'peft'}"]
+    if to != "merged":
+        header.append(f"base_model: {json.dumps(fixed.backbone.options.base)}")
+    lines = [
+        f"# {escape_markdown(fixed.run.folder.name)}",
+        f"The model of this run in the context: {escape_markdown(values)}.",
+        "\n".join(f"- {escape_markdown(notice)}" for notice in notices),
+    ]
+    return "\n".join(["---", *header, "---", ""]) + "\n\n".join(lines) + "\n"

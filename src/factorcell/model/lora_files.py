@@ -1,0 +1,212 @@
+"""A run with a frozen pretrained base in one context, as a LoRA file of PEFT or of llama.cpp.
+
+The change L R of a map is a LoRA B A with A = L^T and B = R^T, whose scale alpha / r is 1. Changes of biases become the
+biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not. The change of the output bias is the bias of
+a LoRA of the output layer whose matrices are zero.
+
+Shapes: D inputs, O outputs, R rank, V vocabulary, H vector of the backbone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.model.fixed_context import NEVER, FixedContext
+from factorcell.model.merged_model import Architecture
+from factorcell.pretrained import INSTALL
+
+GGUF_FILE = "adapter.gguf"
+# Type of a model in `transformers` -> the name of the architecture in GGUF files, and whether llama.cpp stores the rows
+# of the query and key maps in another order.
+GGUF_ARCHITECTURES = {
+    "llama": ("llama", True),
+    "mistral": ("llama", True),
+    "qwen2": ("qwen2", False),
+    "qwen3": ("qwen3", False),
+    "gemma": ("gemma", False),
+    "gpt2": ("gpt2", False),
+    "phi3": ("phi3", False),
+    "starcoder2": ("starcoder2", False),
+}
+
+
+@dataclass(frozen=True)
+class LowRankChange:
+    """The change of one map.
+
+    Attributes:
+        path: The path of the map in the model with its output layer.
+        a: A (R, D).
+        b: B (O, R).
+        bias: The change of the bias (O,), or None.
+    """
+
+    path: str
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+
+
+def low_rank_changes(fixed: FixedContext, architecture: Architecture) -> list[LowRankChange]:
+    """Return the change of each map; a map of which only the bias changes has matrices of zeros."""
+    changes = []
+    projections = {id(module): path for path, module in fixed.backbone.base.named_modules()}
+    weights = {projections[id(projection)]: projection.weight for projection in fixed.backbone.projections}
+    for path, shift in fixed.shifts().items():
+        inputs, outputs = weights[path].shape
+        if shift.left is not None and shift.right is not None:
+            a, b = shift.left[0].T, shift.right[0].T
+        else:
+            a, b = shift_of_zeros(inputs, outputs, weights[path])
+        bias = None if shift.bias is None else shift.bias[0]
+        changes.append(LowRankChange(architecture.path_in_model(path), a, b, bias))
+    return changes
+
+
+def shift_of_zeros(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A (1, D) and B (O, 1) of zeros on the device and in the number type of `like`."""
+    return like.new_zeros(1, inputs), like.new_zeros(outputs, 1)
+
+
+def write_peft(fixed: FixedContext, folder: Path) -> None:
+    """Write a LoRA in the format of the library PEFT to `folder`; it has biases only if the context changes biases."""
+    architecture = Architecture.of(fixed)
+    changes = low_rank_changes(fixed, architecture)
+    rank = changes[0].a.shape[0]
+    output_change = _output_change(fixed, architecture)
+    if output_change is not None:
+        changes.append(output_change)
+    has_biases = any(change.bias is not None for change in changes)
+    tensors: dict[str, Tensor] = {}
+    for change in changes:
+        name = f"base_model.model.{change.path}"
+        tensors |= {f"{name}.lora_A.weight": change.a, f"{name}.lora_B.weight": change.b}
+        if has_biases:
+            bias = change.b.new_zeros(len(change.b)) if change.bias is None else change.bias
+            tensors[f"{name}.lora_B.bias"] = bias
+    ranks = {change.path: change.a.shape[0] for change in changes if change.a.shape[0] != rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": fixed.backbone.options.base,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,
+        "lora_dropout": 0.0,
+        "lora_bias": has_biases,
+        "bias": "none",
+        "fan_in_fan_out": not isinstance(architecture.model.get_submodule(changes[0].path), nn.Linear),
+        "target_modules": sorted({change.path.rpartition(".")[2] for change in changes}),
+        "inference_mode": True,
+    }
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    files.write(folder / "adapter_model.safetensors", files.to_safetensors(cpu_tensors, {"format": "pt"}))
+    files.write_json(folder / "adapter_config.json", config)
+
+
+def _output_change(fixed: FixedContext, architecture: Architecture) -> LowRankChange | None:
+    """Return the change of the output layer of the base, or None if its bias does not change.
+
+    Tokens that only the output layer of the base has, such as padding of its table, get the bias `NEVER`.
+    """
+    if not fixed.changes_output_bias:
+        return None
+    outputs = architecture.model.get_output_embeddings()
+    size, width = outputs.weight.shape
+    change = fixed.output_change.float()[:size]
+    bias = torch.cat([change, change.new_full((size - len(change),), NEVER)])
+    return LowRankChange(architecture.path_of(outputs), *shift_of_zeros(width, size, change), bias)
+
+
+def write_gguf(fixed: FixedContext, folder: Path) -> None:
+    """Write the low-rank changes of matrices as the LoRA of llama.cpp, `adapter.gguf`, to `folder`.
+
+    Raises:
+        UserError: The package gguf is missing, or a map has no name in GGUF files.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise UserError(f"gguf-lora needs the package gguf: {INSTALL}") from None
+    architecture = Architecture.of(fixed)
+    changes = low_rank_changes(fixed, architecture)
+    gguf_name, _ = GGUF_ARCHITECTURES[architecture.config.model_type]
+    writer = gguf.GGUFWriter(folder / GGUF_FILE, gguf_name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(changes[0].a.shape[0]))
+    for name, a, b in gguf_tensors(changes, architecture.config):
+        writer.add_tensor(f"{name}.weight.lora_a", a)
+        writer.add_tensor(f"{name}.weight.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
+    """Raise `UserError` if the changes are no LoRA of the base, or if `is_gguf` and its architecture is not known."""
+    where, config = fixed.run.folder, fixed.backbone.base.config.get_text_config(decoder=True)
+    if not fixed.backbone.is_frozen:
+        raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")
+    if any(shift.scale is not None for shift in fixed.shifts().values()):
+        raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
+    if fixed.run.model.specials.end >= config.vocab_size:
+        raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")
+    if is_gguf and config.model_type not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
+        raise UserError(f"gguf-lora: expected a base of the architecture {known}, got {config.model_type}; use merged")
+
+
+def start_id(fixed: FixedContext) -> int:
+    """Return the token of the base with the same embedding as the start token of the run.
+
+    If the base has no start token, the run has a start token of its own with the embedding of the end token.
+    """
+    config = fixed.backbone.base.config.get_text_config(decoder=True)
+    if fixed.run.model.specials.start < config.vocab_size:
+        return fixed.run.model.specials.start
+    end = config.eos_token_id
+    return int(end[0] if isinstance(end, list) else end or 0)
+
+
+def describe_start(fixed: FixedContext) -> str:
+    """Return a sentence about the token that must precede each text."""
+    token_id = start_id(fixed)
+    return f"put the token {fixed.run.tokenizer.tokens[token_id]} (id {token_id}) before each text, as in training"
+
+
+def gguf_tensors(changes: list[LowRankChange], config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield for each change the name of its map in a GGUF file, A (R, D) and B (O, R), as float32 arrays."""
+    import gguf
+
+    gguf_name, is_reordered = GGUF_ARCHITECTURES[config.model_type]
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == gguf_name)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", None)}
+    for change in changes:
+        name = names.get_name(change.path)
+        if name is None:
+            raise UserError(f"gguf-lora: the map {change.path} has no name in GGUF files; use lora or merged")
+        a, b = (tensor.detach().float().cpu().numpy() for tensor in (change.a, change.b))
+        last_name = change.path.rpartition(".")[2]
+        if is_reordered and last_name in heads:
+            b = interleave_halves(b, heads[last_name] or config.num_attention_heads)
+        yield name, np.ascontiguousarray(a), np.ascontiguousarray(b)
+
+
+def interleave_halves(rows: Any, heads: int) -> Any:
+    """Return the `rows` of a query or key map in the order of llama.cpp.
+
+    `transformers` rotates row i of the first half of each head with row i of the second half, llama.cpp adjacent rows.
+    """
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,199 @@
+"""A run with a Transformer in one context, as a plain model of the library `transformers`.
+
+The matrices of the maps and of the output layer, and the biases of the maps, become weights of the model. Its output
+layer has a bias t (V,) in few architectures only. If the last layer of the others is a LayerNorm h = g * z + d, whose z
+have the sum 0, their output matrix W can contain the bias:
+
+    W h + t = W' (z + 1),   W' = M - mean(M) + (W d + t) / H,   M = W diag(g)
+
+mean(M) is the mean of each row. The model then has g = 1 and d = 1. The outputs of an RMSNorm have no constant sum, so
+an architecture with an RMSNorm and without a bias of the output layer cannot contain t.
+
+Shapes: V vocabulary, H vector of the backbone.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.model.fixed_context import FixedContext
+from factorcell.pretrained import first_line, quiet, transformers
+
+BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
+FINAL_NORMS = ("ln_f", "final_layer_norm", "final_layernorm", "norm")  # names of the last layer in architectures
+PROBE_TOKENS = 8  # length of the text that compares the written model with the run
+MAX_DIFFERENCE = 0.05  # largest difference of probabilities in this text; bfloat16 rounds
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The causal language model of `transformers` that a run adapts, without its weights.
+
+    Attributes:
+        config: Its config.
+        model: The model on PyTorch's meta device.
+    """
+
+    config: Any
+    model: Any
+
+    @classmethod
+    def of(cls, fixed: FixedContext, **settings: Any) -> "Architecture":
+        """Return the architecture of the base, with `settings` instead of those of its config."""
+        library = transformers()
+        config = copy.deepcopy(fixed.backbone.base.config.get_text_config(decoder=True))
+        for name, value in settings.items():
+            setattr(config, name, value)
+        with quiet(library), torch.device("meta"):
+            model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        config.architectures = [type(model).__name__]
+        return cls(config, model)
+
+    def path_in_model(self, path: str) -> str:
+        """Return the path of a module of the base in the model with its output layer."""
+        return f"{self.model.base_model_prefix}.{path}"
+
+    def path_of(self, module: nn.Module) -> str:
+        """Return the path of a module of the model."""
+        return next(path for path, other in self.model.named_modules() if other is module)
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output layer has a bias."""
+        return getattr(self.model.get_output_embeddings(), "bias", None) is not None
+
+    def has_bias(self, path: str) -> bool:
+        """Whether the map at the `path` in the base has a bias."""
+        return getattr(self.model.get_submodule(self.path_in_model(path)), "bias", None) is not None
+
+    def final_norm(self) -> str | None:
+        """Return the path in the base of its last layer if that is a LayerNorm with a bias, otherwise None."""
+        for path, module in self.model.base_model.named_modules():
+            if path.removeprefix("decoder.") in FINAL_NORMS and isinstance(module, nn.LayerNorm):
+                return path if module.bias is not None else None
+        return None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Whether the architecture of a run has a place for the biases that a context changes.
+
+    Attributes:
+        map_biases: Whether all maps with a changed bias have a bias.
+        output_bias: Whether the output layer has a bias, or its matrix can contain one, or none is changed.
+    """
+
+    map_biases: bool
+    output_bias: bool
+
+
+def find_places(fixed: FixedContext) -> Places:
+    """Return which biases the architecture of a run can contain."""
+    architecture = _with_biases(fixed)
+    changed = [path for path, shift in fixed.shifts().items() if shift.bias is not None]
+    return Places(
+        all(architecture.has_bias(path) for path in changed),
+        architecture.has_output_bias or architecture.final_norm() is not None or not fixed.changes_output_bias,
+    )
+
+
+def write_merged_model(fixed: FixedContext, folder: Path) -> None:
+    """Write the model of a run in one context to `folder`; the caller has checked that it can contain all biases.
+
+    Raises:
+        UserError: The architecture is unusual, so that the written model does not predict as the run does.
+    """
+    architecture = _with_biases(fixed)
+    tensors = _tensors(fixed, architecture)
+    architecture.config.save_pretrained(folder)
+    files.write(folder / "model.safetensors", files.to_safetensors(tensors, {"format": "pt"}))
+    _compare_with_run(fixed, folder)
+
+
+def _with_biases(fixed: FixedContext) -> Architecture:
+    """Return the architecture of the merged model, whose maps have a bias if the context changes one."""
+    specials, model = fixed.run.model.specials, fixed.run.model
+    base = Architecture.of(fixed)
+    is_folded = not base.has_output_bias and base.final_norm() is not None and fixed.changes_output_bias
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocabulary_size,
+        "bos_token_id": specials.start,
+        "eos_token_id": specials.end,
+        "pad_token_id": None,
+        "tie_word_embeddings": fixed.is_tied and not is_folded,
+        "dtype": fixed.backbone.projections[0].weight.dtype,
+    }
+    if any(shift.bias is not None for shift in fixed.shifts().values()):
+        settings |= {name: True for name in BIAS_SETTINGS if hasattr(base.config, name)}
+    return Architecture.of(fixed, **settings)
+
+
+def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tensor]:
+    """Return the weights of the merged model by name, in the number type of its config."""
+    backbone, model, dtype = fixed.backbone, architecture.model, architecture.config.dtype
+    names = set(model.state_dict())
+    inputs, outputs = map(architecture.path_of, (model.get_input_embeddings(), model.get_output_embeddings()))
+    tensors = {architecture.path_in_model(name): tensor for name, tensor in backbone.base.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
+    paths = {id(module): path for path, module in backbone.base.named_modules()}
+    shifts = fixed.shifts()
+    for projection in backbone.projections:
+        path = paths[id(projection)]
+        name = architecture.path_in_model(path)
+        shift, matrix = shifts.get(path), projection.weight.detach().float()
+        if shift is not None and shift.left is not None and shift.right is not None:
+            matrix = matrix + shift.left[0].float() @ shift.right[0].float()
+        if shift is not None and shift.scale is not None:
+            matrix = matrix * shift.scale[0].float()
+        # `nn.Linear` stores a matrix as (O, D), and GPT-2's Conv1D as (D, O).
+        tensors[f"{name}.weight"] = (matrix.T if isinstance(model.get_submodule(name), nn.Linear) else matrix).cpu()
+        if architecture.has_bias(path):
+            parts = [projection.bias, None if shift is None else shift.bias]
+            bias = sum((part.detach().float().flatten() for part in parts if part is not None), matrix.new_zeros(()))
+            tensors[f"{name}.bias"] = bias.expand(matrix.shape[1]).cpu()
+    tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach().cpu()
+    if architecture.has_output_bias:
+        tensors[f"{outputs}.bias"] = fixed.output_bias.cpu()
+    if not architecture.config.tie_word_embeddings:
+        matrix = fixed.output_matrix.float().cpu()
+        if (norm := architecture.final_norm()) is not None and not architecture.has_output_bias:
+            gain_name, shift_name = (f"{architecture.path_in_model(norm)}.{part}" for part in ("weight", "bias"))
+            matrix = _contain_bias(matrix, tensors[gain_name], tensors[shift_name], fixed.output_bias.float().cpu())
+            tensors |= {name: torch.ones_like(tensors[name]) for name in (gain_name, shift_name)}
+        tensors[f"{outputs}.weight"] = matrix
+    return {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+
+
+def _contain_bias(matrix: Tensor, gain: Tensor, norm_bias: Tensor, bias: Tensor) -> Tensor:
+    """Return W' (V, H) of the module header from W (V, H), g (H,), d (H,) and t (V,)."""
+    scaled = matrix * gain
+    constant = matrix @ norm_bias + bias
+    return scaled - scaled.mean(1, keepdim=True) + constant[:, None] / matrix.shape[1]
+
+
+def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
+    """Raise `UserError` unless the model in `folder` gives the probabilities of the run for a random text."""
+    library, run = transformers(), fixed.run
+    start = run.model.specials.start
+    random = torch.randint(run.model.vocabulary_size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.cat([random.new_tensor([start]), random])[None]
+    where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
+    try:
+        with quiet(library):
+            model = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # architectures refuse weights with errors of many kinds
+        raise UserError(f"{where} ({first_line(error)})") from None
+    with torch.no_grad():
+        logits = model.eval()(input_ids=tokens).logits[0].float()
+        expected = fixed.log_probabilities(fixed.vectors(tokens.to(run.device))[0]).cpu()
+    for scores in (logits, expected):
+        scores[:, start] = -torch.inf  # the start token is never predicted
+    difference = float((logits.softmax(-1) - expected.softmax(-1)).abs().max())
+    if not difference <= MAX_DIFFERENCE:
+        raise UserError(f"{where}: its probabilities differ by {difference:.2g} from those of the run")
