@@ -42,6 +42,7 @@ OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}
 OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 OTHER_OPTIONS |= {"--data", "--results"}  # of the scripts under experiments/
 OTHER_OPTIONS |= {"--exclude"}  # of hf upload
+OTHER_OPTIONS |= {"--enable-lora", "--lora-modules", "--max-lora-rank", "--max-loras", "--lora"}  # of vLLM, llama.cpp
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 

@@ -61,9 +61,7 @@ def exported_log_probs(model: Any, tokens: Tensor) -> Tensor:
 
 
 def load_lora(base: Path, folder: Path, **options: Any) -> Any:
-    return peft.PeftModel.from_pretrained(
-        transformers.AutoModelForCausalLM.from_pretrained(base, **options), folder
-    )
+    return peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base, **options), folder)
 
 
 def assert_same(run: Run, context: dict[str, Any], model: Any, tolerance: float = 1e-5) -> None:
@@ -136,7 +134,9 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(architecture: str, tmp_path: Path) -> None:
+def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
+    architecture: str, tmp_path: Path
+) -> None:
     run, notices = random_run(tmp_path, architecture), list[str]()
     with pytest.raises(UserError, match="approximate") as caught:
         export(run, tmp_path / "merged", to="merged", context=OSLO)
@@ -285,9 +285,11 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     rows = [{"text": text, "city": city} for text in ("the sea is cold", "sun and sand") for city in ("Oslo", "Nice")]
     write_table(tmp_path / "texts.csv", rows)
     write_pretrained(tmp_path / "llama", [row["text"] for row in rows])  # the start token is also the end token
-    options = "--context city --min-context-count 1 --rank 2 --context-size 2 --variable-size 2 --epochs 1 --max-tokens 30"
+    options = (
+        "--context city --min-context-count 1 --rank 2 --context-size 2 --variable-size 2 --epochs 1 --max-tokens 30"
+    )
     words = f"train texts.csv --dev texts.csv --out run --base ./llama {options} --precision float32 --threads 1"
-    assert main([*words.split(), "--base-precision", "float32"]) == 0
+    assert main([*words.split(), "--precision", "float32", "--base-precision", "float32"]) == 0
     assert main("export run lora --context city=Oslo --to lora".split()) == 0
     assert "put the token <|endoftext|> (id 0) before each text" in capsys.readouterr().err
     run = Run.open("run")

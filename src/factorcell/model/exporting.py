@@ -23,6 +23,7 @@ from factorcell.model.fixed_context import FixedContext
 from factorcell.model.model_card import escape_markdown, has_mixture
 from factorcell.model.run import Run
 
+LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
 Notify = Callable[[str], None]  # receives one-line notices
 
 
@@ -136,7 +137,7 @@ def _write_tokenizer(run: Run, folder: Path) -> str:
 def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notices: list[str]) -> str:
     """Return a model card, which names the run, the context and what a reader must know."""
     values = ", ".join(f"{column} {value}" for column, value in context.items()) or "no specified values"
-    header = [f"library_name: {'transformers' if to == 'merged' else 'peft'}"]
+    header = [f"library_name: {LIBRARIES[to]}"]
     if to != "merged":
         header.append(f"base_model: {json.dumps(fixed.backbone.options.base)}")
     lines = [
