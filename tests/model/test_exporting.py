@@ -213,17 +213,15 @@ def test_gguf_has_the_change_of_each_map_under_its_name(architecture: str, tmp_p
     assert {name: fields[name].contents() for name in expected} == expected
     number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, 2)
-    fixed, changes = FixedContext.of(run, OSLO, "error"), dequantized_changes(path)
-    assert len(changes) == len(fixed.shifts())
-    prefix = "transformer" if architecture == "gpt2" else "model"
-    for map_path, shift in fixed.shifts().items():
+    maps, changes = FixedContext.of(run, OSLO, "error").maps(), dequantized_changes(path)
+    assert len(changes) == len(maps)
+    for projection, shift in maps:
         assert shift.left is not None
         assert shift.right is not None
         matrix = (shift.left[0] @ shift.right[0]).T
-        if architecture == "llama" and map_path.endswith(("q_proj", "k_proj")):
-            matrix = rows_of_llama_cpp(matrix, 2 if map_path.endswith("q_proj") else 1)
-        name = f"{names.get_name(f'{prefix}.{map_path}')}.weight"
-        np.testing.assert_allclose(changes[name], matrix.numpy(), atol=1e-5)
+        if architecture == "llama" and projection.path.endswith(("q_proj", "k_proj")):
+            matrix = rows_of_llama_cpp(matrix, 2 if projection.path.endswith("q_proj") else 1)
+        np.testing.assert_allclose(changes[f"{names.get_name(projection.path)}.weight"], matrix.numpy(), atol=1e-5)
 
 
 def test_a_gguf_base_has_the_permuted_rows_that_the_export_assumes(tmp_path: Path) -> None:

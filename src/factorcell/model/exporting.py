@@ -84,7 +84,7 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
     Raises:
         UserError: The format cannot store a change, and there is no `table` to approximate it and measure the effect.
     """
-    run, shifts = fixed.run, fixed.shifts().values()
+    run, shifts = fixed.run, fixed.conditions.shifts
     is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in shifts)
     if to == "merged":
         places = merged_model.find_places(fixed)

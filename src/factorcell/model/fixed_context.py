@@ -23,6 +23,8 @@ from torch.nn import functional as F
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.model.adapted_linear import UNCHANGED
+from factorcell.model.adapted_modules import Projection
 from factorcell.model.adapters import Shift
 from factorcell.model.backbone import BackboneState
 from factorcell.model.huggingface import HuggingFaceBackbone, TransformerConditions
@@ -115,12 +117,10 @@ class FixedContext:
         change[self.run.model.specials.start] = 0
         return bool((change != 0).any())
 
-    def shifts(self) -> dict[str, Shift]:
-        """Return the shift of each map that the context changes, by its path in the base without its output layer."""
-        paths = {id(module): path for path, module in self.backbone.base.named_modules()}
-        # Without adapters, there are no shifts.
-        pairs = zip(self.backbone.projections, self.conditions.shifts, strict=False)
-        return {paths[id(projection)]: shift for projection, shift in pairs}
+    def maps(self) -> list[tuple[Projection, Shift]]:
+        """Return each adapted map and its shift, which is empty if the run has no adapters."""
+        projections = self.backbone.maps.projections
+        return list(zip(projections, self.conditions.shifts or [UNCHANGED] * len(projections), strict=True))
 
     def without_map_biases(self) -> "FixedContext":
         """Return this context with the biases that the maps of the base have."""

@@ -54,23 +54,19 @@ class LowRankChange:
     bias: Tensor | None
 
 
-def low_rank_changes(fixed: FixedContext, architecture: Architecture) -> list[LowRankChange]:
+def low_rank_changes(fixed: FixedContext) -> list[LowRankChange]:
     """Return the change of each map; a map of which only the bias changes has matrices of zeros."""
     changes = []
-    projections = {id(module): path for path, module in fixed.backbone.base.named_modules()}
-    weights = {projections[id(projection)]: projection.weight for projection in fixed.backbone.projections}
-    for path, shift in fixed.shifts().items():
-        inputs, outputs = weights[path].shape
+    for projection, shift in fixed.maps():
         if shift.left is not None and shift.right is not None:
             a, b = shift.left[0].T, shift.right[0].T
         else:
-            a, b = shift_of_zeros(inputs, outputs, weights[path])
-        bias = None if shift.bias is None else shift.bias[0]
-        changes.append(LowRankChange(architecture.path_in_model(path), a, b, bias))
+            a, b = zeros(*projection.weight.shape, projection.weight)
+        changes.append(LowRankChange(projection.path, a, b, None if shift.bias is None else shift.bias[0]))
     return changes
 
 
-def shift_of_zeros(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def zeros(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return A (1, D) and B (O, 1) of zeros on the device and in the number type of `like`."""
     return like.new_zeros(1, inputs), like.new_zeros(outputs, 1)
 
@@ -78,7 +74,7 @@ def shift_of_zeros(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Ten
 def write_peft(fixed: FixedContext, folder: Path) -> None:
     """Write a LoRA in the format of the library PEFT to `folder`; it has biases only if the context changes biases."""
     architecture = Architecture.of(fixed)
-    changes = low_rank_changes(fixed, architecture)
+    changes = low_rank_changes(fixed)
     rank = changes[0].a.shape[0]
     output_change = _output_change(fixed, architecture)
     if output_change is not None:
@@ -123,7 +119,7 @@ def _output_change(fixed: FixedContext, architecture: Architecture) -> LowRankCh
     size, width = outputs.weight.shape
     change = fixed.output_change.float()[:size]
     bias = torch.cat([change, change.new_full((size - len(change),), NEVER)])
-    return LowRankChange(architecture.path_of(outputs), *shift_of_zeros(width, size, change), bias)
+    return LowRankChange(architecture.path_of(outputs), *zeros(width, size, change), bias)
 
 
 def write_gguf(fixed: FixedContext, folder: Path) -> None:
@@ -137,7 +133,7 @@ def write_gguf(fixed: FixedContext, folder: Path) -> None:
     except ImportError:
         raise UserError(f"gguf-lora needs the package gguf: {INSTALL}") from None
     architecture = Architecture.of(fixed)
-    changes = low_rank_changes(fixed, architecture)
+    changes = low_rank_changes(fixed)
     gguf_name, _ = GGUF_ARCHITECTURES[architecture.config.model_type]
     writer = gguf.GGUFWriter(folder / GGUF_FILE, gguf_name)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -157,7 +153,7 @@ def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
     where, config = fixed.run.folder, fixed.backbone.base.config.get_text_config(decoder=True)
     if not fixed.backbone.is_frozen:
         raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")
-    if any(shift.scale is not None for shift in fixed.shifts().values()):
+    if any(shift.scale is not None for _, shift in fixed.maps()):
         raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
     if fixed.run.model.specials.end >= config.vocab_size:
         raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")

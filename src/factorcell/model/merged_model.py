@@ -55,10 +55,6 @@ class Architecture:
         config.architectures = [type(model).__name__]
         return cls(config, model)
 
-    def path_in_model(self, path: str) -> str:
-        """Return the path of a module of the base in the model with its output layer."""
-        return f"{self.model.base_model_prefix}.{path}"
-
     def path_of(self, module: nn.Module) -> str:
         """Return the path of a module of the model."""
         return next(path for path, other in self.model.named_modules() if other is module)
@@ -69,14 +65,14 @@ class Architecture:
         return getattr(self.model.get_output_embeddings(), "bias", None) is not None
 
     def has_bias(self, path: str) -> bool:
-        """Whether the map at the `path` in the base has a bias."""
-        return getattr(self.model.get_submodule(self.path_in_model(path)), "bias", None) is not None
+        """Whether the map at `path` has a bias."""
+        return getattr(self.model.get_submodule(path), "bias", None) is not None
 
     def final_norm(self) -> str | None:
-        """Return the path in the base of its last layer if that is a LayerNorm with a bias, otherwise None."""
+        """Return the path of the last layer of the base if it is a LayerNorm with a bias, otherwise None."""
         for path, module in self.model.base_model.named_modules():
             if path.removeprefix("decoder.") in FINAL_NORMS and isinstance(module, nn.LayerNorm):
-                return path if module.bias is not None else None
+                return self.path_of(module) if module.bias is not None else None
         return None
 
 
@@ -96,9 +92,8 @@ class Places:
 def find_places(fixed: FixedContext) -> Places:
     """Return which biases the architecture of a run can contain."""
     architecture = _with_biases(fixed)
-    changed = [path for path, shift in fixed.shifts().items() if shift.bias is not None]
     return Places(
-        all(architecture.has_bias(path) for path in changed),
+        all(architecture.has_bias(projection.path) for projection, shift in fixed.maps() if shift.bias is not None),
         architecture.has_output_bias or architecture.final_norm() is not None or not fixed.changes_output_bias,
     )
 
@@ -127,9 +122,9 @@ def _with_biases(fixed: FixedContext) -> Architecture:
         "eos_token_id": specials.end,
         "pad_token_id": None,
         "tie_word_embeddings": fixed.is_tied and not is_folded,
-        "dtype": fixed.backbone.projections[0].weight.dtype,
+        "dtype": fixed.backbone.maps.projections[0].weight.dtype,
     }
-    if any(shift.bias is not None for shift in fixed.shifts().values()):
+    if any(shift.bias is not None for _, shift in fixed.maps()):
         settings |= {name: True for name in BIAS_SETTINGS if hasattr(base.config, name)}
     return Architecture.of(fixed, **settings)
 
@@ -139,35 +134,31 @@ def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tenso
     backbone, model, dtype = fixed.backbone, architecture.model, architecture.config.dtype
     names = set(model.state_dict())
     inputs, outputs = map(architecture.path_of, (model.get_input_embeddings(), model.get_output_embeddings()))
-    tensors = {architecture.path_in_model(name): tensor for name, tensor in backbone.base.state_dict().items()}
+    tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in backbone.base.state_dict().items()}
     tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
-    paths = {id(module): path for path, module in backbone.base.named_modules()}
-    shifts = fixed.shifts()
-    for projection in backbone.projections:
-        path = paths[id(projection)]
-        name = architecture.path_in_model(path)
-        shift, matrix = shifts.get(path), projection.weight.detach().float()
-        if shift is not None and shift.left is not None and shift.right is not None:
+    for projection, shift in fixed.maps():
+        path, matrix = projection.path, projection.weight.detach().float()
+        if shift.left is not None and shift.right is not None:
             matrix = matrix + shift.left[0].float() @ shift.right[0].float()
-        if shift is not None and shift.scale is not None:
+        if shift.scale is not None:
             matrix = matrix * shift.scale[0].float()
         # `nn.Linear` stores a matrix as (O, D), and GPT-2's Conv1D as (D, O).
-        tensors[f"{name}.weight"] = (matrix.T if isinstance(model.get_submodule(name), nn.Linear) else matrix).cpu()
+        tensors[f"{path}.weight"] = (matrix.T if isinstance(model.get_submodule(path), nn.Linear) else matrix).cpu()
         if architecture.has_bias(path):
-            parts = [projection.bias, None if shift is None else shift.bias]
-            bias = sum((part.detach().float().flatten() for part in parts if part is not None), matrix.new_zeros(()))
-            tensors[f"{name}.bias"] = bias.expand(matrix.shape[1]).cpu()
+            bias = projection.shifted_bias(shift)
+            tensors[f"{path}.bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias.detach().flatten()
     tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach().cpu()
     if architecture.has_output_bias:
         tensors[f"{outputs}.bias"] = fixed.output_bias.cpu()
     if not architecture.config.tie_word_embeddings:
         matrix = fixed.output_matrix.float().cpu()
         if (norm := architecture.final_norm()) is not None and not architecture.has_output_bias:
-            gain_name, shift_name = (f"{architecture.path_in_model(norm)}.{part}" for part in ("weight", "bias"))
-            matrix = _contain_bias(matrix, tensors[gain_name], tensors[shift_name], fixed.output_bias.float().cpu())
-            tensors |= {name: torch.ones_like(tensors[name]) for name in (gain_name, shift_name)}
+            norm_names = f"{norm}.weight", f"{norm}.bias"
+            gain, norm_bias = (tensors[name] for name in norm_names)
+            matrix = _contain_bias(matrix, gain, norm_bias, fixed.output_bias.float().cpu())
+            tensors |= {name: torch.ones_like(gain) for name in norm_names}
         tensors[f"{outputs}.weight"] = matrix
-    return {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.to(dtype).cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _contain_bias(matrix: Tensor, gain: Tensor, norm_bias: Tensor, bias: Tensor) -> Tensor:
