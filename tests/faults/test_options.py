@@ -68,6 +68,7 @@ COMMANDS = {
     "tune-online": "letters train.csv --rows-per-user 1 --seconds 0.01 --optimizer sgd --threads 1",
     "replay": "letters train.csv --compare plain --rows-per-user 1 --seconds 0.01 --out new --threads 1",
     "generate": "run --max-tokens 3 --threads 1",
+    "export": "run new --to merged --threads 1",
     "explain": "run --text sea --between city=Oslo city=Nice --threads 1",
     "contexts": "run --threads 1",
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
+from factorcell.model import lora_files
 from factorcell.model.exporting import export
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
@@ -267,6 +268,25 @@ def test_a_recurrent_run_and_a_folder_with_files_are_refused(tmp_path: Path) -> 
         export(run, tmp_path / "llama", context=OSLO)
     with pytest.raises(UserError, match="Paris"):
         export(run, tmp_path / "out", context={"city": "Paris"})
+
+
+def test_a_failed_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = random_run(tmp_path, "llama")
+
+    def fail(fixed: FixedContext, folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lora_files, "write_peft", fail)
+        with pytest.raises(KeyboardInterrupt):
+            export(run, tmp_path / "out", context=OSLO)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert list((tmp_path / "out").iterdir()) == []
+    export(run, tmp_path / "out", context=OSLO)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    files = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:

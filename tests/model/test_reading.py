@@ -117,7 +117,7 @@ def test_an_n_gram_model_reads_lists_of_texts(tmp_path: Path) -> None:
     assert model.nats(model.prepare(TEXTS)).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["classify", "evaluate", "explain", "generate"])
+@pytest.mark.parametrize("name", ["classify", "evaluate", "explain", "export", "generate"])
 def test_public_functions_are_methods_of_a_run(run: Run, name: str) -> None:
     function, method = getattr(factorcell, name), getattr(run, name)
     assert getattr(Run, name) is function

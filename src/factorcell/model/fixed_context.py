@@ -164,7 +164,7 @@ class FixedContext:
         """Return the sum of the nats of all targets of `batch`, read in this context."""
         mask = batch.mask()
         vectors, targets = self.vectors(batch.tokens[:, :-1], batch.lengths)[mask], batch.tokens[:, 1:][mask]
-        parts = zip(vectors.split(VECTORS_AT_ONCE), targets.split(VECTORS_AT_ONCE), strict=True)
+        parts = zip(torch.split(vectors, VECTORS_AT_ONCE), torch.split(targets, VECTORS_AT_ONCE), strict=True)
         return -sum(
             float(self.log_probabilities(part).gather(1, part_targets[:, None]).double().sum())
             for part, part_targets in parts

@@ -57,7 +57,7 @@ class Architecture:
 
     def path_of(self, module: nn.Module) -> str:
         """Return the path of a module of the model."""
-        return next(path for path, other in self.model.named_modules() if other is module)
+        return str(next(path for path, other in self.model.named_modules() if other is module))
 
     @property
     def has_output_bias(self) -> bool:
