@@ -47,7 +47,9 @@ class Architecture:
     def of(cls, fixed: FixedContext, **settings: Any) -> "Architecture":
         """Return the architecture of the base, with `settings` instead of those of its config."""
         library = transformers()
-        config = copy.deepcopy(fixed.backbone.base.config.get_text_config(decoder=True))
+        config = copy.deepcopy(fixed.backbone.base.config)
+        if settings and config.get_text_config(decoder=True) is not config:
+            raise UserError(f"{fixed.run.folder}: merged expects a base that reads only texts; use lora")
         for name, value in settings.items():
             setattr(config, name, value)
         with quiet(library), torch.device("meta"):
