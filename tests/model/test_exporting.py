@@ -146,13 +146,16 @@ def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
     export(run, tmp_path / "merged", to="merged", context=OSLO, approximate=ROWS, notify=notices.append)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     nats, count = 0.0, 0
-    for row in ROWS:
-        ids = [*tokens_of(run, row["text"])[0].tolist(), run.tokenizer.specials.end]
+    _, held_out = run.prepare(ROWS).split(0.5, seed=0)
+    for number in range(len(held_out)):
+        ids = held_out.batch(np.array([number])).tokens[0].tolist()
         log_probs = exported_log_probs(model, torch.tensor([ids[:-1]]))
         nats -= float(log_probs.gather(1, torch.tensor(ids[1:])[:, None]).sum())
         count += len(ids) - 1
-    before = FixedContext.of(run, OSLO, "error").perplexity(run.prepare(ROWS))
-    assert before == pytest.approx(run.evaluate([{**row, **OSLO} for row in ROWS])["perplexity"], rel=1e-4)
+    fixed = FixedContext.of(run, OSLO, "error")
+    in_oslo = [{**row, **OSLO} for row in ROWS]
+    assert fixed.perplexity(run.prepare(ROWS)) == pytest.approx(run.evaluate(in_oslo)["perplexity"], rel=1e-4)
+    before = fixed.perplexity(held_out)
     assert f"perplexity {np.exp(nats / count):.2f} instead of {before:.2f}" in notices[0]
 
 

@@ -24,6 +24,7 @@ from factorcell.model.model_card import escape_markdown, has_mixture
 from factorcell.model.run import Run
 
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
+HELD_OUT_SHARE = 0.5  # share of the texts of --approximate that measure the approximation; the others fit it
 Notify = Callable[[str], None]  # receives one-line notices
 
 
@@ -104,9 +105,11 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
         )
     texts = run.prepare(table, optional=tuple(variable.name for variable in run.schema.variables))
     storable = fixed.without_map_biases() if has_map_biases else fixed
-    if has_output_bias:
-        is_merged = to == "merged"
-        storable = storable.with_output_bias_in_matrix(texts) if is_merged else storable.without_output_bias()
+    if has_output_bias and to == "merged":
+        fitted_texts, texts = texts.split(HELD_OUT_SHARE, seed=0)
+        storable = storable.with_output_bias_in_matrix(fitted_texts)
+    elif has_output_bias:
+        storable = storable.without_output_bias()
     before, after = fixed.perplexity(texts), storable.perplexity(texts)
     change = f"perplexity {after:.2f} instead of {before:.2f} ({after / before - 1:+.1%})"
     return storable, [f"without exact changes of the biases of {' and '.join(names)}: {change}"]

@@ -33,7 +33,7 @@ from factorcell.model.run import Run
 
 NEVER = -1e4  # bias of tokens whose probability is zero; infinity would make the products of some engines NaN
 VECTORS_AT_ONCE = 512  # number of vectors whose logits are in memory at the same time
-RIDGE = 1e-6  # penalty on u, as a share of the mean square of the vectors
+RIDGE = 0.01  # penalty on u, as a share of the mean square of the numbers in the vectors
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,14 @@ class FixedContext:
                 vectors = self.vectors(batch.tokens[:, :-1], batch.lengths)[batch.mask()].double().cpu()
                 squares += vectors.T @ vectors
                 total += vectors.sum(0)
-        squares.diagonal().add_(RIDGE * squares.diagonal().mean().clamp(min=1.0))
+        squares.diagonal().add_(RIDGE * squares.diagonal().mean())
         direction = torch.linalg.solve(squares, total).to(self.output_matrix)
         change = self.output_change
         start = self.run.model.specials.start
         change[start] = 0
         change[start] = change.min()  # NEVER would magnify the error of the approximation
+        # A constant added to all logits changes no probability; this one makes the changes of frequent tokens small.
+        change -= self.output_bias.softmax(0) @ change
         return replace(self.without_output_bias(), output_matrix=self.output_matrix + change[:, None] * direction)
 
     def vectors(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -150,7 +150,7 @@ def write_gguf(fixed: FixedContext, folder: Path) -> None:
 
 
 def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
-    """Raise `UserError` if the changes are no LoRA of the base, or if `is_gguf` and its architecture is not known."""
+    """Raise `UserError` unless a LoRA of the base can store the changes; `is_gguf`: a LoRA of llama.cpp."""
     where, config = fixed.run.folder, fixed.backbone.base.config.get_text_config(decoder=True)
     if not fixed.backbone.is_frozen:
         raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")

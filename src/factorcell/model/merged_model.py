@@ -84,7 +84,7 @@ class Places:
 
     Attributes:
         map_biases: Whether all maps with a changed bias have a bias.
-        output_bias: Whether the output layer has a bias, or its matrix can contain one, or none is changed.
+        output_bias: Whether the output layer or its matrix can contain the changed bias of the output layer.
     """
 
     map_biases: bool
