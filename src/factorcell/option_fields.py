@@ -225,7 +225,7 @@ class HuggingFaceOptions(KindOptions):
     kind: str = "huggingface"
     base: str = option(
         "llama",
-        "pretrained model: the name of a model on the hub, a folder such as ./model, or a GGUF file; or the "
+        "Transformer: the name of a pretrained model on the hub, its folder such as ./model, or a GGUF file; or the "
         "architecture of a new model, such as llama, gpt2 or qwen2",
         metavar="MODEL",
     )

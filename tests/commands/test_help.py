@@ -169,13 +169,24 @@ def test_the_help_shows_few_options_and_counts_the_others(words: list[str]) -> N
 
 def test_the_help_of_train_shows_the_options_that_most_trainings_use() -> None:
     shown = re.findall(r"^  (--[a-z-]+)", parser("train").format_help(), re.MULTILINE)
-    assert {"--out", "--dev", "--text", "--context", "--tokenizer", "--model", "--minutes", "--epochs"} <= set(shown)
+    assert {
+        "--out",
+        "--dev",
+        "--text",
+        "--context",
+        "--tokenizer",
+        "--base",
+        "--model",
+        "--minutes",
+        "--epochs",
+    } <= set(shown)
     assert len(shown) <= 22
 
 
 def test_the_common_options_exist() -> None:
     fields = {(name if field.name == "kind" else field.name) for name, field in config_fields({})}
-    assert set(COMMON_OPTIONS) <= fields
+    assert set(COMMON_OPTIONS) - {"base"} <= fields
+    assert "base" in {field.name for _, field in config_fields({"backbone": "huggingface"})}
 
 
 def test_options_of_other_packages_are_shown_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from factorcell.config import (
     selected_kinds,
 )
 from factorcell.extensions import NONE
-from factorcell.option_fields import KIND_HELP, OPTION_KINDS, kinds_of_base
+from factorcell.option_fields import KIND_HELP, OPTION_KINDS, HuggingFaceOptions, kinds_of_base
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
 COMMON_OPTIONS = (
-    *("text", "context", "user", "time", "missing", "max_tokens", "min_context_count"),
-    *("tokenizer", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
+    *("text", "context", "user", "time", "max_tokens", "min_context_count"),
+    *("tokenizer", "base", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
 )
 
 Model = TypeVar("Model")
@@ -63,6 +63,10 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
                 _add_kind(help_section, section, parser.kinds)
             else:
                 _add_field(help_section, field, default)
+    if not sections and run_defaults is None and parser.kinds.get("backbone") != HuggingFaceOptions.kind:
+        # With this option, `kinds_from_words` selects the backbone that has it; here it is only in the help.
+        base = next(field for field in dataclasses.fields(HuggingFaceOptions) if field.name == "base")
+        _add_field(parser.section("backbone"), base, "none, recurrent layers")
 
 
 def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
