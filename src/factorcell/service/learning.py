@@ -5,6 +5,7 @@ can compute the state again at any time, bit for bit, and another model can lear
 """
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from factorcell.evaluation.conditional_prior import load_priors
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
+PROBE_SECONDS = 1.0  # longest search of the completion that tries a model out when it is opened
 LEARNING_POLICY = "group"  # saved texts are learned with context values that training never saw, read as rare values
 
 
@@ -35,7 +37,7 @@ class ServedModel:
         """Prepare a run.
 
         Args:
-            run: A run with trained weights and the tokenizer `char` or `grapheme`.
+            run: A run with trained weights and a tokenizer with which texts can be completed.
             typos: Maximum number of typing errors to correct, 0 to 2.
             is_allowed: Returns whether a text may be suggested; by default, every text without private content may.
 
@@ -78,7 +80,8 @@ class ServedModel:
         Raises:
             UserError: A suggestion has a probability above 1.
         """
-        suggestions = self.completer.suggest(self.begin(None, {}), 1).suggestions
+        deadline = time.monotonic() + PROBE_SECONDS
+        suggestions = self.completer.suggest(self.begin(None, {}), 1, deadline=deadline).suggestions
         if not all(suggestion.log_probability <= 0 for suggestion in suggestions):
             raise UserError(
                 f"{self.run.folder}: the model suggested a text with a probability above 1; train a new run"
