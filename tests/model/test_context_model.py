@@ -223,7 +223,7 @@ def test_saved_adapters_give_the_same_logits_with_the_base(tmp_path: Path, token
     model.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)  # a second time, as in a training
     opened = ContextModel.from_pretrained(new_base("llama"), tmp_path)
-    assert opened.config == model.config
+    assert opened.context_config == model.context_config
     assert opened.schema == model.schema
     assert torch.equal(opened(tokens, context=CONTEXTS).logits, model(tokens, context=CONTEXTS).logits)
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}

@@ -53,9 +53,11 @@ class IdLists:
         order = torch.argsort(text_of_id, stable=True)
         return IdLists(torch.cat([self.ids, other.ids])[order], self.offsets + other.offsets)
 
-    def to(self, device: torch.device) -> "IdLists":
-        """Return these lists on `device`."""
-        return IdLists(self.ids.to(device), self.offsets.to(device))
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "IdLists":
+        """Return these lists on `device`; `non_blocking` is as for tensors."""
+        return IdLists(
+            self.ids.to(device, non_blocking=non_blocking), self.offsets.to(device, non_blocking=non_blocking)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class Context:
         factors = torch.from_numpy(is_retained).to(self.categories.device)
         return replace(self, categories=self.categories * factors)
 
-    def to(self, device: torch.device) -> "Context":
-        """Return these contexts on `device`."""
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Context":
+        """Return these contexts on `device`; `non_blocking` is as for tensors."""
         return Context(
-            self.categories.to(device),
-            self.numbers.to(device),
-            tuple(vector.to(device) for vector in self.vectors),
-            tuple(words.to(device) for words in self.words),
-            tuple(prompt.to(device) for prompt in self.prompts),
+            self.categories.to(device, non_blocking=non_blocking),
+            self.numbers.to(device, non_blocking=non_blocking),
+            tuple(vector.to(device, non_blocking=non_blocking) for vector in self.vectors),
+            tuple(words.to(device, non_blocking=non_blocking) for words in self.words),
+            tuple(prompt.to(device, non_blocking=non_blocking) for prompt in self.prompts),
         )
 
     def distinct(self) -> tuple["Context", Tensor]:

@@ -101,6 +101,8 @@ class Projection(AdaptedLinear):
     Attributes:
         number: The index of this map in the shifts of a pass.
         path: The name of the map in its model, such as `model.layers.0.self_attn.q_proj`.
+        weight: The weights in the layout of the model, which `matrix` returns as W (D, O). A transposed copy would need
+            memory, and a transposed view cannot be divided among processes (FSDP).
 
     Args:
         linear: The map of the model, whose weights become those of this map.
@@ -109,10 +111,11 @@ class Projection(AdaptedLinear):
     """
 
     def __init__(self, linear: nn.Module, sizes: BackboneSizes, *, number: int, path: str, scaling: float) -> None:
-        matrix, bias = _matrix_of(linear, path), cast(nn.Parameter | None, linear.bias)
-        inputs, outputs = matrix.shape
+        weight, bias = _weight_of(linear, path), cast(nn.Parameter | None, linear.bias)
+        self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
+        inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
         super().__init__(
-            inputs, outputs, sizes.context, adapt=sizes.adapt, rank=sizes.rank, bias=bias is not None, weight=matrix
+            inputs, outputs, sizes.context, adapt=sizes.adapt, rank=sizes.rank, bias=bias is not None, weight=weight
         )
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
@@ -126,6 +129,10 @@ class Projection(AdaptedLinear):
         if self.scaling != 1 and shift.left is not None:
             shift = Shift(shift.left * self.scaling, shift.right, shift.bias, shift.scale)
         return shift.to(self.weight.dtype)
+
+    def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
+        """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
+        return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
     def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
         if shift is None:
@@ -225,10 +232,9 @@ def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module,
                 yield parent, f"{parent_path}.{name}" if parent_path else name, child
 
 
-def _matrix_of(linear: nn.Module, path: str) -> Tensor:
-    """Return the weights of a linear map as a matrix (D, O)."""
+def _weight_of(linear: nn.Module, path: str) -> Tensor:
+    """Return the weights of a linear map in their layout."""
     weight = cast(nn.Parameter, linear.weight)
     if not weight.is_floating_point() or weight.dim() != 2:
         raise UserError(f"{path}: expected weights of floating-point numbers, got quantized weights ({weight.dtype})")
-    # `nn.Linear` stores W as (O, D), and Conv1D as (D, O).
-    return weight.data.T if isinstance(linear, nn.Linear) else weight.data
+    return weight.data

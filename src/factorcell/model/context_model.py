@@ -106,7 +106,7 @@ class ContextModel(nn.Module):
 
     Attributes:
         base: The model of `transformers` with adapted linear maps.
-        config: The options of the adapters.
+        context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
     """
@@ -117,7 +117,7 @@ class ContextModel(nn.Module):
             raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
         if any(isinstance(module, Projection) for module in model.modules()):
             raise UserError("model: expected a model without context adapters, got one that has them")
-        self.base, self.config, self.schema = model, config, schema
+        self.base, self.context_config, self.schema = model, config, schema
         model.requires_grad_(False)
         size = config.context_size if schema.variables else 0
         layers = model.base_model
@@ -266,19 +266,26 @@ class ContextModel(nn.Module):
         share = 100 * trained / total
         sys.stdout.write(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}\n")
 
-    def save_pretrained(self, folder: str | Path, **_: Any) -> None:
+    def save_pretrained(
+        self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, is_main_process: bool = True
+    ) -> None:
         """Write the trained tensors, the options and the schema into a folder; the base is not stored.
 
         Args:
             folder: The folder, which is created if it does not exist; the files of an earlier call are replaced.
+            state_dict: The complete tensors, if several processes share them, as with FSDP.
+            is_main_process: Whether this process writes the files.
         """
+        if not is_main_process:
+            return
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        state = self.state_dict() if state_dict is None else state_dict
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         files.save_tensors(path / WEIGHTS_FILE, tensors, {})
-        files.write_versioned(path / CONFIG_FILE, {**base, **_to_json(self.config)}, FILE_FORMAT)
+        files.write_versioned(path / CONFIG_FILE, {**base, **_to_json(self.context_config)}, FILE_FORMAT)
 
     @classmethod
     def from_pretrained(cls, model: Any, folder: str | Path) -> Self:

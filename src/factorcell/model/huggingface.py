@@ -200,7 +200,7 @@ class HuggingFaceBackbone(Backbone):
     def footprint(self) -> Footprint:
         """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
         config = self.base.config.get_text_config(decoder=True)
-        outputs = sum(projection.weight.shape[1] for projection in self.maps.projections)
+        outputs = sum(projection.matrix().shape[1] for projection in self.maps.projections)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         zero = torch.zeros(1, self.context_size, device="meta")
