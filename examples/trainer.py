@@ -1,12 +1,13 @@
 """Train context adapters for a causal language model with the `Trainer` of the library transformers.
 
     python examples/trainer.py --base HuggingFaceTB/SmolLM2-135M --table train.parquet --dev dev.parquet \
-        --text review --context stars city --output_dir adapters
+        --text review --context stars city --output-dir adapters
 
 The tables are CSV, JSON lines or Parquet files. OUTPUT_DIR gets the adapters, which `ContextModel.from_pretrained`
 opens, and a folder `checkpoint-N` for each checkpoint. All options of `TrainingArguments` are options of this script,
-such as `--num_train_epochs 3`, `--gradient_checkpointing`, `--bf16` and `--resume_from_checkpoint adapters/checkpoint-50`.
-`torchrun --nproc-per-node 2 examples/trainer.py ...` divides each batch among two processes.
+such as `--num-train-epochs 3`, `--activation-checkpointing`, `--bf16` and
+`--resume-from-checkpoint adapters/checkpoint-50`.
+`torchrun --nproc-per-node 2 examples/trainer.py ...` trains with two processes.
 """
 
 from collections.abc import Sequence

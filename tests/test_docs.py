@@ -38,6 +38,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND_ROW = re.compile(r"^\| [^|]*\]\([^|]*\| (`[^|]*) \|$", re.MULTILINE)  # a purpose with a link, and its commands
 OTHER_OPTIONS = {"--upgrade", "--index-url", "--extra-index-url", "--no-deps"}  # of pip
 OTHER_OPTIONS |= {"--nproc-per-node", "--max-restarts", "--prefixes"}  # of torchrun and scripts
+OTHER_OPTIONS |= {"--output-dir", "--num-train-epochs", "--activation-checkpointing", "--use-cpu", "--fsdp"}  # of Trainer
 OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
 OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 OTHER_OPTIONS |= {"--data", "--results"}  # of the scripts under experiments/
