@@ -57,7 +57,6 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
         ddp_find_unused_parameters=False,  # all trained tensors have gradients
         eval_strategy="epoch",
         save_strategy="epoch",
-        report_to="none",
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
     arguments, options = parser.parse_args_into_dataclasses(words)
