@@ -61,7 +61,7 @@ def low_rank_changes(fixed: FixedContext) -> list[LowRankChange]:
         if shift.left is not None and shift.right is not None:
             a, b = shift.left[0].T, shift.right[0].T
         else:
-            inputs, outputs = projection.weight.shape
+            inputs, outputs = projection.matrix().shape
             a, b = zeros(inputs, outputs, projection.weight)
         changes.append(LowRankChange(projection.path, a, b, None if shift.bias is None else shift.bias[0]))
     return changes

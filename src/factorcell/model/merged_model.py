@@ -139,7 +139,7 @@ def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tenso
     tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in backbone.base.state_dict().items()}
     tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
     for projection, shift in fixed.maps():
-        path, matrix = projection.path, projection.weight.detach().float()
+        path, matrix = projection.path, projection.matrix().detach().float()
         if shift.left is not None and shift.right is not None:
             matrix = matrix + shift.left[0].float() @ shift.right[0].float()
         if shift.scale is not None:
