@@ -34,7 +34,7 @@ def tokenize(
     end = tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
-    def convert(rows: dict[str, list]) -> dict[str, list]:
+    def convert(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         tokens = tokenizer(rows[text], add_special_tokens=False, truncation=True, max_length=254)["input_ids"]
         tokens = [[start, *ids, end] for ids in tokens]
         return {"input_ids": tokens, "labels": tokens}

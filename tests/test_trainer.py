@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor, distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 import datasets
 from examples import trainer
@@ -177,5 +178,5 @@ def train_shards(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_layers_shared_by_two_processes_train_the_same_weights(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(train_shards, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(train_shards, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     assert len(list(tmp_path.glob("*/context_model.safetensors"))) == len(CASES)

@@ -267,7 +267,7 @@ class ContextModel(nn.Module):
         sys.stdout.write(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}\n")
 
     def save_pretrained(
-        self, folder: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, is_main_process: bool = True
+        self, folder: str | Path, *, state_dict: Mapping[str, Any] | None = None, is_main_process: bool = True
     ) -> None:
         """Write the trained tensors, the options and the schema into a folder; the base is not stored.
 
