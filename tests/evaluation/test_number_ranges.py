@@ -1,6 +1,6 @@
 """Ranges of numbers against direct counts."""
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,9 +16,8 @@ def test_a_number_with_few_values_has_a_range_for_each_and_new_numbers_that_of_t
     ranges = NumberRanges.of(train)
     assert [edges.tolist() for edges in ranges.edges] == [[1902.0, 1908.0]]
     assert [counts.tolist() for counts in ranges.counts] == [[40, 40, 40]]
-    rows = [{"text": "a", "year": year} for year in (1850, 1901, 1903, 1909, None, 2000)]
-    reading: dict[str, Any] = {"tokenizer": train.tokenizer, "schema": train.schema, "report_counts": False}
-    test = prepare(rows, config.with_options(missing="expected"), **reading)
+    new_years = np.array([[1850, 1901, 1903, 1909, np.nan, 2000]], dtype=np.float32).T
+    test = replace(train.select(np.arange(6)), numbers=new_years)
     extended = ranges.add_to(test)
     assert extended.categories[:, 0].tolist() == [1, 1, 2, 3, -1, 3]
     assert extended.schema.categories[0].counts == (0, 40, 40, 40)

@@ -42,6 +42,7 @@ from factorcell.model.encoder import NumberInputs
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
+WORD_ORDER, CHARACTER_ORDER = 2, 5  # default maximum lengths of n-grams of words or pieces, and of characters
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH_SIZE = 3, 64  # linear model: passes over the training texts, and texts per step
 HELD_OUT_SHARE = 0.1  # linear model: share of the training texts that decide whether it reads ranges of numbers
@@ -145,8 +146,15 @@ def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "tra
     return result, tally
 
 
+def default_order(corpus: Corpus) -> int:
+    """Return the default maximum length of the n-grams of a classifier."""
+    return CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
+
+
 class LinearClassifier:
     """Logistic regression on n-grams of 1 to `order` tokens and on other columns, trained with Adagrad.
+
+    By default, the order is `default_order`.
 
     The features of the tokens are the counts of hash buckets of n-grams in a text, divided by the square root of the
     number of its n-grams. The context variables after the target, which is the first variable, have the features of
@@ -154,8 +162,9 @@ class LinearClassifier:
     have them. The classifier learns the frequent values of the target.
     """
 
-    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
+        order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
         labels = torch.from_numpy(_labels(train))
         max_buckets = MAX_ELEMENTS // len(self.names)
@@ -291,10 +300,14 @@ class _Features:
 
 
 class FastTextClassifier:
-    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017)."""
+    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017).
 
-    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+    By default, the order is `default_order`.
+    """
+
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
+        order = default_order(train) if order is None else order
         try:
             library = importlib.import_module("fasttext")
         except ImportError:

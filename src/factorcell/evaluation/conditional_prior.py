@@ -79,7 +79,7 @@ class Dependence:
 
 
 class ConditionalPrior(nn.Module):
-    """The logistic regression of one target on all other variables of a schema, and on the `ranges` of their numbers."""
+    """The logistic regression of one target on all other variables of a schema, and on `ranges` of numbers."""
 
     def __init__(self, schema: ContextSchema, target: str, ranges: NumberRanges | None = None) -> None:
         """Create a regression with all weights zero."""
