@@ -84,7 +84,9 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
     counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
     assert counts is not None
     rows = most_shifted_tokens(run, *contexts, count=100, train=ROWS)
-    with pytest.warns(Notice, match="words without evidence may be among the tokens, because no training table"):
+    with pytest.warns(
+        Notice, match="words without evidence may be among the tokens, because the run recorded no existing"
+    ):
         all_rows = most_shifted_tokens(run, *contexts, count=100)
     without_counts = {row["token"]: row["nats"] for row in all_rows}
     assert {"lava", "snow"} <= without_counts.keys()

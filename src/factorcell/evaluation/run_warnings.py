@@ -152,7 +152,8 @@ def training_texts(run: Run) -> int | None:
     log, facts = run.log(), training_facts(run.folder)
     if not log or not facts.get("targets") or facts.get("finetuned"):
         return None
-    return round(float(log[-1]["tokens"]) / facts["targets"] * facts["texts"])
+    passes = float(log[-1]["tokens"]) / int(facts["targets"])
+    return round(passes * int(facts["texts"]))
 
 
 def _sizes(run: Run) -> Row:

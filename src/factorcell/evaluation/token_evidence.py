@@ -121,7 +121,8 @@ def most_shifted_tokens(
             run, read_training_texts(run, source), [context, against or {}], unknown=unknown
         )
     if counts is None:
-        reason = "no training table" if source is None else "the contexts differ in columns that are not categories"
+        reason = "the contexts differ in columns that are not categories"
+        reason = "the run recorded no existing training table; pass train=TABLE" if source is None else reason
         warnings.warn(Notice(f"words without evidence may be among the tokens, because {reason}"), stacklevel=2)
     return rank_shifted_tokens(run, context, against, counts, count=count, frequent=frequent, unknown=unknown)
 
