@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.corpus import target_offsets
 from factorcell.evaluation import results
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
@@ -21,29 +22,15 @@ from factorcell.evaluation.run_warnings import mixture_notices
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model import model_card, ngram_mixture, saved_results
 from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
-from factorcell.model.ngram import NGram, count_ngrams
+from factorcell.model.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
-from factorcell.model.value_counts import ValueCounts
 from factorcell.reports.runs import report_page
 from factorcell.training.fit import summary
-from factorcell.training.mixture_fit import fit_mixture
+from factorcell.training.mixture_fit import count_by_value, fit_mixture
 from tests.small_runs import ROWS, make_run
 
-ALPHA = 3.0
-
-
-def value_orders(ngram: NGram, corpus: Corpus, size: int) -> list[ValueOrder]:
-    """Return the counts of bigrams and trigrams by the first category."""
-    values = np.repeat(np.where(corpus.categories[:, 0] < 0, size, corpus.categories[:, 0]), corpus.lengths)
-    orders = []
-    for length in (1, 2):
-        grams = np.concatenate([grams[length] for _, grams, _ in ngram.blocks(corpus)])
-        pairs = ValueCounts.of_pairs(grams, values.astype(np.int64), size)
-        orders.append(
-            ValueOrder(length, pairs, pairs.of_histories(len(ngram.tokenizer), ngram.grams[length].keys), ALPHA)
-        )
-    return orders
+SHARES = (0.1, 0.6, 0.8)  # s_n of the orders
 
 
 def with_mixture(run: Run) -> Run:
@@ -51,7 +38,11 @@ def with_mixture(run: Run) -> Run:
     corpus = run.prepare(ROWS)
     ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
     variable = run.schema.categories[0]
-    counts = CountModels(ngram, variable, value_orders(ngram, corpus, len(variable.values)), (NGRAM, VALUE, CACHE))
+    orders = [
+        ValueOrder(counts, grams.keys, len(run.tokenizer), share)
+        for counts, grams, share in zip(count_by_value(ngram, corpus, 0, 3), ngram.grams, SHARES, strict=True)
+    ]
+    counts = CountModels(ngram, variable, orders, (NGRAM, VALUE, CACHE))
     weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.length_count)
     run.mixture = NGramMixture(run.model, run.schema, counts, weights)
     return run
@@ -73,6 +64,35 @@ def character_run(tmp_path: Path) -> Run:
     return with_mixture(make_run(tmp_path / "run", ("city", "stars"), tokenizer="char", max_tokens=12))
 
 
+def value_counts(texts: list[list[int]], is_used: NDArray[np.bool_]) -> Counter[tuple[int, ...]]:
+    """Count the n-grams of orders 1 to 3 in some texts as Kneser-Ney smoothing does."""
+    used = [text for text, is_one_of_them in zip(texts, is_used, strict=True) if is_one_of_them]
+    occurrences = Counter(
+        tuple(text[end - n : end]) for text in used for n in (1, 2, 3) for end in range(max(n, 2), len(text) + 1)
+    )
+    predecessors = Counter(gram[1:] for gram in occurrences if len(gram) > 1)  # the keys are distinct n-grams
+    return Counter(
+        {
+            gram: predecessors[gram] if len(gram) < 3 and predecessors[gram] else occurrences[gram]
+            for gram in occurrences
+        }
+    )
+
+
+def kneser_ney_step(by_value: list[Counter[tuple[int, ...]]], value: int, gram: tuple[int, ...], lower: float) -> float:
+    """Return p_n of the last token of an n-gram given the others, from the counts of each value and from p_{n-1}."""
+    same_order = [count for counts in by_value for other, count in counts.items() if len(other) == len(gram)]
+    discounts = (0.0, *estimate_discounts(np.array(same_order)))
+    following = {
+        other: count for other, count in by_value[value].items() if len(other) == len(gram) and other[:-1] == gram[:-1]
+    }
+    if not following:
+        return lower
+    count, total = following.get(gram, 0), sum(following.values())
+    backoff = sum(discounts[min(other_count, 3)] for other_count in following.values()) / total
+    return (count - discounts[min(count, 3)]) / total + backoff * lower
+
+
 def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> list[float]:
     """Compute the probability of each target with counts from dictionaries, and the nats of the neural model."""
     mixture = run.mixture
@@ -81,20 +101,25 @@ def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> lis
     texts = run.prepare(ROWS)
     parts = np.split(texts.tokens, texts.offsets[1:-1])
     all_texts = [part.tolist() for part in parts]
-    is_same = texts.categories[:, 0] == corpus.categories[0, 0]
-    same_value = [part for part, is_used in zip(all_texts, is_same, strict=True) if is_used]
-    counts = Counter(tuple(part[i : i + n]) for part in same_value for n in (2, 3) for i in range(len(part) - n + 1))
+    by_value = [
+        value_counts(all_texts, texts.categories[:, 0] == value)
+        for value in range(len(run.schema.categories[0].values))
+    ]
+    (value,) = corpus.categories[:, 0].tolist()
+    blocks = mixture.counts.ngram.blocks(corpus)
+    of_all_texts = list(mixture.counts.ngram.target_probabilities_by_order(*next(blocks)[:2]))
     with torch.no_grad():
         neural = np.exp(-run.model(run.batch(corpus, np.array([0]))).double().numpy()[0])
     base = np.exp(-mixture.counts.ngram.nats(corpus))
     results = []
     for place in range(1, len(ids)):
-        by_value = base[place - 1]
-        for n in (2, 3):
-            if place - n + 1 >= 0:
-                history = tuple(ids[place - n + 1 : place])
-                total = sum(count for gram, count in counts.items() if gram[:-1] == history)
-                by_value = (counts[(*history, ids[place])] + ALPHA * by_value) / (total + ALPHA)
+        in_value = 1 / (len(run.tokenizer) - 1)
+        for n in (1, 2, 3):
+            mixed = SHARES[n - 1] * in_value + (1 - SHARES[n - 1]) * of_all_texts[n - 1][place - 1]
+            gram = tuple(ids[max(0, place - n + 1) : place + 1])
+            in_value = kneser_ney_step(by_value, value, gram, mixed) if len(gram) == n and value >= 0 else mixed
+        if value < 0:
+            in_value = base[place - 1]
         recent = ids[1:place][::-1]
         decays = [CACHE_DECAY**i for i in range(len(recent))]
         hits = sum(decay for decay, token in zip(decays, recent, strict=True) if token == ids[place])
@@ -105,7 +130,7 @@ def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> lis
             if length == 1  # every token of the vocabulary is a history, even if training never had it
             or any(ids[place - length : place] == part[i : i + length] for part in all_texts for i in range(len(part)))
         )
-        components = [neural[place - 1], base[place - 1], by_value, cache]
+        components = [neural[place - 1], base[place - 1], in_value, cache]
         results.append(float(mixture.weights[longest] @ components))
     return results
 

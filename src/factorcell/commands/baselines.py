@@ -42,6 +42,7 @@ def _train_and_evaluate(
     classifier = classifier_type(train, order=arguments.order, seed=arguments.seed, progress=True)
     result = classifier(test)
     terminal.show_classification(result, result.metrics(), as_json=arguments.json)
+    terminal.notify(f"the classifier reads n-grams of up to {classifier.order} {test.tokenizer.unit}s")
 
 
 def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ COMPARED_POPULAR_TEXTS = 1500
 
 def run_complete(arguments: argparse.Namespace) -> None:
     """Run `factorcell complete`."""
-    run = options.open_on_device(Run.open, arguments.run, arguments)
+    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
+    run = options.open_on_device(open_run, arguments.run, arguments)
     terminal.notify(*mixture_notice(run), *training_warnings([run]))
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)

@@ -251,6 +251,12 @@ def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group
     add_max_memory(parser)
 
 
+def add_no_ngram_mixture(section: Parser | Section) -> None:
+    """Add --no-ngram-mixture."""
+    help_text = "use the neural model alone, even if the run has a mixture with n-gram counts"
+    section.add_argument("--no-ngram-mixture", action="store_true", help=help_text)
+
+
 def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
     """Open a model on the device and with the precision that `arguments` specify.
 

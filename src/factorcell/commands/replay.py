@@ -55,6 +55,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         seconds=arguments.seconds,
         device=arguments.device,
         precision=arguments.precision,
+        mixture=not arguments.no_ngram_mixture,
     )
     terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
     arguments.out.mkdir(parents=True, exist_ok=True)

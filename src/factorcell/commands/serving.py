@@ -43,6 +43,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         workers=arguments.workers,
         typos=arguments.typos,
         precision=arguments.precision,
+        mixture=not arguments.no_ngram_mixture,
         block_list=arguments.block,
         privacy=Privacy(tuple(arguments.withhold), retention),
         cache_size=arguments.cache_size,

@@ -10,6 +10,8 @@ The sign ~ means "proportional to", w_t are the tokens of the text, and c_v(w) i
 texts with value v. The other two classifiers learn p(v | text) from n-gram features; the logistic regression can also
 read other columns.
 
+The n-grams have by default up to 2 tokens, or up to 5 characters.
+
 Shapes: B texts, K values, V vocabulary, N features of the texts, U distinct rows of weights of these features.
 """
 
@@ -32,6 +34,7 @@ from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
+from factorcell.data.ragged import Ragged
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
@@ -47,6 +50,7 @@ SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH_SIZE = 3, 64  # linear model: passes over the training texts, and texts per step
 HELD_OUT_SHARE = 0.1  # linear model: share of the training texts that decide whether it reads ranges of numbers
 LEARNING_RATE = 0.5  # linear model: initial learning rate, which decays linearly to 0
+MAX_READ_NGRAMS = 200_000_000  # linear model: n-grams in all passes; a random part of larger tables is read
 MAX_BUCKETS = 1 << 20  # linear model: maximum number of hash buckets
 MAX_ELEMENTS = 1 << 25  # maximum size of the linear model's weights (buckets * values) and of naive Bayes' arrays
 
@@ -176,6 +180,8 @@ class LinearClassifier:
         self.weights, sums_of_squared_gradients = torch.zeros(2, row_count, len(self.names))
         features, generator = self._features(train), np.random.default_rng(seed)
         labelled_texts = np.flatnonzero(labels.numpy() >= 0)
+        mean_ngrams = EPOCHS * self.order * len(train.tokens) / max(1, len(train))
+        labelled_texts = generator.permutation(labelled_texts)[: max(1, int(MAX_READ_NGRAMS / mean_ngrams))]
         batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
         for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
             rows, *inputs = features.take(batch)
@@ -197,11 +203,11 @@ class LinearClassifier:
         return _classification(self.names, torch.cat(log_posteriors).numpy(), test)
 
     def _features(self, corpus: Corpus) -> "_Features":
-        parts = list(_ngram_features(corpus, self.order, self.bucket_count))
+        parts = []
         corpus = corpus if self.ranges is None else self.ranges.add_to(corpus)
         for texts, rows, values in _context_features(corpus):
             parts.append((texts, self.bucket_count + rows % self.context_rows, values))
-        return _Features(parts, len(corpus))
+        return _Features(corpus, self.order, self.bucket_count, parts)
 
 
 def _find_ranges(train: Corpus) -> NumberRanges | None:
@@ -224,10 +230,10 @@ def _logits(weights: Tensor, positions: Tensor, values: Tensor, starts: Tensor) 
     return F.embedding_bag(positions, weights, starts, mode="sum", per_sample_weights=values)
 
 
-def _ngram_features(corpus: Corpus, order: int, bucket_count: int) -> Iterator[FeaturePart]:
-    """Yield the features of the n-grams of each length: their texts, hash buckets and values."""
-    tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
-    text_of_token = np.repeat(np.arange(len(corpus)), np.diff(offsets))
+def _ngram_features(texts: Ragged, order: int, bucket_count: int) -> Iterator[FeaturePart]:
+    """Yield the features of the n-grams of each length: the index of their text, hash buckets and values."""
+    tokens, offsets = texts.values.astype(np.uint64), texts.offsets
+    text_of_token = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
     ngram_counts = sum(np.maximum(0, np.diff(offsets) - shorter) for shorter in range(order))
     values = ngram_counts.astype(np.float32) ** -0.5
@@ -236,8 +242,9 @@ def _ngram_features(corpus: Corpus, order: int, bucket_count: int) -> Iterator[F
         hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
         hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
         is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
-        texts = text_of_token[is_in_text]
-        yield texts, (hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64), values[texts]
+        text_of_ngram = text_of_token[is_in_text]
+        buckets = (hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64)
+        yield text_of_ngram, buckets, values[text_of_ngram]
 
 
 def sizes_of_features(schema: ContextSchema) -> list[int]:
@@ -276,13 +283,18 @@ def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
 
 
 class _Features:
-    """The features of all texts, text by text: their rows of weights (N,), values (N,), and offsets (B + 1,)."""
+    """The features of the texts of a corpus.
 
-    def __init__(self, parts: Sequence[FeaturePart], text_count: int) -> None:
-        texts, rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        order = np.argsort(texts, kind="stable")
-        self.rows, self.values = rows[order], values[order]
-        self.offsets = np.append(0, np.cumsum(np.bincount(texts, minlength=text_count)))
+    N-grams are hashed when a batch is read, because those of all texts would take much memory. The other features are
+    stored text by text: their rows of weights (N,) and values (N,).
+    """
+
+    def __init__(self, corpus: Corpus, order: int, bucket_count: int, context_parts: Sequence[FeaturePart]) -> None:
+        self.tokens, self.order, self.bucket_count = Ragged(corpus.tokens, corpus.offsets), order, bucket_count
+        texts, rows, values = (np.concatenate(arrays) for arrays in zip(*context_parts, strict=True))
+        places = np.argsort(texts, kind="stable")
+        offsets = np.append(0, np.cumsum(np.bincount(texts, minlength=len(corpus))))
+        self.rows, self.values = Ragged(rows[places], offsets), Ragged(values[places], offsets)
 
     def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the features of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
@@ -291,11 +303,14 @@ class _Features:
             The distinct rows (U,), the position of each feature's row among them (N,), the value of each feature (N,),
             and the index of the first feature of each text (B,).
         """
-        counts = self.offsets[texts + 1] - self.offsets[texts]
-        starts = np.cumsum(counts) - counts
-        indices = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
-        rows, positions = np.unique(self.rows[indices], return_inverse=True)
-        arrays = (rows, positions, self.values[indices], starts)
+        (context_rows, offsets), context_values = self.rows.select(texts), self.values.select(texts).values
+        parts = [*_ngram_features(self.tokens.select(texts), self.order, self.bucket_count)]
+        parts.append((np.repeat(np.arange(len(texts)), np.diff(offsets)), context_rows, context_values))
+        text_of_feature, rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        places = np.argsort(text_of_feature, kind="stable")
+        counts = np.bincount(text_of_feature, minlength=len(texts))
+        distinct_rows, positions = np.unique(rows[places], return_inverse=True)
+        arrays = (distinct_rows, positions, values[places], np.cumsum(counts) - counts)
         return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
 
 
@@ -307,7 +322,7 @@ class FastTextClassifier:
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
-        order = default_order(train) if order is None else order
+        self.order = default_order(train) if order is None else order
         try:
             library = importlib.import_module("fasttext")
         except ImportError:
@@ -320,7 +335,14 @@ class FastTextClassifier:
             lines = (f"__label__{label} {text}\n" for label, text in labelled_texts if label >= 0)
             path.write_text("".join(lines), encoding="utf-8")
             self.model = library.train_supervised(
-                input=str(path), dim=10, lr=0.5, epoch=5, wordNgrams=order, thread=1, seed=seed % (1 << 31), verbose=0
+                input=str(path),
+                dim=10,
+                lr=0.5,
+                epoch=5,
+                wordNgrams=self.order,
+                thread=1,
+                seed=seed % (1 << 31),
+                verbose=0,
             )
 
     def __call__(self, test: Corpus) -> Classification:

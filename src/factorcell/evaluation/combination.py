@@ -52,11 +52,15 @@ def training_table(run: Run) -> Path | None:
 
 @dataclass(frozen=True)
 class LinearBaseline:
-    """A linear classifier of `target` that reads the texts and the other context `columns` of a run."""
+    """A linear classifier of `target` that reads the texts and the other context `columns` of a run.
+
+    `unit` says what a token of the texts is.
+    """
 
     classifier: LinearClassifier
     target: str
     columns: tuple[str, ...]
+    unit: str
 
     @classmethod
     def fit(
@@ -78,12 +82,13 @@ class LinearBaseline:
         labelled = with_target_first(corpus, target, read_columns)
         if len(np.unique(labelled.categories[:, 0][labelled.categories[:, 0] > 0])) < 2:
             raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
-        return cls(LinearClassifier(labelled, progress=progress), target, read_columns)
+        return cls(LinearClassifier(labelled, progress=progress), target, read_columns, run.tokenizer.unit)
 
     @property
     def name(self) -> str:
         """The name of the classifier, with what it reads."""
-        return f"linear baseline (reads {', '.join(('the text', *self.columns))})"
+        ngrams = f"n-grams of up to {self.classifier.order} {self.unit}s"
+        return f"linear baseline (reads {', '.join((ngrams, *self.columns))})"
 
     def log_posterior(self, corpus: Corpus, names: tuple[str, ...]) -> Floats:
         """Return log q(candidate | text, o) (B, K) for the candidates `names`."""

@@ -1,27 +1,29 @@
 """Count-based language models: n-grams of all texts, n-grams of the texts of one value, and a cache of one text.
 
     ngram    a Kneser-Ney n-gram model of all training texts (`ngram`)
-    value    n-gram counts in the training texts with the value v of one context column: p_0 is the component `ngram`;
-             for the orders n that raise the likelihood, with histories h of n - 1 tokens,
-             p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
+    value    a Kneser-Ney model of the training texts with the value v of one context column, which backs off to shorter
+             n-grams of these texts and to n-grams of all texts:
+             p_n(w | h, v) = (c_v(h w) - D(c_v(h w))) / c_v(h .) + backoff_v(h) q_n(w | h, v),
+             q_n(w | h, v) = s_n p_{n-1}(w | h', v) + (1 - s_n) p_n(w | h)
+             p_n(w | h) is the model of order n of all texts, s_n a weight, p_0 the uniform distribution, and the other
+             letters are those of `ngram`; a missing value has the component `ngram`
     cache    the preceding tokens x_1, x_2, ... of the same text, the last one first:
              p(w | x) = (sum_i d^(i-1) [x_i = w] + k p_ngram(w | h)) / (sum_i d^(i-1) + k)
 
 References:
-    Chen and Goodman 1998 (Kneser-Ney), MacKay and Peto 1995 (counts of a value), Kuhn and De Mori 1990 (cache).
+    Chen and Goodman 1998 (Kneser-Ney), Wood and Teh 2009 (two directions of back-off), Kuhn and De Mori 1990 (cache).
 
 Shapes: B texts, N texts that are extended token by token, T targets, V vocabulary, K values (value K is missing).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.schema import Variable
-from factorcell.model.ngram import NGram
-from factorcell.model.value_counts import ValueCounts
+from factorcell.model.ngram import NGram, estimate_discounts
+from factorcell.model.value_counts import ValueCounts, find_pairs
 
 NGRAM, VALUE, CACHE = "ngram", "value", "cache"  # names of the components
 CACHE_SIZE, CACHE_DECAY, CACHE_PRIOR = 300, 0.99, 5.0  # number of cached tokens, d, and k
@@ -30,21 +32,33 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
 class ValueOrder:
-    """The counts of n-grams of one order by value.
+    """Lookup tables of the n-grams of one order by value, as `OrderTables` for all texts.
 
-    Attributes:
-        history_length: The number of tokens of the histories, n - 1.
-        grams: The counts of the n-grams.
-        histories: The counts of their histories.
-        alpha: alpha_n.
+    Args:
+        counts: The Kneser-Ney counts of the n-grams by value.
+        gram_keys: The keys of the n-grams of the order: id of the history * V + last token.
+        vocabulary_size: The number of tokens, V.
+        share: s_n.
     """
 
-    history_length: int
-    grams: ValueCounts
-    histories: ValueCounts
-    alpha: float
+    def __init__(self, counts: ValueCounts, gram_keys: Ids, vocabulary_size: int, share: float) -> None:
+        self.counts, self.share = counts, share
+        discounts = np.array([0.0, *estimate_discounts(counts.counts)])[np.minimum(counts.counts, 3)]
+        history_keys = counts.keys_with_items(gram_keys // vocabulary_size)
+        self.history_keys, positions = np.unique(history_keys, return_inverse=True)
+        totals = np.bincount(positions, counts.counts)
+        # The last elements are for n-grams and histories that were not counted.
+        self.discounted = np.append((counts.counts - discounts) / totals[positions], 0.0)
+        self.backoff = np.append(np.bincount(positions, discounts) / totals, 1.0)
+
+    def backoffs(self, history_ids: Ids, values: Ids) -> Floats:
+        """Return backoff_v(h) (T,) of each history and value."""
+        return self.backoff[find_pairs(self.history_keys, history_ids, values, self.counts.value_count)]
+
+    def first_terms(self, gram_ids: Ids, values: Ids) -> Floats:
+        """Return the first term of p_n(w | h, v) (T,) of each n-gram and value."""
+        return self.discounted[self.counts.positions(gram_ids, values)]
 
 
 class CountModels:
@@ -53,7 +67,7 @@ class CountModels:
     Args:
         ngram: The n-gram model.
         variable: The context variable of the component `value`; None without that component.
-        orders: The counts by value, for the orders n that contribute, the lowest one first.
+        orders: The counts by value of each order n, from 1 on.
         names: The names of the components, in the order of the weights, without `neural`.
     """
 
@@ -87,16 +101,36 @@ class CountModels:
         for name in self.names:
             probabilities = base
             if name == VALUE:
-                repeated = np.repeat(values, size - 1)
-                for order in self.orders:
-                    counted = order.grams.with_value(grams[order.history_length], repeated)
-                    total = order.histories.with_value(histories[order.history_length], repeated)
-                    probabilities = (counted + order.alpha * probabilities) / (total + order.alpha)
+                probabilities = self._by_value(histories, grams, np.repeat(values, size - 1))
             elif name == CACHE:
                 counted, total = _cached_counts(tokens)
                 probabilities = (counted.ravel() + CACHE_PRIOR * base) / (total.ravel() + CACHE_PRIOR)
             parts.append(probabilities.reshape(count, size - 1))
         return np.stack(parts), history_lengths.reshape(count, size - 1)
+
+    def _by_value(self, histories: list[Ids], grams: list[Ids], values: Ids) -> Floats:
+        """Return the probability (T,) of each target in the component `value`; the values are those of the targets."""
+        assert self.variable is not None
+        probabilities = np.full(len(values), self.ngram.uniform)
+        by_order = self.ngram.target_probabilities_by_order(histories, grams)
+        for order, of_all_texts, history_ids, gram_ids in zip(self.orders, by_order, histories, grams, strict=True):
+            mixed = order.share * probabilities + (1 - order.share) * of_all_texts
+            probabilities = order.first_terms(gram_ids, values) + order.backoffs(history_ids, values) * mixed
+        return np.where(values < len(self.variable.values), probabilities, of_all_texts)
+
+    def _of_all_tokens_by_value(self, histories: list[Ids], values: Ids) -> Floats:
+        """Return the probabilities (N, V) of every next token in the component `value`."""
+        assert self.variable is not None
+        probabilities = self.ngram.uniform_probabilities(len(values))
+        by_order = self.ngram.probabilities_by_order(histories)
+        parts = zip(self.orders, by_order, self.ngram.order_tables, histories, strict=True)
+        for order, of_all_texts, tables, history_ids in parts:
+            mixed = order.share * probabilities + (1 - order.share) * of_all_texts
+            probabilities = order.backoffs(history_ids, values)[:, None] * mixed
+            rows, gram_ids = tables.followers(history_ids)
+            tokens = tables.keys[gram_ids] % tables.vocabulary_size
+            probabilities[rows, tokens] += order.first_terms(gram_ids, values[rows])
+        return np.where((values < len(self.variable.values))[:, None], probabilities, of_all_texts)
 
     def of_all_tokens(self, histories: Ids, recent: Ids, values: Ids) -> list[Floats]:
         """Compute the probabilities (N, V) of every next token under each component.
@@ -111,13 +145,7 @@ class CountModels:
         for name in self.names:
             probabilities = base
             if name == VALUE:
-                for order in self.orders:
-                    tables, history = self.ngram.order_tables[order.history_length], histories[:, order.history_length]
-                    total = order.histories.with_value(history, values) + order.alpha
-                    probabilities = probabilities * (order.alpha / total)[:, None]
-                    rows, grams = tables.followers(history)
-                    counted = order.grams.with_value(grams, values[rows])
-                    probabilities[rows, tables.keys[grams] % tables.vocabulary_size] += counted / total[rows]
+                probabilities = self._of_all_tokens_by_value(list(histories.T), values)
             elif name == CACHE:
                 decays = CACHE_DECAY ** np.arange(recent.shape[1]) * (recent >= 0)
                 total = decays.sum(1, keepdims=True) + CACHE_PRIOR

@@ -244,22 +244,32 @@ class NGram(TextModel):
 
     def target_probabilities(self, histories: list[Ids], grams: list[Ids]) -> Floats:
         """Return p(w | h) (T,) from the ids of the history and of the n-gram of each target, (T,) for each order."""
+        *_, probabilities = self.target_probabilities_by_order(histories, grams)
+        return probabilities
+
+    def target_probabilities_by_order(self, histories: list[Ids], grams: list[Ids]) -> Iterator[Floats]:
+        """Yield p_n(w | h) (T,) for each order n from 1 on; the arguments are those of `target_probabilities`."""
         probabilities = np.full(len(grams[0]), self.uniform)
         for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
             probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
-        return probabilities
+            yield probabilities
 
     def look_up(self, tokens: Ids, begins: Ids) -> tuple[list[Ids], list[Ids]]:
         """Return the ids of the history and of the n-gram of each token (T,) of joined texts, for each order.
 
         `begins` are the indices of the first tokens of the texts.
         """
-        gram_ids, grams, histories = tokens, [tokens], [np.zeros(len(tokens), dtype=np.int64)]
-        for tables in self.order_tables[1:]:
-            histories.append(_preceding_ids(gram_ids, begins))
-            gram_ids = tables.find(histories[-1], tokens)
-            grams.append(gram_ids)
+        grams = list(self.gram_ids(tokens, begins))
+        histories = [np.zeros(len(tokens), dtype=np.int64), *(_preceding_ids(ids, begins) for ids in grams[:-1])]
         return histories, grams
+
+    def gram_ids(self, tokens: Ids, begins: Ids) -> Iterator[Ids]:
+        """Yield, for each order, the id of the n-gram that ends at each token (T,), as in `look_up`."""
+        ids = tokens
+        yield ids
+        for tables in self.order_tables[1:]:
+            ids = tables.find(_preceding_ids(ids, begins), tokens)
+            yield ids
 
     def empty_histories(self, count: int) -> Ids:
         """Return the ids (count, orders) of the histories of `count` texts before their start tokens."""
@@ -279,6 +289,21 @@ class NGram(TextModel):
     def size(self) -> int:
         """The number of n-grams."""
         return sum(len(order_counts.keys) for order_counts in self.grams)
+
+    def uniform_probabilities(self, count: int) -> Floats:
+        """Return p_0 of every token (count, V): the start token has probability 0, all others the same."""
+        probabilities = np.full((count, len(self.tokenizer)), self.uniform)
+        probabilities[:, self.tokenizer.specials.start] = 0.0
+        return probabilities
+
+    def probabilities_by_order(self, histories: list[Ids]) -> Iterator[Floats]:
+        """Yield p_n(w | h) of every token w (T, V) for each order n; the argument is as in `probabilities`."""
+        probabilities = self.uniform_probabilities(len(histories[0]))
+        for tables, history_ids in zip(self.order_tables, histories, strict=True):
+            probabilities = tables.backoff[history_ids, None] * probabilities
+            rows, gram_ids = tables.followers(history_ids)
+            probabilities[rows, tables.keys[gram_ids] % tables.vocabulary_size] += tables.discounted[gram_ids]
+            yield probabilities
 
     def probabilities(self, histories: list[Ids]) -> Floats:
         """Return p(w | h) of every token w (T, V).

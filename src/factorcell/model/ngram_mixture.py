@@ -39,7 +39,7 @@ from factorcell.model.scoring import mixed_nats
 from factorcell.model.value_counts import ValueCounts
 
 FILE, TABLES = "ngram_mixture.json", "ngram_mixture.safetensors"
-FORMAT = 1  # version of `FILE`
+FORMAT = 2  # version of `FILE`
 NEURAL = "neural"  # name of the first component
 
 Ids = NDArray[np.int64]
@@ -225,16 +225,15 @@ class NGramMixture:
     def save(self, folder: Path) -> None:
         """Write the count-based components and the weights into the folder of the run."""
         tensors = self.counts.ngram.to_tensors()
-        for by_value in self.counts.orders:
-            order = by_value.history_length + 1
-            tensors[f"value_keys{order}"] = torch.from_numpy(by_value.grams.keys)
-            tensors[f"value_counts{order}"] = torch.from_numpy(by_value.grams.counts.astype(np.int32))
+        for n, order in enumerate(self.counts.orders, 1):
+            tensors[f"value_keys{n}"] = torch.from_numpy(order.counts.keys)
+            tensors[f"value_counts{n}"] = torch.from_numpy(order.counts.counts.astype(np.int32))
         files.save_tensors(folder / TABLES, tensors, {"vocabulary": self.vocabulary_size})
         content = {
             "order": len(self.counts.ngram.grams),
             "components": [NEURAL, *self.counts.names],
             "column": None if self.counts.variable is None else self.counts.variable.name,
-            "alphas": {order.history_length + 1: order.alpha for order in self.counts.orders},
+            "shares": [order.share for order in self.counts.orders],
             "weights": self.weights.tolist(),
         }
         files.write_versioned(folder / FILE, content, FORMAT)
@@ -259,12 +258,11 @@ def open_mixture(
         ngram = NGram(folder, config, tokenizer, grams)
         variable = None if saved["column"] is None else schema.variable(saved["column"])
         by_value = []
-        for order, alpha in saved["alphas"].items():
+        for n, (share, order_grams) in enumerate(zip(saved["shares"], grams if variable else (), strict=True), 1):
             assert variable is not None
-            arrays = (tensors[f"value_{name}{order}"].numpy().astype(np.int64) for name in ("keys", "counts"))
+            arrays = (tensors[f"value_{name}{n}"].numpy().astype(np.int64) for name in ("keys", "counts"))
             pairs = ValueCounts(len(variable.values), *arrays)
-            histories = pairs.of_histories(len(tokenizer), grams[int(order) - 1].keys)
-            by_value.append(ValueOrder(int(order) - 1, pairs, histories, float(alpha)))
+            by_value.append(ValueOrder(pairs, order_grams.keys, len(tokenizer), float(share)))
         counts = CountModels(ngram, variable, by_value, saved["components"][1:])
         weights = np.array(saved["weights"], dtype=np.float64)
         if weights.shape != (len(grams), len(saved["components"])):

@@ -52,7 +52,8 @@ class TextModel:
                 each. Columns without a value get their expected values.
             unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
                 reads the development table; "expected" reads it as the expected value; "error" raises an error.
-            optional: Names of context variables whose columns may be missing.
+            optional: Names of context variables whose columns may be missing. If the model does not read its context
+                variables, all of them may be missing.
             progress: Whether to show progress.
             truncate: Whether to cut texts after `max_tokens` tokens.
             report_counts: Whether to report in notices how many texts were cut, how many have values that training did
@@ -69,11 +70,13 @@ class TextModel:
             return self.read(texts, contexts, unknown=unknown, truncate=truncate, report_counts=report_counts)
         if context is not None:
             raise UserError("context: expected a list of texts as the source, got a table; add columns to the table")
-        if not self.reads_context:
-            optional = tuple(variable.name for variable in self.schema.variables)
         try:
+            table = open_table(source)
+            if not self.reads_context:
+                absent = [variable for variable in self.schema.variables if variable.source_column not in table.columns]
+                optional += tuple(variable.name for variable in absent)
             return prepare(
-                source,
+                table,
                 self.config,
                 tokenizer=self.tokenizer,
                 schema=self.schema,

@@ -53,22 +53,36 @@ class ValueCounts:
 
     def with_value(self, items: Ids, values: Ids) -> Floats:
         """Return the count (T,) of each of `items` (T,) with its own value in `values` (T,)."""
-        if not len(self.keys):
-            return np.zeros(len(items))
-        keys = items * self.value_count + values
-        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        is_counted = (self.keys[positions] == keys) & (items >= 0) & (values < self.value_count)
-        return np.where(is_counted, self.counts[positions], 0).astype(np.float64)
+        return np.append(self.counts, 0)[self.positions(items, values)].astype(np.float64)
 
-    def of_histories(self, vocabulary_size: int, gram_keys: Ids) -> "ValueCounts":
-        """Return the counts of the histories of n-grams, from those of the n-grams.
+    def positions(self, items: Ids, values: Ids) -> Ids:
+        """Return the index (T,) of the pair of each of `items` (T,) and its value in `values` (T,), -1 without one."""
+        return find_pairs(self.keys, items, values, self.value_count)
+
+    def keys_with_items(self, items: Ids) -> Ids:
+        """Return the keys of the pairs (M,) after replacing item i by `items[i]`."""
+        return items[self.keys // self.value_count] * self.value_count + self.keys % self.value_count
+
+    def continuations(self, longer: "ValueCounts", suffixes: Ids) -> "ValueCounts":
+        """Return the Kneser-Ney counts of n-grams: the number of distinct tokens that precede each n-gram.
+
+        N-grams at the beginning of a text, which no token precedes, keep their counts.
 
         Args:
-            vocabulary_size: The number of tokens, V.
-            gram_keys: The keys of all n-grams of the order: id of the history * V + last token.
+            longer: The counts of the n-grams of the next higher order.
+            suffixes: The id of each of these n-grams without its first token.
         """
-        histories = gram_keys[self.keys // self.value_count] // vocabulary_size
-        pair_keys = histories * self.value_count + self.keys % self.value_count
-        keys, positions = np.unique(pair_keys, return_inverse=True)
-        counts = np.bincount(positions, self.counts, len(keys)).astype(np.int64)
-        return ValueCounts(self.value_count, keys, counts)
+        keys, predecessors = np.unique(longer.keys_with_items(suffixes), return_counts=True)
+        counts = self.counts.copy()
+        counts[np.searchsorted(self.keys, keys)] = predecessors
+        return ValueCounts(self.value_count, self.keys, counts)
+
+
+def find_pairs(keys: Ids, items: Ids, values: Ids, value_count: int) -> Ids:
+    """Return the index of each pair of an item and a value (T,) in sorted keys item * K + value (M,), or -1."""
+    if not len(keys):
+        return np.full(len(items), -1)
+    pair_keys = items * value_count + values
+    positions = np.minimum(np.searchsorted(keys, pair_keys), len(keys) - 1)
+    is_counted = (keys[positions] == pair_keys) & (items >= 0) & (values < value_count)
+    return np.where(is_counted, positions, -1)

@@ -8,8 +8,9 @@ comes from it too, so no text is predicted with weights that were fitted on it.
 Shapes: B texts, T targets, M components, K values.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,9 @@ from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
 
 MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
 MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
-VALUE_ORDER, VALUE_CHARACTER_ORDER = 3, 6  # highest orders that are counted by value
-ALPHAS = tuple(10.0 ** (power / 2) for power in range(-2, 13))  # candidates for alpha_n
+COMPARED_ORDER, COMPARED_CHARACTER_ORDER = 3, 6  # highest orders that are counted to choose a column
+MAX_COMPARED_TARGETS = 2_000_000  # training targets in which these are counted
+SHARES = tuple(step / 20 for step in range(21))  # candidates for s_n
 MIN_IMPROVEMENT = 0.002  # nats per target that a further component must gain
 TOLERANCE = 1e-7  # EM ends if an iteration gains fewer nats per target
 
@@ -175,79 +177,74 @@ def _count_ngrams(folder: Path, config: Config, corpus: Corpus) -> NGram:
 
 
 def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
-    """Count n-grams by the values of each category; return the column with the fewest development nats, and its counts.
+    """Count n-grams by the values of a category; return the column and the orders of its counts.
 
-    The user column is left out: counts of one user would reproduce what this user wrote. An unadapted run has no
-    context, and therefore no counts by value.
+    If there are several categories, it is the one with the fewest nats of development texts, for short n-grams that are
+    counted in a part of the training texts. The user column is left out: counts of one user would reproduce what this
+    user wrote. An unadapted run has no context, and therefore no counts by value.
     """
-    base = np.concatenate([ngram.target_probabilities(*ids) for *ids, _ in ngram.blocks(dev)])
-    fits = [
-        _ValueFit(column, variable, base, [])
+    columns = [
+        column
         for column, variable in enumerate(run.schema.categories)
         if run.model.is_adapted and variable.source_column != run.config.data.user
     ]
-    highest = VALUE_CHARACTER_ORDER if corpus.tokenizer.is_character_level else VALUE_ORDER
-    for history_length in range(min(highest, len(ngram.order_tables)) if fits else 0):
-        _, gram_ids = _ids(ngram, corpus, history_length)
-        dev_ids = _ids(ngram, dev, history_length)
-        for fit in fits:
-            size = len(fit.variable.values)
-            pairs = ValueCounts.of_pairs(gram_ids, _values_of_targets(corpus, fit.column, size), size)
-            histories = pairs.of_histories(len(ngram.tokenizer), ngram.grams[history_length].keys)
-            fit.add(ValueOrder(history_length, pairs, histories, alpha=np.inf), dev_ids, dev)
-    best = min((fit for fit in fits if fit.orders), key=lambda fit: fit.nats, default=None)
-    return (best.variable, best.orders) if best else (None, [])
+    if not columns:
+        return None, []
+    best_column = columns[0]
+    if len(columns) > 1:
+        part = _limit_targets(corpus, MAX_COMPARED_TARGETS)
+        length = COMPARED_CHARACTER_ORDER if corpus.tokenizer.is_character_level else COMPARED_ORDER
+        best_column = min(columns, key=lambda column: _fit_values(ngram, part, dev, column, length)[1])
+    return run.schema.categories[best_column], _fit_values(ngram, corpus, dev, best_column, len(ngram.grams))[0]
 
 
-@dataclass
-class _ValueFit:
-    """The counts by the values of one column, fitted on development texts order by order.
+def _fit_values(ngram: NGram, corpus: Corpus, dev: Corpus, column: int, highest: int) -> tuple[list[ValueOrder], float]:
+    """Count the n-grams of the orders up to `highest` by the values of a column, and fit s_n of each order.
 
-    Attributes:
-        column: The index of the column among the categories.
-        variable: The column.
-        probabilities: The probability of each development target under the counts so far (T,).
-        orders: The counts of the orders that raise the likelihood of the development texts.
+    Returns:
+        The orders, and the nats of the development texts with the highest of them.
     """
-
-    column: int
-    variable: Variable
-    probabilities: Floats
-    orders: list[ValueOrder]
-
-    @property
-    def nats(self) -> float:
-        """The nats of the development texts."""
-        return float(-np.log(self.probabilities).sum())
-
-    def add(self, order: ValueOrder, dev_ids: tuple[Ids, Ids], dev: Corpus) -> None:
-        """Fit alpha_n of an order; add the order if it raises the likelihood.
-
-        Args:
-            order: The counts of the order, still without alpha_n.
-            dev_ids: The ids of the history and of the n-gram of every development target, (T,) each.
-            dev: The development texts.
-        """
-        (history_ids, gram_ids), values = dev_ids, _values_of_targets(dev, self.column, len(self.variable.values))
-        total, count = order.histories.with_value(history_ids, values), order.grams.with_value(gram_ids, values)
-        by_alpha = {alpha: (count + alpha * self.probabilities) / (total + alpha) for alpha in ALPHAS}
-        alpha = max(by_alpha, key=lambda alpha: float(np.log(by_alpha[alpha]).sum()))
-        if np.log(by_alpha[alpha]).sum() > np.log(self.probabilities).sum():
-            self.probabilities = by_alpha[alpha]
-            self.orders.append(replace(order, alpha=alpha))
+    blocks = [ids for *ids, _ in ngram.blocks(dev)]
+    histories, grams = ([np.concatenate(ids) for ids in zip(*part, strict=True)] for part in zip(*blocks, strict=True))
+    values = np.repeat(_values_of_texts(dev, column), dev.lengths)
+    orders, probabilities = list[ValueOrder](), np.full(len(values), ngram.uniform)
+    by_order = ngram.target_probabilities_by_order(histories, grams)
+    counts = count_by_value(ngram, corpus, column, highest)
+    for order_counts, of_all_texts, order_grams, history_ids, gram_ids in zip(
+        counts, by_order, ngram.grams, histories, grams, strict=False
+    ):
+        order = ValueOrder(order_counts, order_grams.keys, len(ngram.tokenizer), share=0.0)
+        first_terms, backoffs = order.first_terms(gram_ids, values), order.backoffs(history_ids, values)
+        by_share = {
+            share: first_terms + backoffs * (share * probabilities + (1 - share) * of_all_texts) for share in SHARES
+        }
+        order.share = max(by_share, key=lambda share: float(np.log(by_share[share]).sum()))
+        probabilities = by_share[order.share]
+        orders.append(order)
+    return orders, float(-np.log(probabilities).sum())
 
 
-def _ids(ngram: NGram, corpus: Corpus, history_length: int) -> tuple[Ids, Ids]:
-    """Return the ids of the history and of the n-gram of every target, for histories of this number of tokens."""
-    blocks = [(histories[history_length], grams[history_length]) for histories, grams, _ in ngram.blocks(corpus)]
-    histories, grams = (np.concatenate(part) for part in zip(*blocks, strict=True))
-    return histories, grams
+def count_by_value(ngram: NGram, corpus: Corpus, column: int, highest: int) -> list[ValueCounts]:
+    """Return the Kneser-Ney counts of the n-grams of the orders up to `highest` by the values of a column."""
+    begins, size = corpus.offsets[:-1], len(corpus.schema.categories[column].values)
+    values = np.repeat(_values_of_texts(corpus, column), np.diff(corpus.offsets))
+    values[begins] = size  # start tokens are not targets
+    counts, shorter_ids = list[ValueCounts](), np.zeros(0, dtype=np.int64)
+    for ids in itertools.islice(ngram.gram_ids(corpus.tokens.astype(np.int64), begins), highest):
+        pairs = ValueCounts.of_pairs(ids, values, size)
+        if counts:
+            suffixes = np.zeros(len(ngram.grams[len(counts)].keys), dtype=np.int64)
+            suffixes[ids[ids >= 0]] = shorter_ids[ids >= 0]
+            counts[-1] = counts[-1].continuations(pairs, suffixes)
+        counts.append(pairs)
+        shorter_ids = ids
+    return counts
 
 
-def _values_of_targets(corpus: Corpus, column: int, size: int) -> Ids:
-    """Return the value of the text of every target (T,); `size` where it is missing."""
+def _values_of_texts(corpus: Corpus, column: int) -> Ids:
+    """Return the value of each text; the number of values where it is missing."""
     values = corpus.categories[:, column].astype(np.int64)
-    return np.repeat(np.where(values < 0, size, values), corpus.lengths)
+    return np.where(values < 0, len(corpus.schema.categories[column].values), values)
 
 
 def _dev_figures(run: Run, mixture: NGramMixture, dev: Corpus) -> _DevFigures:

@@ -24,6 +24,7 @@ def add_complete_arguments(parser: Parser) -> None:
     parser.add_argument("--count", type=int, default=10, help=help_text)
     parser.add_argument("--seconds", type=float, help="time limit, after which the search returns its best suggestions")
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
+    options.add_no_ngram_mixture(parser)
     options.add_computing(parser, precision="float32", unknown="error")
 
 
@@ -59,6 +60,7 @@ def add_replay_arguments(parser: Parser) -> None:
     options.add_seed(parser, "the random prefixes and the bootstrap intervals")
     help_text = "number of consecutive queries of a user that are averaged for each point of the improvement curve"
     parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=help_text)
+    options.add_no_ngram_mixture(parser)
     options.add_computing(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue with the remaining users")
 

@@ -49,7 +49,6 @@ def add_generate_arguments(parser: Parser) -> None:
     rare.add_argument("--branching", type=int, default=8, metavar="L", help=help_text)
     help_text = "exponent A: a beam search compares texts by log probability / (number of tokens) ** A"
     rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=help_text)
-    help_text = "use the neural model alone, even if the run has a mixture with n-gram counts"
-    rare.add_argument("--no-ngram-mixture", action="store_true", help=help_text)
+    options.add_no_ngram_mixture(rare)
     options.add_computing(parser, precision="float32", unknown="error")
     parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")

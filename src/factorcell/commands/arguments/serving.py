@@ -26,6 +26,7 @@ def add_serve_arguments(parser: Parser) -> None:
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
     help_text = "number format of matrix products; auto: the faster one, which suggests the same texts"
     parser.add_argument("--precision", default="float32", choices=PRECISIONS, help=help_text)
+    options.add_no_ngram_mixture(parser)
     privacy = parser.section("privacy")
     help_text = "time after which texts are deleted, such as 90d (default: never)"
     privacy.add_argument("--retention", metavar="TIME", help=help_text)

@@ -19,7 +19,7 @@ from typing import Any
 from factorcell import input_files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
+from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import Stream, System
 from factorcell.completion.suggestions import Suggestion
@@ -250,6 +250,7 @@ def open_systems(
     seconds: float | None = None,
     device: str = "cpu",
     precision: str = "float32",
+    mixture: bool = True,
 ) -> dict[str, System]:
     """Open the runs of the systems `names` and return the systems by name.
 
@@ -262,6 +263,7 @@ def open_systems(
         device: The device of the runs, as in `Run.open`.
         precision: The precision of the runs, as in `Run.open`. With `auto`, all runs use the precision that is chosen
             for the first run.
+        mixture: Whether runs predict with their n-gram mixtures, as in `Run.open`.
 
     Raises:
         UserError: A name is unknown, a system needs popular texts that its run does not have, or the run of `online`
@@ -273,7 +275,7 @@ def open_systems(
     @cache
     def open_completer(path: Path) -> Completer:
         nonlocal precision
-        run = Run.open(path, device=device, precision=precision)
+        run = Run.open(path, mixture=mixture, device=device, precision=precision)
         precision = run.precision  # all other runs use the precision that `auto` chose for the first run
         return Completer(run, unknown=unknown, seconds=seconds)
 
@@ -293,9 +295,6 @@ def open_systems(
         run = completer.run
         if name == "blend":
             systems[name] = Personalised(run, Blend(completer, Popularity.from_run(run)), unknown=unknown)
-        elif folders.get(name) == folder and name == "online":
-            user_variable(run)  # raises an error if the run does not distinguish users
-            systems[name] = Personalised(run, completer, unknown=unknown)
         elif distinguishes_users(run):
             systems[name] = Personalised(run, completer, learns=name != "plain", unknown=unknown)
         else:
@@ -328,6 +327,9 @@ def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str,
     """Return the run folder of each system of `names` that is a run.
 
     `blend` has the run of the last name of `folders` before it, or without such a name, the last run of `folders`.
+
+    Raises:
+        UserError: The system `online` or `blend` has a run that does not distinguish users.
     """
     all_folders = add_runs(folders, names)
     selected, latest_path = dict[str, Path](), list(folders.values())[-1]
@@ -337,6 +339,10 @@ def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str,
             selected[name] = all_folders[name]
         elif name == "blend":
             selected[name] = latest_path
+        learns_users = name == "blend" or (name == "online" and folders.get("plain") == selected.get(name))
+        if learns_users and not _distinguishes_users(read_config(selected[name])):
+            problem = "the run does not distinguish users"
+            raise UserError(f"{selected[name]}: {problem}; train it with --user COLUMN, or leave out the system {name}")
     return selected
 
 

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from factorcell.config import UserError
-from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
+from factorcell.model import ngram_mixture
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHE_SIZE, Service
@@ -39,6 +39,10 @@ from factorcell.service.stores.opening import open_store
 LOG = logging.getLogger("factorcell.service")
 SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+MIXTURE_NOTICE = (
+    "the run predicts with its n-gram mixture, which completes several times more slowly than its neural model, so "
+    "that the deadline may cut searches; --no-ngram-mixture serves the neural model alone"
+)
 CHECK_INTERVAL = 0.2  # seconds between two checks of workers and signals
 
 
@@ -54,6 +58,7 @@ class ServerOptions:
     workers: int = 1
     typos: int = 0
     precision: str = "float32"
+    mixture: bool = True
     block_list: Path | None = None
     privacy: Privacy = field(default_factory=Privacy)
     cache_size: int = CACHE_SIZE
@@ -63,7 +68,8 @@ class ServerOptions:
         """Open the run as it is now, and try it out by completing and learning one text."""
         is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
         folder = self.run.absolute()  # problems replace this path by "the model"; the path "." occurs in many messages
-        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
+        run = Run.open(folder, mixture=self.mixture, precision=self.precision)
+        model = ServedModel(run, typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
 
@@ -134,9 +140,8 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
                 "add --keys FILE, or serve on localhost"
             )
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK_NAMES, options.host)))
-    if (options.run / MIXTURE_FILE).is_file():
-        slow = "the run completes with its n-gram mixture, which is searched more slowly"
-        notify(f"{slow}; for fast completions, train it with --no-ngram-mixture")
+    if options.mixture and (options.run / ngram_mixture.FILE).is_file():
+        notify(MIXTURE_NOTICE)
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         _, port, *_ = listener.getsockname()  # differs from `options.port` if that is 0
