@@ -180,8 +180,9 @@ class LinearClassifier:
         self.weights, sums_of_squared_gradients = torch.zeros(2, row_count, len(self.names))
         features, generator = self._features(train), np.random.default_rng(seed)
         labelled_texts = np.flatnonzero(labels.numpy() >= 0)
-        mean_ngrams = EPOCHS * self.order * len(train.tokens) / max(1, len(train))
-        labelled_texts = generator.permutation(labelled_texts)[: max(1, int(MAX_READ_NGRAMS / mean_ngrams))]
+        max_texts = MAX_READ_NGRAMS * len(train) // (EPOCHS * self.order * len(train.tokens))
+        if len(labelled_texts) > max_texts:
+            labelled_texts = np.random.default_rng(seed).permutation(labelled_texts)[:max_texts]
         batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
         for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
             rows, *inputs = features.take(batch)
