@@ -55,6 +55,21 @@ def test_evaluate_tells_a_gain_from_the_effect_of_removing_the_context(
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 
 
+def test_an_unadapted_run_reads_tables_without_its_context_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = folder / "texts.jsonl"
+    files.write_rows(table, [{"text": row["text"]} for row in ROWS * 3])
+    assert main(["evaluate", str(folder / "plain"), str(folder / "test.jsonl")]) == 0
+    expected = capsys.readouterr().out
+    assert main(["evaluate", str(folder / "plain"), str(table)]) == 0
+    assert capsys.readouterr().out == expected
+    assert main(["score", str(folder / "plain"), str(table)]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["evaluate", str(folder / "cell"), str(table)]) == 2
+    assert "no column 'city'" in capsys.readouterr().err
+
+
 def test_nats_of_a_certain_token_have_no_minus_sign(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

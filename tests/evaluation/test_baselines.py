@@ -139,6 +139,36 @@ def test_the_linear_model_equals_an_implementation_with_dictionaries(
         np.testing.assert_allclose(result.probabilities.sum(1), 1, atol=1e-9)
 
 
+def test_classifiers_read_longer_n_grams_of_characters(two_dialects: Dialects) -> None:
+    rows = two_dialects(30, 1)[0]
+    for tokenizer, order in (("word", 2), ("char", 5), ("grapheme", 5)):
+        config = CONFIG.with_options(tokenizer=tokenizer)
+        train, test = read_train_and_test(rows, rows, "dialect", config)
+        by_default, explicit = LinearClassifier(train), LinearClassifier(train, order=order)
+        assert by_default.order == order
+        np.testing.assert_array_equal(by_default(test).log_posterior, explicit(test).log_posterior)
+
+
+def test_the_linear_model_reads_a_part_of_large_tables(
+    corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = corpora
+    read_texts: list[int] = []
+    take = baselines._Features.take
+
+    def count(features: Any, texts: Any) -> Any:
+        read_texts.append(len(texts))
+        return take(features, texts)
+
+    monkeypatch.setattr(baselines._Features, "take", count)
+    LinearClassifier(train, order=2)
+    all_texts = sum(read_texts)
+    read_texts.clear()
+    monkeypatch.setattr(baselines, "MAX_READ_NGRAMS", baselines.EPOCHS * 2 * len(train.tokens) // 2)
+    LinearClassifier(train, order=2)
+    assert sum(read_texts) == baselines.EPOCHS * (len(train) // 2) < all_texts
+
+
 def test_fasttext_gives_posteriors_and_is_reproducible(two_dialects: Dialects) -> None:
     train, test = read_train_and_test(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", CONFIG

@@ -92,7 +92,7 @@ def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, ta
     corpora = read_train_and_test(train, test, "place", run.config, **options)
     expected = LinearClassifier(corpora[0])(corpora[1])
     result = classify(run, test, "place", train=train, values=["hill", "beach"])
-    name = "linear baseline (reads the text, kind)"
+    name = "linear baseline (reads n-grams of up to 2 words, kind)"
     names = [result.names[index] for index in result.other_predictions[name]]
     assert names == [expected.names[index] for index in expected.predicted]
     row = result.metrics()["others"][-1]
@@ -134,7 +134,7 @@ def test_the_linear_baseline_reads_only_columns_of_the_texts(run: Run, tables: t
     expected = LinearClassifier(corpora[0])(corpora[1])
     row = result.metrics()["others"][-1]
     assert (row["classifier"], row["accuracy"]) == (
-        "linear baseline (reads the text)",
+        "linear baseline (reads n-grams of up to 2 words)",
         expected.metrics()["accuracy"],
     )
 

@@ -243,7 +243,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
         "model, training priors",
         "model, uniform priors",
         "other columns, without the text",
-        "linear baseline (reads the text, group)",
+        "linear baseline (reads n-grams of up to 2 words, group)",
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 """The n-gram mixture against explicit counts, and as the predictor of a run in scoring, completion and generation."""
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from factorcell.model.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
 from factorcell.reports.runs import report_page
+from factorcell.service.http import server
 from factorcell.training.fit import summary
 from factorcell.training.mixture_fit import count_by_value, fit_mixture
 from tests.small_runs import ROWS, make_run
@@ -215,6 +218,36 @@ def test_the_command_generates_with_the_neural_model_alone(
     assert neural_rows == list(generate(neural_run, {"city": "Oslo"}, number=5, options=options))
     assert [row["text"] for row in neural_rows] != [row["text"] for row in mixed_rows]
     assert main([*command, str(mixed_path), "--no-ngram-mixture", "--resume"]) == 2
+
+
+def test_the_command_completes_with_the_neural_model_alone(
+    character_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    character_run.save_weights({})
+    assert character_run.mixture is not None
+    character_run.mixture.save(character_run.folder)
+    command = ["complete", str(character_run.folder), "the s", "--context", "city=Oslo", "--json"]
+    for options, mixture in (([], True), (["--no-ngram-mixture"], False)):
+        assert main([*command, *options]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        completer = Completer(Run.open(character_run.folder, mixture=mixture))
+        expected = completer.complete("the s", context={"city": "Oslo"}, k=10)
+        assert [row["text"] for row in rows] == [suggestion.text for suggestion in expected]
+        log_probs = [math.log(row["probability"]) for row in rows]
+        assert log_probs == pytest.approx([suggestion.log_probability for suggestion in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("has_mixture", [True, False])
+def test_the_server_says_that_the_mixture_is_slow(run: Run, has_mixture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignore(*arguments: object) -> Any:
+        return SimpleNamespace(run=lambda sockets: None)
+
+    monkeypatch.setattr(server.ServerOptions, "open_application", ignore)
+    monkeypatch.setattr(server, "uvicorn_server", ignore)
+    notices: list[str] = []
+    server.serve(server.ServerOptions(run.folder, "sqlite:///:memory:", port=0, mixture=has_mixture), notices.append)
+    assert (server.MIXTURE_NOTICE in notices) == has_mixture
+    assert "--no-ngram-mixture" in server.MIXTURE_NOTICE
 
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])

@@ -23,6 +23,7 @@ from factorcell.completion.replay.systems import (
     count_popular_texts,
     find_config_and_columns,
     open_systems,
+    user_and_time_columns,
 )
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -147,6 +148,12 @@ def test_missing_systems_are_reported(tmp_path: Path) -> None:
         open_systems(folder, ["plain", "online"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         open_systems(tmp_path, ["mpc"])
+    for system in ("online", "blend"):
+        message = (
+            f"one: the run does not distinguish users; train it with --user COLUMN, or leave out the system {system}"
+        )
+        with pytest.raises(UserError, match=message):
+            user_and_time_columns(folder, ["plain", system])
     other = save(tmp_path / "runs" / "two")
     config = files.read_json(other / "config.json")
     config["tokenizer"]["lowercase"] = True
