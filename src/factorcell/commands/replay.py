@@ -1,6 +1,7 @@
 """The command `replay`, which evaluates completion systems on a log of texts."""
 
 import argparse
+from functools import partial
 from typing import Any
 
 from factorcell import files
@@ -12,6 +13,7 @@ from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes,
 from factorcell.config import UserError
 from factorcell.data.tables import table_name
 from factorcell.evaluation.run_warnings import training_warnings
+from factorcell.model.run import Run
 from factorcell.reports import replay as replay_report
 
 
@@ -53,9 +55,8 @@ def run_replay(arguments: argparse.Namespace) -> None:
         user_column=user_column,
         unknown=arguments.unknown,
         seconds=arguments.seconds,
-        device=arguments.device,
         precision=arguments.precision,
-        mixture=not arguments.no_ngram_mixture,
+        open_run=partial(Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device),
     )
     terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
     arguments.out.mkdir(parents=True, exist_ok=True)

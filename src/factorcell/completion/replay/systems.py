@@ -11,7 +11,7 @@ also the name of a system. This system learns users online if the run distinguis
 list adds a run of another folder as a system; `blend` never uses this run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -248,9 +248,8 @@ def open_systems(
     user_column: str = "user",
     unknown: str = "error",
     seconds: float | None = None,
-    device: str = "cpu",
     precision: str = "float32",
-    mixture: bool = True,
+    open_run: Callable[..., Run] = Run.open,
 ) -> dict[str, System]:
     """Open the runs of the systems `names` and return the systems by name.
 
@@ -260,10 +259,9 @@ def open_systems(
         user_column: The column of users.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
-        device: The device of the runs, as in `Run.open`.
         precision: The precision of the runs, as in `Run.open`. With `auto`, all runs use the precision that is chosen
             for the first run.
-        mixture: Whether runs predict with their n-gram mixtures, as in `Run.open`.
+        open_run: Opens the run in a folder with a `precision`: `Run.open`, or a partial call of it with more arguments.
 
     Raises:
         UserError: A name is unknown, a system needs popular texts that its run does not have, or the run of `online`
@@ -275,7 +273,7 @@ def open_systems(
     @cache
     def open_completer(path: Path) -> Completer:
         nonlocal precision
-        run = Run.open(path, mixture=mixture, device=device, precision=precision)
+        run = open_run(path, precision=precision)
         precision = run.precision  # all other runs use the precision that `auto` chose for the first run
         return Completer(run, unknown=unknown, seconds=seconds)
 
