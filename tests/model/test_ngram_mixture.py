@@ -203,6 +203,7 @@ def test_completions_are_the_most_probable_texts(character_run: Run) -> None:
     assert max(completer.log_probabilities("the s", others, context=context)) <= scores[-1] + 1e-4
 
 
+@pytest.mark.filterwarnings("default:the texts are those of the mixture")
 def test_the_command_generates_with_the_neural_model_alone(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +251,7 @@ def test_the_server_says_that_the_mixture_is_slow(run: Run, has_mixture: bool, m
     assert "--no-ngram-mixture" in server.MIXTURE_NOTICE
 
 
+@pytest.mark.filterwarnings("ignore:the texts are those of the mixture")
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])
 def test_generated_texts_have_the_probabilities_of_the_mixture(run: Run, method: str) -> None:
     options = GenerationOptions(method, max_tokens=5, width=4)
