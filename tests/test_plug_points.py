@@ -112,7 +112,7 @@ def test_every_command_accepts_the_kinds_of_an_installed_package(
         assert main(words.split()) == 0, words
     capsys.readouterr()
     assert main("complete run the --seconds 0.1".split()) == 2
-    assert "expected a tokenizer of characters or bpe, got pieces" in capsys.readouterr().err
+    assert "expected tokenizer char, grapheme, bpe or pretrained, got pieces" in capsys.readouterr().err
 
 
 def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.token_evidence import most_shifted_tokens
+from factorcell.evaluation.token_evidence import rank_shifted_tokens
 from factorcell.model.run import Run
 from factorcell.reports.wording import agreement_sentence
 from tests.pages import Page
@@ -93,7 +93,9 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        shifted = most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
+        shifted = rank_shifted_tokens(
+            run, contexts[0], next(iter(contexts[1:]), None), None, count=count, frequent=frequent
+        )
         return [(row["token"], row["nats"]) for row in shifted]
 
     def shown(*more: str) -> list[tuple[str, float]]:

@@ -44,6 +44,26 @@ def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[s
     assert rows != explain([Run.open(folder / "run")], TEXTS, {"stars=5": FIVE, "stars=1": ONE})
 
 
+def test_explain_reads_the_other_columns_of_a_table(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, table = Run.open(folder / "run"), tmp_path / "table.jsonl"
+    texts = [("cold sand", "Oslo"), ("cold sand", "Nice"), ("the sea", "Oslo"), ("the sea", "Oslo")]
+    files.write_rows(table, [{"text": text, "city": city, "stars": "1"} for text, city in texts])
+    assert main(command(folder, str(table), "--json")) == 0
+    shown = capsys.readouterr()
+    expected = [
+        explain(run, [text], {f"stars={s}": {"city": city, "stars": s} for s in "51"})[0] for text, city in texts[:3]
+    ]
+    for row, other in zip(map(json.loads, shown.out.splitlines()), expected, strict=True):
+        assert (row["text"], row["ratio"]) == (other["text"], pytest.approx(other["ratio"], rel=1e-4))
+    assert "columns without a specified value, read as their expected value: lat, lon" in shown.err
+    assert main(command(folder, str(table), "--json", "--context", "city=Nice")) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["cold sand", "the sea"]
+    assert rows[0]["ratio"] == pytest.approx(expected[1]["ratio"], rel=1e-4)
+
+
 def test_ensembles_are_averaged_and_other_runs_are_separate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Run.open(folder / name) for name in ("run", "other")]
     other = str(folder / "other")

@@ -143,7 +143,7 @@ def test_a_prefix_that_is_too_long_has_no_suggestions(typos: int) -> None:
 
 
 def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected a tokenizer of characters or bpe, got word"):
+    with pytest.raises(UserError, match="expected tokenizer char, grapheme, bpe or pretrained, got word"):
         Completer(make_run(tmp_path / "words"))
     completer = Completer(make_letters())
     with pytest.raises(UserError, match="unknown context column 'town'; choose from city"):

@@ -14,6 +14,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
+from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import wave_parameters
 from factorcell.data.vocabulary import START
@@ -274,3 +275,10 @@ def test_the_linear_classifier_learns_from_another_column(tmp_path: Path, capsys
     assert accuracies[1] == pytest.approx(best, abs=0.03)
     assert main(["baseline", "linear", str(train), "--test", str(test), "--target", "place", "--context", "place"]) == 2
     assert "context column 'place': it is the target; choose other columns" in capsys.readouterr().err
+
+
+def test_the_linear_classifier_learns_a_value_that_alternates_with_a_number() -> None:
+    years = np.random.default_rng(0).integers(1, 9, 600).tolist()
+    rows = [{"text": "sun sea", "kind": "xy"[year % 2], "year": year} for year in years]
+    train = prepare(rows, Config.of(context=("kind", "year:number"), min_count=1, min_context_count=1))
+    assert LinearClassifier(train)(train).metrics()["accuracy"] == 1

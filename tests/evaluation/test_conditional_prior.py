@@ -16,7 +16,13 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.conditional_prior import ConditionalPrior, load_dependences, load_priors, save_priors
+from factorcell.evaluation.conditional_prior import (
+    ConditionalPrior,
+    fit_prior,
+    load_dependences,
+    load_priors,
+    save_priors,
+)
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -105,6 +111,55 @@ def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
     chance = unrelated.dependence(shuffled)
     assert chance is not None
     assert not chance.is_strong
+
+
+def alternating_rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return rows whose kind alternates with the year; the age has no relation to it."""
+    random = np.random.default_rng(seed)
+    years = random.integers(1, 9, count).tolist()
+    return [
+        {"text": "sun sea", "kind": "xy"[year % 2], "year": year, "age": random.normal() * 10 + 50} for year in years
+    ]
+
+
+def test_a_prior_reads_ranges_of_a_number_only_if_they_predict_the_target() -> None:
+    rows = alternating_rows(600, 7)
+    for column, expected_variable, uses_ranges in (("year", "year", True), ("age", "age", False)):
+        corpus = read(rows, "kind", f"{column}:number")
+        train, held_out = corpus.select(np.arange(400)), corpus.select(np.arange(400, 600))
+        prior = fit_prior("kind", train, held_out)
+        dependence = prior.dependence(held_out)
+        assert dependence is not None
+        assert (prior.ranges is not None, dependence.is_strong) == (uses_ranges, uses_ranges)
+        assert dependence.variable == expected_variable
+        assert not uses_ranges or dependence.accuracy == 1
+
+
+def test_a_missing_number_has_the_mean_weights_of_its_ranges_in_a_prior() -> None:
+    rows = alternating_rows(600, 8)
+    corpus = read(rows, "kind", "year:number")
+    prior = fit_prior("kind", corpus, corpus)
+    missing = replace(corpus, numbers=np.full_like(corpus.numbers, np.nan))
+    assert prior.ranges is not None
+    assert prior.embeddings.linear is not None
+    shares = prior.ranges.counts[0] / len(rows)
+    weights = prior.embeddings.tables[0].detach().numpy()[1:]
+    logits = shares @ weights + prior.bias.detach().numpy() + prior.embeddings.linear.bias.detach().numpy()
+    expected = logits - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(prior.log_probs(missing)[0], expected, rtol=1e-4)
+
+
+def test_saved_ranges_of_numbers_are_read_back(tmp_path: Path) -> None:
+    corpus = read(alternating_rows(600, 9), "kind", "year:number")
+    run = make_run(tmp_path / "run")
+    run.schema = corpus.schema
+    save_priors(run, corpus, corpus)
+    loaded = load_priors(run.folder, corpus.schema)["kind"]
+    assert loaded.ranges is not None
+    np.testing.assert_array_equal(loaded.log_probs(corpus), fit_prior("kind", corpus, corpus).log_probs(corpus))
+    two_numbers = read(alternating_rows(600, 9), "kind", "year:number", "age:number")
+    with pytest.raises(UserError, match="does not belong to this schema"):
+        load_priors(run.folder, two_numbers.schema)
 
 
 @pytest.fixture

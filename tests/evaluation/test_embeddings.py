@@ -13,9 +13,9 @@ from factorcell.config import UserError
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings, ValueColumn
-from factorcell.evaluation.token_evidence import most_shifted_tokens
+from factorcell.evaluation.token_evidence import most_shifted_tokens, rank_shifted_tokens
 from factorcell.model.run import Run
-from tests.small_runs import as_any, make_run
+from tests.small_runs import ROWS, as_any, make_run
 
 Row = dict[str, Any]
 
@@ -164,18 +164,18 @@ def test_most_shifted_tokens_are_the_ends_of_the_sorted_shift(tmp_path: Path) ->
     del nats[run.tokenizer.tokens[UNKNOWN]], nats[run.tokenizer.tokens[START]]
     order = sorted(nats, key=lambda token: -nats[token])
     assert nats[order[0]] > 0 > nats[order[-2]]
-    rows = most_shifted_tokens(run, {"city": "Oslo"}, count=2)
+    rows = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=2)
     assert [row["token"] for row in rows] == [*(t for t in order[:2] if nats[t] > 0), order[-1], order[-2]]
     assert [row["nats"] for row in rows] == [nats[row["token"]] for row in rows]
-    all_rows = most_shifted_tokens(run, {"city": "Oslo"}, count=100)
+    all_rows = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=100)
     assert {row["token"] for row in all_rows} == set(nats)
-    frequent = most_shifted_tokens(run, {"city": "Oslo"}, count=100, frequent=3)
+    frequent = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=100, frequent=3)
     assert {row["token"] for row in frequent} == {"</s>", *run.tokenizer.tokens[3:6]}
-    assert most_shifted_tokens(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
+    assert rank_shifted_tokens(run, {"city": "Oslo"}, {"city": "Oslo"}, None) == []
 
 
 def test_shifted_tokens_need_an_adapted_softmax_bias(tmp_path: Path) -> None:
     for place, adapt in enumerate((["concat"], [])):
         model: Row = {"adapt": adapt, "output_bias": []}
         with pytest.raises(UserError, match="the context does not change the softmax bias"):
-            most_shifted_tokens(make_run(tmp_path / str(place), **model), {"city": "Oslo"})
+            most_shifted_tokens(make_run(tmp_path / str(place), **model), {"city": "Oslo"}, train=ROWS)

@@ -7,9 +7,15 @@ import pytest
 
 from factorcell import files
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_effect
+from factorcell.evaluation.run_warnings import (
+    MAX_TEXTS,
+    find_warnings,
+    measure_context_effect,
+    mixture_notice,
+    training_difference,
+)
 from factorcell.model.run import Run
-from tests.small_runs import ROWS, make_run
+from tests.small_runs import ROWS, make_run, with_ngrams
 
 
 @pytest.fixture
@@ -117,3 +123,48 @@ def test_the_effect_of_removing_the_context_is_that_on_development_texts(
     monkeypatch.setattr("factorcell.evaluation.run_warnings.MAX_TEXTS", 12)
     assert (measure_context_effect(run, held_out) or {})["texts"] == 12 < MAX_TEXTS
     assert measure_context_effect(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held_out) is None
+
+
+def write_training(run: Run, tokens: int, *steps: int) -> None:
+    """Write the facts of a training of 100 texts with 1,000 targets, and a log with the planned numbers of steps."""
+    files.write_json(run.folder / "training.json", {"texts": 100, "targets": 1000})
+    rows = [{"step": 1, "steps": planned, "seconds": 1.0, "tokens": tokens, "split": "train"} for planned in steps]
+    files.write_rows(run.log_path, rows)
+
+
+def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -> None:
+    baseline = make_run(tmp_path / "baseline", ())
+    write_training(run, 5000, 10)
+    write_training(baseline, 2500, 10)
+    expected = "the baseline read 250 training texts, this run 500: the comparison includes this difference"
+    assert training_difference(run, baseline) == expected
+    files.write_json(baseline.folder / "training.json", {"texts": 200, "targets": 1000})  # of another tokenizer
+    assert training_difference(run, baseline) is None
+
+
+def test_a_large_change_of_the_number_of_steps_is_reported_with_a_gain(run: Run, tmp_path: Path) -> None:
+    baseline = make_run(tmp_path / "baseline", ())
+    write_training(baseline, 5000, 100)
+    write_training(run, 5000, 100, 108, 104)
+    assert training_difference(run, baseline) is None
+    write_training(run, 5000, 100, 144, 104)
+    assert training_difference(run, baseline) == (
+        "run: the number of steps changed during the training (from 100 to 144), which disturbs its learning rate and "
+        "a comparison; train it again with its config.json, without --minutes"
+    )
+
+
+def test_a_notice_gives_the_perplexity_of_the_neural_model_next_to_that_of_the_mixture(run: Run) -> None:
+    assert mixture_notice(run) == []
+    with_ngrams(run, ["the sea"])
+    assert mixture_notice(run) == [f"{run.folder}: predicts with the mixture of its neural model and n-gram counts"]
+    figures = {"mixture": 86.04, "neural": 118.7, "ngram": 105.3}
+    files.write_json(run.folder / "training.json", {"ngram": {"perplexity": figures}})
+    assert mixture_notice(run)[0].endswith("(development perplexity 86.04; the neural model alone 118.70)")
+
+
+def test_tables_for_unadapted_runs_may_lack_context_columns(tmp_path: Path) -> None:
+    unadapted = make_run(tmp_path / "unadapted", adapt=[], output_bias=[])
+    assert [row["nats"] for row in unadapted.score([{"text": row["text"]} for row in ROWS])] == [
+        row["nats"] for row in unadapted.score(ROWS)
+    ]

@@ -10,11 +10,16 @@ import torch
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.config import Config
+from factorcell.config import Config, Notice
 from factorcell.data.cache import prepare
-from factorcell.evaluation.likelihood_ratios import evidence_notices, explain
-from factorcell.evaluation.token_evidence import TokenCounts, most_shifted_tokens, read_training_texts
+from factorcell.evaluation.likelihood_ratios import evidence_notices, explain, has_evidence, with_evidence
+from factorcell.evaluation.token_evidence import (
+    TokenCounts,
+    most_shifted_tokens,
+    read_training_texts,
+)
 from factorcell.model.run import Run
+from factorcell.reports.explain import explanation_page
 
 ROWS: list[dict[str, Any]] = [
     {"text": "snow snow sea", "city": "Oslo", "stars": "5"},
@@ -78,8 +83,12 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
     contexts = {"city": "Oslo"}, {"city": "Nice"}
     counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
     assert counts is not None
-    rows = most_shifted_tokens(run, *contexts, count=100, counts=counts)
-    without_counts = {row["token"]: row["nats"] for row in most_shifted_tokens(run, *contexts, count=100)}
+    rows = most_shifted_tokens(run, *contexts, count=100, train=ROWS)
+    with pytest.warns(
+        Notice, match="words without evidence may be among the tokens, because the run recorded no existing"
+    ):
+        all_rows = most_shifted_tokens(run, *contexts, count=100)
+    without_counts = {row["token"]: row["nats"] for row in all_rows}
     assert {"lava", "snow"} <= without_counts.keys()
     assert "lava" not in {row["token"] for row in rows}
     for row in rows:
@@ -88,6 +97,35 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
         assert [row["count"], row["count_against"]] == counts.tokens[:, index].tolist()
         supported = counts.supports(0, 1) if row["nats"] > 0 else counts.supports(1, 0)
         assert supported[index]
+
+
+def test_shifted_tokens_are_counted_in_the_training_table_of_the_run(run: Run, tmp_path: Path) -> None:
+    contexts = {"city": "Oslo"}, {"city": "Nice"}
+    files.write_rows(tmp_path / "train.jsonl", ROWS)
+    files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
+    assert most_shifted_tokens(run, *contexts) == most_shifted_tokens(run, *contexts, train=ROWS)
+    with pytest.warns(Notice, match="because the contexts differ in columns that are not categories"):
+        most_shifted_tokens(run, {"age": 3}, {"age": 4})
+
+
+def test_out_of_vocabulary_tokens_have_no_counts(run: Run) -> None:
+    contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
+    (row,) = explain(run, ["alamo lava"], contexts, train=ROWS)
+    assert [token["counts"]["Oslo"] for token in row["tokens"]] == [None, 0, 2]
+    assert [has_evidence(token) for token in row["tokens"]] == [True, False, True]
+
+
+def test_explanation_pages_treat_tokens_without_evidence_as_the_terminal_does(run: Run) -> None:
+    rows = explain(run, ["lava sea"], {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}, train=ROWS)
+    page = explanation_page("run", rows)
+    ratio, probability = with_evidence(rows[0])
+    assert ratio == pytest.approx(rows[0]["ratio"] - rows[0]["tokens"][0]["ratio"])
+    best, share = ("Oslo", probability) if ratio > 0 else ("Nice", 1 - probability)
+    assert f"probability of {best} given the text, without the tokens without evidence" in page
+    assert f"{share:.1%}" in page
+    shaded, strongest = page.split("Tokens with the largest ratios")[:2]
+    assert '; no evidence">lava</span>' in shaded
+    assert "<tr><td>lava</td>" not in strongest.split("Posterior of the contexts")[0]
 
 
 def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from factorcell.data.tokenizer import sentence_case
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
-from tests.small_runs import make_run, split
+from tests.small_runs import make_run, split, with_ngrams
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
 SHORT = GenerationOptions(max_tokens=8)
@@ -77,6 +77,7 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("prompt", ["", "The cold moon"])
+@pytest.mark.filterwarnings("ignore:prompt. words:factorcell.config.Notice")
 def test_a_stream_is_the_first_generated_text(run: Run, options: GenerationOptions, prompt: str) -> None:
     (row, *_) = generate_rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
     pieces = list(stream(run, CONTEXTS[0], options=options, prompt=prompt, case=True))
@@ -180,12 +181,12 @@ def test_the_command_generates_for_each_of_several_values(run: Run, capsys: pyte
 
 def test_a_notice_reports_probable_unknown_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     notice = r"^out-of-vocabulary words \(such as numbers and names\) have a probability of \d+% on average; they are"
-    monkeypatch.setattr("factorcell.generation.generate.MIN_UNKNOWN_SHARE", 0.001)
+    monkeypatch.setattr("factorcell.generation.notices.MIN_UNKNOWN_SHARE", 0.001)
     with pytest.warns(Notice, match=notice):
         generate_rows(run)
     with pytest.warns(Notice, match=notice):
         list(stream(run, CONTEXTS[0], options=SHORT))
-    monkeypatch.setattr("factorcell.generation.generate.MIN_UNKNOWN_SHARE", 0.99)
+    monkeypatch.setattr("factorcell.generation.notices.MIN_UNKNOWN_SHARE", 0.99)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate_rows(run)
@@ -244,3 +245,12 @@ def test_invalid_options_of_the_command_are_reported(
     assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
+
+
+def test_python_reports_the_mixture_and_unknown_words_of_the_prompt(tmp_path: Path) -> None:
+    run = with_ngrams(make_run(tmp_path / "run"), ["the sea", "cold sand"])
+    with pytest.warns(Notice) as notices:
+        list(generate(run, CONTEXTS[:1], options=SHORT, prompt="the moon"))
+    mixture, words = (str(notice.message) for notice in notices)
+    assert mixture.startswith("the texts are those of the mixture with n-gram counts")
+    assert words == f"prompt: words that are not in the vocabulary of {run.folder}: 'moon'"

@@ -83,7 +83,7 @@ def test_tokens_with_small_ratios_are_not_listed() -> None:
         "run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))]
     )
     assert strongest(page) == [[], ["loud", "1", "2.00"]]
-    assert page.count("No token has a ratio of 0.1 nats or more.") == 1
+    assert page.count("No token with evidence has a ratio of 0.1 nats or more.") == 1
 
 
 def test_the_page_of_an_ensemble_says_that_values_are_means() -> None:

@@ -251,11 +251,18 @@ def test_perplexities_of_different_tokens_are_not_in_the_headline() -> None:
     assert "perplexities of models with different tokens are not comparable; compare bits per byte" in content
 
 
-def test_trainings_that_read_other_numbers_of_targets_are_marked() -> None:
+def test_trainings_that_read_other_numbers_of_texts_are_marked() -> None:
     plain, adapted = two_runs()
-    content = runs.run_report([{**plain, "training_targets": 990_000}, {**adapted, "training_targets": 1_480_000}])
-    assert "(hotels unadapted 0.99 million, hotels FactorCell 1.48 million): a gain includes this difference" in content
-    assert "different numbers" not in runs.run_report([{**run, "training_targets": 990_000} for run in two_runs()])
+    content = runs.run_report([{**plain, "training_texts": 990_000}, {**adapted, "training_texts": 1_480_000}])
+    assert "(hotels unadapted 990,000, hotels FactorCell 1,480,000): a comparison includes this difference" in content
+    assert "different numbers" not in runs.run_report([{**run, "training_texts": 990_000} for run in two_runs()])
+
+
+def test_a_disturbed_schedule_is_reported() -> None:
+    plain, adapted = two_runs()
+    assert "fc: the number of steps changed" in runs.run_report(
+        [plain, {**adapted, "schedule_change": "fc: the number of steps changed"}]
+    )
 
 
 def test_a_combination_is_named_and_shown_next_to_the_model_alone() -> None:

@@ -26,7 +26,7 @@ from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
-from factorcell.evaluation.run_warnings import training_warnings
+from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
 from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
@@ -36,7 +36,7 @@ COMPARED_POPULAR_TEXTS = 1500
 def run_complete(arguments: argparse.Namespace) -> None:
     """Run `factorcell complete`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    terminal.notify(*training_warnings([run]))
+    terminal.notify(*mixture_notice(run), *training_warnings([run]))
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     options.notify_rare_values(run.schema, context)

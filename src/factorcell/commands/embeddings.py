@@ -15,7 +15,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.evaluation.run_warnings import find_warnings
-from factorcell.evaluation.token_evidence import TokenCounts, most_shifted_tokens, read_training_texts
+from factorcell.evaluation.token_evidence import TokenCounts, rank_shifted_tokens, read_training_texts
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.wording import agreement_sentence, visible_token
 
@@ -114,14 +114,14 @@ def _compare_contexts(
     counts = None
     if training_texts is not None:
         counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
-    token_rows = most_shifted_tokens(
+    token_rows = rank_shifted_tokens(
         run,
         first,
         second,
+        counts,
         count=arguments.count,
         frequent=arguments.frequent,
         unknown=arguments.unknown,
-        counts=counts,
     )
     first_values = {name: value for name, value in first.items() if second.get(name) != value}
     second_values = {name: value for name, value in second.items() if name in first_values}

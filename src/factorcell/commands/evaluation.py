@@ -26,6 +26,7 @@ from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
     EFFECT_MEANING,
     GAIN_IS_SMALLER,
+    mixture_notice,
     mixture_notices,
     training_warnings,
     unknown_users_notice,
@@ -58,7 +59,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
         _save_result(baseline, baseline_row, result.baseline.texts)
     runs = [model for model in (run, baseline) if isinstance(model, Run)]
-    terminal.notify(*mixture_notices(runs), *training_warnings(runs))
+    terminal.notify(*mixture_notice(run), *mixture_notices(runs), *training_warnings(runs))
 
 
 def _show(
@@ -219,7 +220,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
             terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
     if CONTEXT_CLASSIFIER in result.other_predictions:  # conditional priors can be used
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
-    terminal.notify(*training_warnings([run]))
+    terminal.notify(*mixture_notice(run), *training_warnings([run]))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:
@@ -242,7 +243,7 @@ def _show_predictions(rows: Sequence[Row]) -> None:
 def run_score(arguments: argparse.Namespace) -> None:
     """Run `factorcell score`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    terminal.notify(*training_warnings([run]))
+    terminal.notify(*mixture_notice(run), *training_warnings([run]))
     rows: list[Row] = run.score(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:

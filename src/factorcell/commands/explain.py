@@ -1,7 +1,7 @@
 """The command `explain`, which shows for each token of a text how probable it is given each of several contexts."""
 
 import argparse
-import math
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,9 @@ from factorcell.evaluation.likelihood_ratios import (
     has_evidence,
     read_texts,
     strength,
+    with_evidence,
 )
-from factorcell.evaluation.run_warnings import find_warnings
+from factorcell.evaluation.run_warnings import find_warnings, mixture_notice
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token, token_separator
 
@@ -40,21 +41,25 @@ def run_explain(arguments: argparse.Namespace) -> None:
     ensemble_folders = [arguments.run, *arguments.ensemble]
     ensemble = [options.open_on_device(Run.open, folder, arguments) for folder in ensemble_folders]
     compared_runs = [options.open_on_device(Run.open, folder, arguments) for folder in arguments.compare_with]
-    texts = _read_texts(arguments, ensemble[0].config.data.text)
+    texts, text_contexts = _read_texts(arguments, ensemble[0])
     run_warnings = find_warnings([*ensemble, *compared_runs])
     options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
+    options.notify_expected_columns(ensemble[0].schema, {*text_contexts[0], *next(iter(contexts.values()))})
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
     train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
-    rows: list[Row] = explain(ensemble, texts, contexts, unknown=arguments.unknown, train=train)
-    run_warnings += evidence_notices(rows)
+    # The typed values were checked above; a table is read as `score` reads it.
+    unknown = "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown
+    settings: dict[str, Any] = {"unknown": unknown, "train": train, "text_contexts": text_contexts}
+    rows: list[Row] = explain(ensemble, texts, contexts, **settings)
+    run_warnings += [*evidence_notices(rows), *itertools.chain.from_iterable(map(mixture_notice, ensemble))]
     if compared_runs:
-        rows = [{"model": model_name, **row} for row in rows]
+        rows_of_models = [[{"model": model_name, **row} for row in rows]]
         for run in compared_runs:
-            run_rows = explain([run], texts, contexts, unknown=arguments.unknown, train=train)
-            rows += [{"model": run.folder.name, **row} for row in run_rows]
-        rows.sort(key=lambda row: texts.index(row["text"]))
+            run_rows = explain([run], texts, contexts, **settings)
+            rows_of_models.append([{"model": run.folder.name, **row} for row in run_rows])
+        rows = list(itertools.chain.from_iterable(zip(*rows_of_models, strict=True)))
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
@@ -86,21 +91,27 @@ def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[st
     return contexts
 
 
-def _read_texts(arguments: argparse.Namespace, column: str) -> list[str]:
-    """Return the distinct texts of --text, of the `column` of a table, or of the lines of a file."""
+def _read_texts(arguments: argparse.Namespace, run: Run) -> tuple[list[str], list[Row]]:
+    """Return the distinct texts of --text, of a table, or of the lines of a file, and the context of each text.
+
+    A table has the values of the context columns of the run that neither --context nor --between specifies.
+    """
     if (arguments.file is None) == (not arguments.text):
         raise UserError("specify either FILE (one text per line, or a table) or --text")
     if arguments.text:
-        return list(dict.fromkeys(arguments.text))
-    if Path(arguments.file).suffix.lower() in FORMATS:
-        return list(dict.fromkeys(read_texts(arguments.file, column)))
-    content = (
-        streams.decode(sys.stdin.buffer.read()) if arguments.file == "-" else input_files.read_text(arguments.file)
-    )
-    texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+        texts = list(dict.fromkeys(arguments.text))
+    elif Path(arguments.file).suffix.lower() in FORMATS:
+        specified = {*options.parse_context(arguments.context)}
+        specified |= {name for text in arguments.between for name in options.parse_joined_context(text, "--between")}
+        columns = [name for name in run.schema.columns() if name not in specified]
+        return read_texts(arguments.file, run.config.data.text, columns)
+    else:
+        is_stream = arguments.file == "-"
+        content = streams.decode(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
+        texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{arguments.file}: the file contains no text")
-    return texts
+    return texts, [{} for _ in texts]
 
 
 def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
@@ -137,8 +148,7 @@ def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None
         f"{row['ratio']:+z.2f} nats in total; p({first_context} | text) = {row['posterior'][first_context]:.1%}"
     )
     if unsupported := [readable_token(token["token"]) for token in row["tokens"] if not has_evidence(token)]:
-        ratio = sum(token["ratio"] for token in row["tokens"] if has_evidence(token))
-        probability = 1 / (1 + math.exp(min(-ratio, 700)))
+        ratio, probability = with_evidence(row)
         figures = f"{ratio:+z.2f} nats; p({first_context} | text) = {probability:.1%}"
         terminal.show(f"without the tokens without evidence ({', '.join(dict.fromkeys(unsupported))}): {figures}")
     if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:

@@ -20,7 +20,6 @@ from factorcell.generation.generate import (
     provenance,
     repair_and_count_rows,
     stream,
-    unknown_tokens,
 )
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -53,18 +52,12 @@ def run_generate(arguments: argparse.Namespace) -> None:
     open_run = functools.partial(Run.open, mixture=not arguments.no_ngram_mixture)
     run = options.open_on_device(open_run, arguments.run, arguments)
     specified_columns = _generate(run, arguments)
-    if run.mixture is not None:
-        terminal.notify("the texts are those of the mixture with n-gram counts; --no-ngram-mixture leaves it out")
     if specified_columns and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
     elif run.model.is_adapted:
-        other_columns = [name for name in run.schema.embedded.columns() if name not in specified_columns]
+        options.notify_expected_columns(run.schema, specified_columns)
         prompts = [variable.source_column for variable in run.schema.prompts]
-        empty_prompts = [name for name in prompts if name not in specified_columns]
-        if other_columns:
-            names = ", ".join(other_columns)
-            terminal.notify(f"columns without a specified value, read as their expected value: {names}")
-        if empty_prompts:
+        if empty_prompts := [name for name in prompts if name not in specified_columns]:
             terminal.notify(f"prompts without a text: {', '.join(empty_prompts)}")
     terminal.notify(*find_warnings([run]))
 
@@ -82,7 +75,6 @@ def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
     if arguments.rows:
         contexts_of_rows = read_contexts(run, arguments.rows, specified)
         contexts = [{**context, **shared} for context in contexts_of_rows for shared in contexts]
-    _notify_unknown_words(run, arguments.prompt)
     if arguments.stream:
         _stream(run, contexts, settings, arguments)
         return set(contexts[0])
@@ -113,16 +105,6 @@ def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
     if arguments.out:
         terminal.notify(f"{arguments.out}: {finished_count:,} texts")
     return set(contexts[0])
-
-
-def _notify_unknown_words(run: Run, prompt: str) -> None:
-    """Print a notice about the words of a prompt that are not in the vocabulary."""
-    described_words = [
-        repr(word) + (f" (similar: {', '.join(map(repr, similar_words))})" if similar_words else "")
-        for word, similar_words in unknown_tokens(run, prompt).items()
-    ]
-    if described_words:
-        terminal.notify(f"--prompt: words that are not in the vocabulary of {run.folder}: {', '.join(described_words)}")
 
 
 def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence[str]) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -326,6 +326,12 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
                 terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
+
+
+def notify_expected_columns(schema: "ContextSchema", specified: Collection[str]) -> None:
+    """Print a notice about the context columns, except prompts, that are not `specified`."""
+    if columns := [name for name in schema.embedded.columns() if name not in specified]:
+        terminal.notify(f"columns without a specified value, read as their expected value: {', '.join(columns)}")
 
 
 def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:

@@ -13,7 +13,7 @@ from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
 from factorcell.evaluation.results import open_model
-from factorcell.evaluation.run_warnings import training_warnings
+from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 
@@ -31,7 +31,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         check_choice("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
     if isinstance(model, Run):
-        terminal.notify(*training_warnings([model]))
+        terminal.notify(*mixture_notice(model), *training_warnings([model]))
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
     rows = rescore.rescore(scored_lists, weights)

@@ -86,7 +86,8 @@ class Popularity:
         path = folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char or grapheme"
+                f"{folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char, grapheme, bpe "
+                "or pretrained"
             )
         text_counts = TextCounts.open(path)
         if is_allowed is not None:

@@ -93,5 +93,5 @@ def typed_reader(run: Run) -> TypedCharacters:
         return TypedPieces(run.tokenizer)
     if run.tokenizer.is_character_level:
         return TypedCharacters(run.tokenizer)
-    expected = f"expected a tokenizer of characters or bpe, got {run.config.tokenizer.kind}"
+    expected = f"expected tokenizer char, grapheme, bpe or pretrained, got {run.config.tokenizer.kind}"
     raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")

@@ -36,12 +36,16 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
+from factorcell.evaluation.conditional_prior import fit_prior
+from factorcell.evaluation.number_ranges import NumberRanges
 from factorcell.model.encoder import NumberInputs
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
+WORD_ORDER, CHARACTER_ORDER = 2, 5  # default maximum lengths of n-grams of words or pieces, and of characters
 SMOOTHING = 0.5  # added to every count of naive Bayes
 EPOCHS, BATCH_SIZE = 3, 64  # linear model: passes over the training texts, and texts per step
+HELD_OUT_SHARE = 0.1  # linear model: share of the training texts that decide whether it reads ranges of numbers
 LEARNING_RATE = 0.5  # linear model: initial learning rate, which decays linearly to 0
 MAX_BUCKETS = 1 << 20  # linear model: maximum number of hash buckets
 MAX_ELEMENTS = 1 << 25  # maximum size of the linear model's weights (buckets * values) and of naive Bayes' arrays
@@ -142,21 +146,32 @@ def classify_with_naive_bayes(train: Corpus, test: Corpus, *, priors: str = "tra
     return result, tally
 
 
+def default_order(corpus: Corpus) -> int:
+    """Return the default maximum length of the n-grams of a classifier."""
+    return CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
+
+
 class LinearClassifier:
     """Logistic regression on n-grams of 1 to `order` tokens and on other columns, trained with Adagrad.
 
+    By default, the order is `default_order`.
+
     The features of the tokens are the counts of hash buckets of n-grams in a text, divided by the square root of the
     number of its n-grams. The context variables after the target, which is the first variable, have the features of
-    `_context_features`. The classifier learns the frequent values of the target.
+    `_context_features`. Numbers also have the features of their ranges (`number_ranges`) if a conditional prior would
+    have them. The classifier learns the frequent values of the target.
     """
 
-    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
+        order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
         labels = torch.from_numpy(_labels(train))
         max_buckets = MAX_ELEMENTS // len(self.names)
         self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
-        self.context_rows = min(sum(sizes_of_features(train.schema)), max_buckets)
+        self.ranges = _find_ranges(train)
+        schema = train.schema if self.ranges is None else self.ranges.extend(train.schema)
+        self.context_rows = min(sum(sizes_of_features(schema)), max_buckets)
         row_count = self.bucket_count + self.context_rows
         self.weights, sums_of_squared_gradients = torch.zeros(2, row_count, len(self.names))
         features, generator = self._features(train), np.random.default_rng(seed)
@@ -183,9 +198,18 @@ class LinearClassifier:
 
     def _features(self, corpus: Corpus) -> "_Features":
         parts = list(_ngram_features(corpus, self.order, self.bucket_count))
+        corpus = corpus if self.ranges is None else self.ranges.add_to(corpus)
         for texts, rows, values in _context_features(corpus):
             parts.append((texts, self.bucket_count + rows % self.context_rows, values))
         return _Features(parts, len(corpus))
+
+
+def _find_ranges(train: Corpus) -> NumberRanges | None:
+    """Return the ranges of the numbers, if a prior with them predicts the target of held-out texts better."""
+    if not train.schema.numbers:
+        return None
+    prior = fit_prior(train.schema.categories[0].name, *train.split(HELD_OUT_SHARE, seed=0))
+    return None if prior.ranges is None else NumberRanges.of(train)
 
 
 def _split_into_batches(texts: Ids) -> list[Ids]:
@@ -276,10 +300,14 @@ class _Features:
 
 
 class FastTextClassifier:
-    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017)."""
+    """The fastText classifier with n-grams of up to `order` tokens, 10 dimensions and 5 passes (Joulin et al. 2017).
 
-    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
+    By default, the order is `default_order`.
+    """
+
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
+        order = default_order(train) if order is None else order
         try:
             library = importlib.import_module("fasttext")
         except ImportError:

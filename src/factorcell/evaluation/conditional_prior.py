@@ -6,7 +6,8 @@ Bayes' rule over the values v of a target, for a text with the values o of the o
 
 The second equation is a multinomial logistic regression: E_j(o_j) is an embedding of variable j with one number per
 value v of the target. A missing value of a variable has its expected embedding. The training texts determine b and E,
-with the penalty |E|^2 / 2 on the sum of their nats. A run folder stores one prior for each categorical variable.
+with the penalty |E|^2 / 2 on the sum of their nats. A number has a linear term, and if that lowers the nats of held-out
+values, also an embedding of its range (`number_ranges`). A run folder stores one prior for each categorical variable.
 Without other variables, the prior is p(v), the frequency of v in training.
 
 Shapes: B texts, K values of the target, P other variables (all numbers count as one).
@@ -15,6 +16,7 @@ Shapes: B texts, K values of the target, P other variables (all numbers count as
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +31,19 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation.bayes_rule import normalize, to_log_prior
+from factorcell.evaluation.number_ranges import SUFFIX, NumberRanges
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
 from factorcell.model.encoder import Prefix
 from factorcell.model.run import Run
 
 FILE = "priors.safetensors"
+RANGES = "ranges."  # start of the names of the tensors of number ranges
 PENALTY = 1.0  # half of it is multiplied by the sum of the squared weights and added to the nats of all texts
 MAX_VALUES = 256  # targets with more values have no conditional prior
 MAX_TEXTS, MAX_ELEMENTS = 50_000, 1 << 20  # maximum number of texts, and of texts * values, in a fit
 MAX_ITERATIONS = 50
+SIGNIFICANT_ERRORS = 2.0  # standard errors of the gain in nats from which ranges of numbers are used
 MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other variables are reported to predict a target
 
 Floats = NDArray[np.float64]
@@ -74,11 +79,13 @@ class Dependence:
 
 
 class ConditionalPrior(nn.Module):
-    """The logistic regression of one target on all other variables of a schema."""
+    """The logistic regression of one target on all other variables of a schema, and on `ranges` of numbers."""
 
-    def __init__(self, schema: ContextSchema, target: str) -> None:
+    def __init__(self, schema: ContextSchema, target: str, ranges: NumberRanges | None = None) -> None:
         """Create a regression with all weights zero."""
         super().__init__()
+        self.ranges = ranges
+        schema = schema if ranges is None else ranges.extend(schema)
         variable = schema.variable(target)
         self.target, self.column = target, schema.categories.index(variable)
         self.values = variable.values[1:]  # without the unknown value
@@ -103,8 +110,8 @@ class ConditionalPrior(nn.Module):
         return F.log_softmax(self.embeddings(contexts).sum(1) + self.bias, dim=1)
 
     def other_context(self, corpus: Corpus, rows: NDArray[np.int64]) -> Context:
-        """Return the contexts of the texts `rows` without the target and without prompts."""
-        contexts = corpus.context(rows)
+        """Return the contexts of the texts `rows` without the target and without prompts, with ranges if used."""
+        contexts = (corpus if self.ranges is None else self.ranges.add_to(corpus)).context(rows)
         columns = [column for column in range(contexts.categories.shape[1]) if column != self.column]
         return replace(contexts, categories=contexts.categories[:, columns], prompts=())
 
@@ -118,6 +125,13 @@ class ConditionalPrior(nn.Module):
     def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
         """Return the log probabilities (B, candidates) of some values of the target, normalized over these values."""
         return normalize(self.log_probs(corpus)[:, [self.values.index(name) for name in names]])
+
+    def nats(self, corpus: Corpus) -> Floats:
+        """Return the nats of the value of the target in each text that has one of its values."""
+        labels = corpus.categories[:, self.column].astype(np.int64) - 1
+        rows = np.flatnonzero(labels >= 0)
+        nats: Floats = -self.log_probs(corpus.select(rows))[np.arange(len(rows)), labels[rows]]
+        return nats
 
     @property
     def max_texts(self) -> int:
@@ -179,7 +193,7 @@ class ConditionalPrior(nn.Module):
         """Return the names of the embeddings of `Prefix`: categories, texts, vectors, and all numbers together."""
         variables = (*self.others.categories, *self.others.texts, *self.others.vectors)
         numbers = ", ".join(variable.name for variable in self.others.numbers)
-        return [*(variable.name for variable in variables), *([numbers] if numbers else [])]
+        return [*(variable.name.removesuffix(SUFFIX) for variable in variables), *([numbers] if numbers else [])]
 
 
 def possible_targets(schema: ContextSchema) -> list[Variable]:
@@ -189,20 +203,36 @@ def possible_targets(schema: ContextSchema) -> list[Variable]:
     return [variable for variable in schema.categories if 3 <= len(variable.values) <= MAX_VALUES + 1]
 
 
-def create_priors(run: Run) -> dict[str, ConditionalPrior]:
-    """Return a prior that is not yet fitted for each possible target of a run; none for an unadapted run."""
-    targets = [variable.name for variable in possible_targets(run.schema)] if run.model.is_adapted else []
-    return {target: ConditionalPrior(run.schema, target) for target in targets}
+def prior_targets(run: Run) -> list[str]:
+    """Return the names of the categories of a run that get a conditional prior; none for an unadapted run."""
+    return [variable.name for variable in possible_targets(run.schema)] if run.model.is_adapted else []
+
+
+def fit_prior(target: str, train: Corpus, held_out: Corpus) -> ConditionalPrior:
+    """Fit the prior of a target, with ranges of numbers if they significantly lower the nats of held-out values."""
+    linear = ConditionalPrior(train.schema, target)
+    linear.fit(train)
+    if not train.schema.numbers:
+        return linear
+    with_ranges = ConditionalPrior(train.schema, target, NumberRanges.of(train))
+    with_ranges.fit(train)
+    gains = linear.nats(held_out) - with_ranges.nats(held_out)
+    is_better = len(gains) > 1 and gains.mean() > SIGNIFICANT_ERRORS * gains.std() / len(gains) ** 0.5
+    return with_ranges if is_better else linear
 
 
 def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
     """Fit the priors of a run, measure on held-out texts how well they predict, and save both in the run folder."""
     tensors: dict[str, Tensor] = {}
     facts: files.Row = {}
-    for target, prior in create_priors(run).items():
-        prior.fit(train)
+    for target in prior_targets(run):
+        prior = fit_prior(target, train, held_out)
         prefix = _prefix(run.schema, target)
         tensors |= {f"{prefix}{name}": parameter for name, parameter in prior.named_parameters()}
+        if prior.ranges is not None:
+            parts = {"edges": prior.ranges.edges, "counts": prior.ranges.counts}
+            arrays = {f"{part}.{index}": array for part in parts for index, array in enumerate(parts[part])}
+            tensors |= {f"{prefix}{RANGES}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         if (dependence := prior.dependence(held_out)) is not None:
             facts[target] = _to_row(dependence)
     if tensors:
@@ -219,13 +249,31 @@ def load_priors(folder: Path, schema: ContextSchema) -> dict[str, ConditionalPri
         weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         if not weights:
             continue
-        prior = ConditionalPrior(schema, variable.name)
+        saved_ranges = {name: weights.pop(name).numpy() for name in [*weights] if name.startswith(RANGES)}
+        try:
+            prior = ConditionalPrior(schema, variable.name, _read_ranges(schema, saved_ranges))
+        except KeyError:
+            raise _foreign_prior_error(path) from None
         expected = {name: parameter.shape for name, parameter in prior.named_parameters()}
         if expected != {name: weight.shape for name, weight in weights.items()}:
-            raise UserError(f"{path}: does not belong to this schema; train the run again")
+            raise _foreign_prior_error(path)
         prior.load_state_dict(weights)
         priors[variable.name] = prior
     return priors
+
+
+def _read_ranges(schema: ContextSchema, arrays: Mapping[str, NDArray[Any]]) -> NumberRanges | None:
+    """Return the ranges of the numbers of a schema from the arrays of a file; None without arrays."""
+    if not arrays:
+        return None
+    edges, counts = (
+        tuple(arrays[f"{RANGES}{part}.{index}"] for index in range(len(schema.numbers))) for part in ("edges", "counts")
+    )
+    return NumberRanges(edges, counts)
+
+
+def _foreign_prior_error(path: Path) -> UserError:
+    return UserError(f"{path}: does not belong to this schema; train the run again")
 
 
 def load_dependences(folder: Path) -> list[Dependence]:

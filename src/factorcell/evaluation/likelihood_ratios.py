@@ -10,6 +10,7 @@ more than two. A column that a context lacks has the expected value.
 Shapes: K contexts, T targets of a text.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -49,6 +50,7 @@ def explain(
     *,
     unknown: str = "error",
     train: Any = None,
+    text_contexts: Sequence[ContextValues] | None = None,
 ) -> Explanation:
     """Compute the nats of texts given each of several named contexts, averaged over runs.
 
@@ -59,6 +61,7 @@ def explain(
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
         train: The training table, in which to count the tokens; None counts no tokens.
+        text_contexts: For each text, the values of further columns; the values of `contexts` have precedence.
 
     Returns:
         A row per text with `text`, `tokenizer` (the kind of tokenizer), `nats` and `posterior` by context, and
@@ -66,8 +69,9 @@ def explain(
         vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
         tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
         likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
-        with each context, unless the contexts differ in columns that are not categories. The ratio of a token that does
-        not occur is not evidence.
+        with each context, unless the contexts differ in columns that are not categories. The counts of an
+        out-of-vocabulary token are None, because training did not count it. The ratio of a token that does not occur is
+        not evidence.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
@@ -78,7 +82,8 @@ def explain(
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
     context_names = list(contexts)
-    nats, corpus = _mean_nats(runs, texts, list(contexts.values()), unknown)
+    text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
+    nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), Explanation()
     tokenizer, token_counts = runs[0].tokenizer, None
     if train is not None:
@@ -96,7 +101,8 @@ def explain(
             is_known = token_id != tokenizer.specials.unknown
             figures = _figures(context_names, text_nats[:, position], posterior[:, position])
             if token_counts is not None:
-                figures["counts"] = dict(zip(context_names, token_counts.tokens[:, token_id].tolist(), strict=True))
+                counts = token_counts.tokens[:, token_id].tolist() if is_known else [None] * len(contexts)
+                figures["counts"] = dict(zip(context_names, counts, strict=True))
             tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
         totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
@@ -124,12 +130,24 @@ def _posterior(nats: Floats) -> Floats:
 
 
 def _mean_nats(
-    runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues], unknown: str
+    runs: Sequence[Run],
+    texts: Sequence[str],
+    text_contexts: Sequence[ContextValues],
+    contexts: Sequence[ContextValues],
+    unknown: str,
 ) -> tuple[Floats, Corpus]:
-    """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read."""
+    """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read.
+
+    Each run reads those values of `text_contexts` whose columns it has.
+    """
     sum_of_nats, first_digest = None, ""
     for run in runs:
-        corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
+        columns = run.schema.columns()
+        readable = [{name: value for name, value in row.items() if name in columns} for row in text_contexts]
+        corpora = [
+            run.read(texts, [{**row, **context} for row in readable], unknown=unknown, truncate=False)
+            for context in contexts
+        ]
         digest = texts_digest(corpora[0])  # equal for all contexts
         first_digest = first_digest or digest
         if digest != first_digest:
@@ -153,9 +171,21 @@ def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequen
             raise UserError(f"contexts: expected different contexts, got {context_text(first)} twice")
 
 
-def read_texts(source: Any, column: str) -> list[str]:
-    """Read the texts in a column of a table."""
-    return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
+def read_texts(source: Any, column: str, context_columns: Sequence[str] = ()) -> tuple[list[str], list[Row]]:
+    """Read the texts in a column of a table, and their values of those `context_columns` that the table has.
+
+    Rows with equal texts and values are returned once.
+    """
+    table = open_table(source)
+    columns = [name for name in context_columns if name in table.columns]
+    rows = {
+        repr(row): row
+        for chunk in table.chunks([column, *columns])
+        for row in zip(chunk[column], *(chunk[name] for name in columns), strict=True)
+    }
+    if not rows:
+        raise UserError(f"{table.name}: the table contains no text")
+    return [text for text, *_ in rows.values()], [dict(zip(columns, row[1:], strict=True)) for row in rows.values()]
 
 
 def context_text(context: ContextValues) -> str:
@@ -163,9 +193,18 @@ def context_text(context: ContextValues) -> str:
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
 
 
-def has_evidence(token: Row) -> bool:
+def has_evidence(token: Mapping[str, Any]) -> bool:
     """Return whether a token of `explain` occurs in a training text of any of the contexts, or was not counted."""
-    return any(token.get("counts", {"": 1}).values())
+    return any(count is None or count > 0 for count in token.get("counts", {"": None}).values())
+
+
+def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ratio of a text without the tokens that have no evidence, and the probability of the first context.
+
+    `row` is a row of `explain` for two contexts.
+    """
+    ratio = sum(token["ratio"] for token in row["tokens"] if has_evidence(token))
+    return ratio, 1 / (1 + math.exp(min(-ratio, 700)))
 
 
 def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:

@@ -106,7 +106,7 @@ def evaluate_by_columns(
     baseline differ, the row has the difference in bits per byte instead of the gain.
     """
     if baseline is not None and by:
-        check_vocabularies(run, baseline)  # before the table is read
+        check_vocabularies(run, baseline, "remove --by to compare the whole table in bits per byte")  # before reading
     groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     source_rows = corpus.source_rows.tolist()
@@ -189,7 +189,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
 
 def reads_context(model: Scorer) -> bool:
     """Return whether the predictions of a model depend on a context."""
-    return bool(model.schema.variables) and (not isinstance(model, Run) or model.model.is_adapted)
+    return model.reads_context if isinstance(model, Run) else bool(model.schema.variables)
 
 
 def without_context(model: Scorer, corpus: Corpus) -> Figures:
@@ -197,13 +197,11 @@ def without_context(model: Scorer, corpus: Corpus) -> Figures:
     return text_figures.figures_from_nats(model.nats(corpus.without_context(model.schema)), corpus)
 
 
-def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
-    """Raise a `UserError` unless both models predict the same tokens."""
+def check_vocabularies(run: Scorer, baseline: Scorer, remedy: str = "compare bits per byte") -> None:
+    """Raise a `UserError`, which ends with `remedy`, unless both models predict the same tokens."""
     if not _have_equal_vocabularies(run, baseline):
         folders = f"{baseline.folder} and {run.folder}"
-        raise UserError(
-            f"{folders}: the vocabularies differ, so perplexities cannot be compared; compare bits per byte"
-        )
+        raise UserError(f"{folders}: the vocabularies differ, so gains in perplexity cannot be computed; {remedy}")
 
 
 def _have_equal_vocabularies(run: Scorer, baseline: Scorer) -> bool:

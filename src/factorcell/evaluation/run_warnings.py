@@ -24,6 +24,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.model.used_options import used_options
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
+MIN_SCHEDULE_CHANGE = 0.1  # relative change of the number of steps during a training that is reported
 EFFECT_MEANING = "how much lower the perplexity is with it"
 GAIN_IS_SMALLER = "the gain over an unadapted run is usually smaller"
 
@@ -90,43 +91,69 @@ def mixture_notices(runs: Sequence[Run]) -> list[str]:
     return [f"only {', '.join(mixed)} predicts with n-gram counts; the difference is not the effect of a context alone"]
 
 
+def mixture_notice(run: Scorer) -> list[str]:
+    """Return a notice that a run predicts with its n-gram mixture, with the perplexity of its neural model alone."""
+    if not isinstance(run, Run) or run.mixture is None:
+        return []
+    figures = training_facts(run.folder).get("ngram", {}).get("perplexity", {})
+    alone = ""
+    if {"mixture", "neural"} <= figures.keys():
+        alone = f" (development perplexity {figures['mixture']:.2f}; the neural model alone {figures['neural']:.2f})"
+    return [f"{run.folder}: predicts with the mixture of its neural model and n-gram counts{alone}"]
+
+
 def training_difference(run: Scorer, baseline: Scorer) -> str | None:
     """Return a sentence about differences between two trainings that a gain includes, in addition to the context.
 
-    These are the number of training targets that each model read (only of runs without fine-tuning, if they differ by
-    more than 1 %), the backbones, and the sizes of embeddings and layers. The result is None without such a difference.
+    These are the number of training texts that each model read (only of runs without fine-tuning, if they differ by
+    more than 1 %), the backbones, the sizes of embeddings and layers, and changes of the number of steps during a
+    training. The result is None without such a difference.
     """
     if not (isinstance(run, Run) and isinstance(baseline, Run)):
         return None
     differences = []
-    targets, baseline_targets = training_targets(run), training_targets(baseline)
-    if targets and baseline_targets and differ([targets, baseline_targets]):
-        counts = f"{format_targets(baseline_targets)} targets, this run {format_targets(targets)}"
-        differences.append(f"the baseline read {counts}")
+    texts, baseline_texts = training_texts(run), training_texts(baseline)
+    if texts and baseline_texts and differ([texts, baseline_texts]):
+        differences.append(f"the baseline read {baseline_texts:,} training texts, this run {texts:,}")
     sizes, baseline_sizes = _sizes(run), _sizes(baseline)
     for name, size in sizes.items():
         if baseline_sizes.get(name, size) != size:
             differences.append(f"the baseline has {name} {baseline_sizes[name]}, this run {size}")
-    if not differences:
+    sentences = []
+    if differences:
+        difference = "this difference" if len(differences) == 1 else "these differences"
+        sentences.append(f"{'; '.join(differences)}: the comparison includes {difference}")
+    sentences += filter(None, map(describe_schedule_change, (run, baseline)))
+    return "; ".join(sentences) or None
+
+
+def describe_schedule_change(run: Run) -> str | None:
+    """Return a sentence about a large change of the number of planned steps during the training of a run."""
+    planned = [row["steps"] for row in run.log()]
+    if not planned or max(planned) <= (1 + MIN_SCHEDULE_CHANGE) * min(planned):
         return None
-    difference = "this difference" if len(differences) == 1 else "these differences"
-    return f"{'; '.join(differences)}: the gain includes {difference}"
+    return (
+        f"{run.folder.name}: the number of steps changed during the training (from {min(planned):,} to "
+        f"{max(planned):,}), which disturbs its learning rate and a comparison; train it again with its config.json, "
+        "without --minutes"
+    )
 
 
-def differ(target_counts: Sequence[int]) -> bool:
-    """Return whether the numbers of training targets of several models differ by more than 1 %."""
-    return max(target_counts) > 1.01 * min(target_counts)
+def differ(text_counts: Sequence[int]) -> bool:
+    """Return whether the numbers of training texts of several models differ by more than 1 %."""
+    return max(text_counts) > 1.01 * min(text_counts)
 
 
-def training_targets(run: Run) -> int | None:
-    """Return the number of targets that training read; None if unknown, or if the run was fine-tuned from another."""
-    log = run.log()
-    return log[-1].get("tokens") if log and not training_facts(run.folder).get("finetuned") else None
+def training_texts(run: Run) -> int | None:
+    """Return the number of texts that training read; None if unknown, or if the run was fine-tuned from another.
 
-
-def format_targets(count: int) -> str:
-    """Return a number of targets, in millions if it is large."""
-    return f"{count / 1e6:.2f} million" if count >= 100_000 else f"{count:,}"
+    A text that was read in two passes counts twice. Texts are comparable between tokenizers, targets are not.
+    """
+    log, facts = run.log(), training_facts(run.folder)
+    if not log or not facts.get("targets") or facts.get("finetuned"):
+        return None
+    passes = float(log[-1]["tokens"]) / int(facts["targets"])
+    return round(passes * int(facts["texts"]))
 
 
 def _sizes(run: Run) -> Row:

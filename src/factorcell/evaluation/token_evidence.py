@@ -12,6 +12,7 @@ that is, if w would be expected at least once in the texts with context b if it 
 Shapes: K contexts, V vocabulary.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
+from factorcell.config import Notice
 from factorcell.data.corpus import Corpus, target_ids
+from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.embeddings import bias_shift
 from factorcell.model.run import Run
 
@@ -88,16 +91,53 @@ def most_shifted_tokens(
     count: int = 10,
     frequent: int | None = None,
     unknown: str = "error",
-    counts: TokenCounts | None = None,
+    train: Any = None,
 ) -> list[Row]:
-    """Return the `count` tokens that the softmax bias of a context raises most, then those that it lowers most.
+    """Return the tokens that the softmax bias of a context raises most, then those that it lowers most.
 
-    Each row has a `token` and the change of its log probability in `nats`; the largest changes come first in both
-    groups. `against` is the context to compare with, by default the expected one. `frequent` is the number of most
-    frequent tokens that are considered (by default all), because biases of rare tokens are noisy. With the `counts` of
-    both contexts, only tokens are returned whose change the training texts support, with their counts in the training
-    texts of the context (`count`) and of the other context (`count_against`).
+    Only tokens are returned whose change the training texts support (`TokenCounts.supports`). Without a training table,
+    and for contexts that differ in columns that are not categories, all tokens are considered, and a notice says so.
+
+    Args:
+        run: An adapted run.
+        context: The values of columns; a column without a value has its expected value.
+        against: The context to compare with; by default the expected context.
+        count: The maximum number of raised tokens, and of lowered tokens.
+        frequent: The number of most frequent tokens that are considered; by default all.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        train: The training table, in which the tokens are counted; by default the table that the run recorded.
+
+    Returns:
+        A row per token with `token` and the change of its log probability in `nats`; the largest changes come first in
+        both groups. If the tokens were counted, `count` and `count_against` are their counts in the training texts of
+        the context and of the other context.
+
+    Raises:
+        UserError: The context is invalid, or does not change the softmax bias of the run.
     """
+    source, counts = training_table(run) if train is None else train, None
+    if source is not None:
+        counts = TokenCounts.of_contexts(
+            run, read_training_texts(run, source), [context, against or {}], unknown=unknown
+        )
+    if counts is None:
+        reason = "the contexts differ in columns that are not categories"
+        reason = "the run recorded no existing training table; pass train=TABLE" if source is None else reason
+        warnings.warn(Notice(f"words without evidence may be among the tokens, because {reason}"), stacklevel=2)
+    return rank_shifted_tokens(run, context, against, counts, count=count, frequent=frequent, unknown=unknown)
+
+
+def rank_shifted_tokens(
+    run: Run,
+    context: Mapping[str, Any],
+    against: Mapping[str, Any] | None,
+    counts: TokenCounts | None,
+    *,
+    count: int = 10,
+    frequent: int | None = None,
+    unknown: str = "error",
+) -> list[Row]:
+    """Return the rows of `most_shifted_tokens` from the `counts` of both contexts; None supports all tokens."""
     limits.check(count=count, frequent=frequent)
     nats = bias_shift(run, context, against, unknown=unknown)
     specials = run.tokenizer.specials

@@ -5,10 +5,8 @@ only on the seed and on the number of the text. A text therefore does not depend
 and an interrupted list can be continued at any number.
 """
 
-import difflib
 import math
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,13 +18,14 @@ from torch import Tensor
 
 from factorcell import files, limits, memory
 from factorcell.choices import GENERATION_METHODS
-from factorcell.config import Notice, UserError, check_choice
+from factorcell.config import UserError, check_choice
 from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.generation.notices import report_request, report_unknown_share, unknown_tokens
 from factorcell.generation.sampling import (
     GeneratedText,
     RequestTokens,
@@ -45,7 +44,6 @@ from factorcell.model.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
 BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # number of searches that run at once
-MIN_UNKNOWN_SHARE = 0.05  # mean probability of the unknown token from which on a notice reports it
 BEAM_WIDTH, STOCHASTIC_BEAM_WIDTH = 8, 120  # default widths (thesis 2018, section 6.3.1)
 
 
@@ -159,14 +157,6 @@ def encode_known(run: Run, text: str, where: str) -> tuple[int, ...]:
     return tuple(run.tokenizer.encode(tokens))
 
 
-def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
-    """Return the out-of-vocabulary tokens of `text`, each with similar tokens of the vocabulary."""
-    tokens, unknown_id = run.tokenizer.split(text), run.tokenizer.specials.unknown
-    tokens_with_ids = zip(tokens, run.tokenizer.encode(tokens), strict=True)
-    unknown = dict.fromkeys(token for token, token_id in tokens_with_ids if token_id == unknown_id)
-    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in unknown}
-
-
 def category_values(schema: ContextSchema, column: str) -> list[str]:
     """Return the sorted values of a categorical context column, or raise a `UserError` if it has another kind."""
     variable = schema.variable(column)
@@ -221,6 +211,7 @@ def generate(
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     constraints, deadline = options.constraints(run), options.deadline()
+    report_request(run, prompt)
     prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
@@ -251,16 +242,7 @@ def generate(
                         "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
                         "ended": text.has_ended,
                     }
-    _report_unknown_share(unknown_share)
-
-
-def _report_unknown_share(share: UnknownShare) -> None:
-    """Emit a `Notice` if out-of-vocabulary words were so probable that other words replace many of them."""
-    if share.mean >= MIN_UNKNOWN_SHARE:
-        problem = (
-            f"out-of-vocabulary words (such as numbers and names) have a probability of {share.mean:.0%} on average"
-        )
-        warnings.warn(Notice(f"{problem}; they are never generated, and other words take their place"), stacklevel=2)
+    report_unknown_share(unknown_share)
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
@@ -336,6 +318,7 @@ def stream(
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     conditioning, rows = condition_contexts(run, [context], [0], unknown)
     constraints, tokens, yielded_text = options.constraints(run), run.tokenizer.split(prompt), ""
+    report_request(run, prompt)
     ids = run.tokenizer.encode(tokens)
     task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
     steps = generate_steps(task, _token_requests(options, count=1, first=0))
@@ -347,7 +330,7 @@ def stream(
         with run.scoring():  # only within a step: between steps, the precision of the caller applies
             step = next(steps, None)
         if step is None:
-            _report_unknown_share(task.unknown)
+            report_unknown_share(task.unknown)
             return
         if step.tokens[0] != constraints.end:
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]

@@ -27,6 +27,11 @@ class TextModel:
     tokenizer: Tokenizer
     schema: ContextSchema
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether predictions depend on the context; otherwise, tables may lack the context columns."""
+        return bool(self.schema.variables)
+
     def prepare(
         self,
         source: Any,
@@ -64,6 +69,8 @@ class TextModel:
             return self.read(texts, contexts, unknown=unknown, truncate=truncate, report_counts=report_counts)
         if context is not None:
             raise UserError("context: expected a list of texts as the source, got a table; add columns to the table")
+        if not self.reads_context:
+            optional = tuple(variable.name for variable in self.schema.variables)
         try:
             return prepare(
                 source,

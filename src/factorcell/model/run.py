@@ -183,6 +183,11 @@ class Run(TextModel):
         return self.model if self.mixture is None else self.mixture
 
     @property
+    def reads_context(self) -> bool:
+        """Whether predictions depend on the context; otherwise, tables may lack the context columns."""
+        return self.model.is_adapted and bool(self.schema.variables)
+
+    @property
     def device(self) -> torch.device:
         """The device of the model."""
         return self.model.embedding.device

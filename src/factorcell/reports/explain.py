@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
+from factorcell.evaluation.likelihood_ratios import STRENGTHS, has_evidence, strength, with_evidence
 from factorcell.reports import elements
 from factorcell.reports.charts import (
     EXTRA_COLOURS,
@@ -90,7 +90,10 @@ def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Se
 
 
 def _key_figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the most probable context of each text, and with two contexts the ratio of the whole text."""
+    """Return the most probable context of each text, and with two contexts the ratio of the whole text.
+
+    If tokens of a text have no evidence, there are also the ratio and the probability without these tokens.
+    """
     figures = []
     for number, row in enumerate(rows, 1):
         text = f"text {number}" if len(rows) > 1 else "the text"
@@ -98,8 +101,18 @@ def _key_figures(rows: Sequence[Row]) -> list[tuple[str, str]]:
         figures.append((f"{row['posterior'][best]:.1%}", f"probability of {best} given {text}"))
         if len(row["posterior"]) == 2:
             first, second = row["posterior"]
-            figures.append((f"{row['ratio']:+.2f}".replace("-", "−"), f"nats: {first} against {second}, {text}"))
+            figures.append((_signed(row["ratio"]), f"nats: {first} against {second}, {text}"))
+            if not all(map(has_evidence, row["tokens"])):
+                ratio, probability = with_evidence(row)
+                best, share = (first, probability) if ratio > 0 else (second, 1 - probability)
+                without = f"{text}, without the tokens without evidence"
+                figures.append((f"{share:.1%}", f"probability of {best} given {without}"))
+                figures.append((_signed(ratio), f"nats: {first} against {second}, {without}"))
     return figures
+
+
+def _signed(ratio: float) -> str:
+    return f"{ratio:+.2f}".replace("-", "−")
 
 
 def context_legend(contexts: Sequence[str]) -> str:
@@ -112,7 +125,8 @@ def context_legend(contexts: Sequence[str]) -> str:
     return (
         f'<p class="muted">More probable given {first}: blue, with a bar above. More probable given {second}: orange, '
         f"with a bar below. Bars are thin from {weak} nats, thicker from {clear} and {strong}; the shade is full from "
-        f"{FULL_SHADE_NATS:g} nats. Words in italics are out of vocabulary. Point at a token to see its ratio.</p>"
+        f"{FULL_SHADE_NATS:g} nats. Words in italics are out of vocabulary. Grey words have no evidence: training saw "
+        "them in none of the contexts. Point at a token to see its ratio.</p>"
     )
 
 
@@ -132,6 +146,8 @@ def _shaded_token(token: Row) -> str:
     title = f"{token['ratio']:+.4f} nats"
     if not token["known"]:
         text, title = f"<i>{text}</i>", f"{title}; out of vocabulary"
+    if not has_evidence(token):
+        return f'<span class="muted" title="{title}; no evidence">{text}</span>'
     return f'<span style="{_style(token["ratio"])}" title="{title}">{text}</span>'
 
 
@@ -158,13 +174,14 @@ def _strongest_tokens(rows: Sequence[Row], contexts: Sequence[str]) -> str:
         }
         for number, row in enumerate(rows, 1)
         for index, token in enumerate(row["tokens"])
+        if has_evidence(token)
     ]
     columns = {"token": "", "after": "", source: "", "nats": ".2f"}
     tables = []
     for sign, context in zip((1, -1), contexts, strict=True):
         strong = [{**token, "nats": sign * token["nats"]} for token in tokens if sign * token["nats"] >= MIN_TABLE_NATS]
         strong.sort(key=lambda token: -token["nats"])
-        content = f"<p>No token has a ratio of {MIN_TABLE_NATS:g} nats or more.</p>"
+        content = f"<p>No token with evidence has a ratio of {MIN_TABLE_NATS:g} nats or more.</p>"
         if strong:
             content = elements.table(strong[:TABLE_TOKENS], columns)
         tables.append(f"<div><h3>{elements.escape(context)}</h3>{content}</div>")

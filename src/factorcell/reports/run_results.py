@@ -10,7 +10,7 @@ from typing import Any
 
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.results import prediction_fields
-from factorcell.evaluation.run_warnings import find_warnings, training_targets
+from factorcell.evaluation.run_warnings import describe_schedule_change, find_warnings, training_texts
 from factorcell.evaluation.text_figures import Figures
 from factorcell.finite import is_number
 from factorcell.model import model_card, ngram, saved_results
@@ -50,7 +50,8 @@ def read_model(folder: Path) -> Row:
         "schema": [variable.describe() for variable in run.schema.variables],
         "log": run.log(),
         "parameters": run.model.parameter_count(),
-        "training_targets": training_targets(run),
+        "training_texts": training_texts(run),
+        "schedule_change": describe_schedule_change(run),
         "predictor": predictor,
         "by": saved_results.latest_gains(results),
         "accuracies": accuracies,

@@ -16,7 +16,7 @@ from factorcell.evaluation.comparison import (
     format_figure,
 )
 from factorcell.evaluation.results import find_models
-from factorcell.evaluation.run_warnings import differ, format_targets
+from factorcell.evaluation.run_warnings import differ
 from factorcell.finite import is_number
 from factorcell.model import ngram
 from factorcell.model.saved_results import describe_gain, gain_title, measure_name
@@ -256,13 +256,14 @@ def _comparison_tables(compared: _Compared, models: Sequence[Sequence[Row]]) -> 
 
 
 def _training_notes(models: Sequence[Sequence[Row]], comparison: Comparison) -> list[str]:
-    """Return notes about what a gain includes: other numbers of training targets, and mixtures with n-gram counts."""
+    """Return notes about what a gain includes: amounts of training, changes of schedules, and n-gram mixtures."""
     runs = {str(row["model"]): run for (run, *_), row in zip(models, comparison, strict=True)}
-    targets = {name: run["training_targets"] for name, run in runs.items() if run.get("training_targets")}
+    texts = {name: run["training_texts"] for name, run in runs.items() if run.get("training_texts")}
     notes = []
-    if targets and differ(list(targets.values())):
-        counts = ", ".join(f"{name} {format_targets(count)}" for name, count in targets.items())
-        notes.append(f"the trainings read different numbers of targets ({counts}): a gain includes this difference")
+    if texts and differ(list(texts.values())):
+        counts = ", ".join(f"{name} {count:,}" for name, count in texts.items())
+        notes.append(f"the trainings read different numbers of texts ({counts}): a comparison includes this difference")
+    notes += [run["schedule_change"] for trainings in models for run in trainings if run.get("schedule_change")]
     if names := [name for name, run in runs.items() if run.get("predictor")]:
         notes.append(
             f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "

@@ -93,8 +93,14 @@ def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed,
             fit_mixture(run, sample, _evenly_spaced(scored, math.ceil(len(sample) / len(counted) * len(scored))))
 
         seconds += _extrapolate_seconds(fit_on_sample, counted, speed.slowdown)
-    for prior in conditional_prior.create_priors(run).values():
-        seconds += _extrapolate_seconds(prior.fit, _evenly_spaced(corpus, prior.max_texts), speed.slowdown)
+    for target in conditional_prior.prior_targets(run):
+
+        def fit_prior(sample: Corpus, target: str = target) -> None:
+            """Fit the prior of the target on a sample of the training texts."""
+            conditional_prior.fit_prior(target, sample, sample)
+
+        most_texts = conditional_prior.ConditionalPrior(run.schema, target).max_texts
+        seconds += _extrapolate_seconds(fit_prior, _evenly_spaced(corpus, most_texts), speed.slowdown)
     if run.model.is_adapted:
         seconds += 2 * min(1.0, run_warnings.MAX_TEXTS / max(1, len(dev))) * speed.evaluation_seconds
     return seconds

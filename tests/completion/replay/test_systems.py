@@ -143,6 +143,8 @@ def test_missing_systems_are_reported(tmp_path: Path) -> None:
         open_systems(tmp_path / "runs", ["plain"])
     with pytest.raises(UserError, match=r"one: no popularity.jsonl; training writes it"):
         open_systems(folder, ["mpc"])
+    with pytest.raises(UserError, match="the run does not distinguish users; train it with --user COLUMN"):
+        open_systems(folder, ["plain", "online"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         open_systems(tmp_path, ["mpc"])
     other = save(tmp_path / "runs" / "two")

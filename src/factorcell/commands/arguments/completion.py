@@ -9,7 +9,7 @@ from factorcell.commands.parser import Parser
 
 def add_complete_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell complete`."""
-    options.add_run(parser, "run folder of a model with tokenizer char or grapheme")
+    options.add_run(parser, "run folder of a model with tokenizer char, grapheme, bpe or pretrained")
     help_text = "text typed so far (default: complete interactively in the terminal)"
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", help=help_text)
     help_text = "complete each line of standard input and print a row of JSON for it"

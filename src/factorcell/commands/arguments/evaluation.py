@@ -13,7 +13,8 @@ def add_evaluate_arguments(parser: Parser) -> None:
     _add_run_and_table(parser)
     help_text = "also report each value of this column (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
-    help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared"
+    help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
+    help_text += "--by is refused"
     parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
     options.add_computing(parser)
 
@@ -84,7 +85,8 @@ def add_baseline_linear_arguments(parser: Parser) -> None:
 def add_baseline_fasttext_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell baseline fasttext`."""
     _add_classifier_tables(parser)
-    parser.add_argument("--order", type=int, default=2, help="maximum n of the n-grams, in tokens")
+    help_text = "maximum n of the n-grams, in tokens (default: 2 for words and pieces, 5 for characters)"
+    parser.add_argument("--order", type=int, help=help_text)
     options.add_seed(parser, "the order of the texts")
     _add_reading_options(parser)
     options.add_json(parser)

@@ -11,7 +11,8 @@ from factorcell.config import PRECISIONS
 
 def add_serve_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell serve`."""
-    help_text = "run folder of a model with tokenizer char or grapheme; demo: train a run on place names (two minutes)"
+    help_text = "run folder of a model with tokenizer char, grapheme, bpe or pretrained; demo: train a run on place "
+    help_text += "names (two minutes)"
     parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free port")

@@ -19,7 +19,7 @@ from typing import Any
 from factorcell import input_files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, User, distinguishes_users
+from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import Stream, System
 from factorcell.completion.suggestions import Suggestion
@@ -264,7 +264,8 @@ def open_systems(
             for the first run.
 
     Raises:
-        UserError: A name is unknown, or a system needs popular texts that its run does not have.
+        UserError: A name is unknown, a system needs popular texts that its run does not have, or the run of `online`
+            does not distinguish users.
     """
     folders, systems = run_folders(folder), dict[str, System]()
     selected = _select_runs(folders, names)
@@ -292,6 +293,9 @@ def open_systems(
         run = completer.run
         if name == "blend":
             systems[name] = Personalised(run, Blend(completer, Popularity.from_run(run)), unknown=unknown)
+        elif folders.get(name) == folder and name == "online":
+            user_variable(run)  # raises an error if the run does not distinguish users
+            systems[name] = Personalised(run, completer, unknown=unknown)
         elif distinguishes_users(run):
             systems[name] = Personalised(run, completer, learns=name != "plain", unknown=unknown)
         else:

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from factorcell.config import UserError
+from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHE_SIZE, Service
@@ -133,6 +134,9 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
                 "add --keys FILE, or serve on localhost"
             )
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK_NAMES, options.host)))
+    if (options.run / MIXTURE_FILE).is_file():
+        slow = "the run completes with its n-gram mixture, which is searched more slowly"
+        notify(f"{slow}; for fast completions, train it with --no-ngram-mixture")
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         _, port, *_ = listener.getsockname()  # differs from `options.port` if that is 0
