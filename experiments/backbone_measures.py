@@ -10,10 +10,11 @@ unseen_bits_per_byte, _not_learned    over the texts of unseen users, learned on
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def measure_scorer(scorer: Scorer, texts: Tables, data_set: DataSet, reads_conte
             figures[f"{BITS}_{control}"] = byte_sums(scorer.nats(control_corpus).astype(np.float64), control_corpus)
     if data_set.user:
         figures |= unseen_figures(scorer, texts, data_set)
-    row = {name: sums.ratio for name, sums in figures.items()}
+    row: dict[str, Any] = {name: sums.ratio for name, sums in figures.items()}
     row |= {"texts": len(corpus), **interval_row(BITS, bits)}
     measured = Measurement(row, figures)
     return measured | (measure_classification(classify(scorer, texts)) if reads_context else Measurement({}))
@@ -63,7 +64,7 @@ def byte_sums(nats: Floats, corpus: Corpus) -> TextSums:
     return TextSums(sums.texts, np.nan_to_num(sums.numerator), np.nan_to_num(sums.denominator))
 
 
-def interval_row(name: str, sums: TextSums) -> Mapping[str, float | None]:
+def interval_row(name: str, sums: TextSums) -> dict[str, Any]:
     ratios = Ratios.from_sums([[sums]])
     return {} if ratios is None else ratios.interval(0).to_row(name)
 
@@ -160,12 +161,12 @@ def progressive_nats(run: Run, streams: Sequence[Stream], rate: float) -> Floats
 def nats_of_users(scorer: Scorer, corpus: Corpus, path: Path, data_set: DataSet) -> Floats:
     users = corpora.read(path)[data_set.user].to_pylist()
     _, places = np.unique([users[row] for row in corpus.source_rows], return_inverse=True)
-    return np.bincount(places, weights=sum_per_text(scorer.nats(corpus), corpus))
+    return np.bincount(places, weights=sum_per_text(scorer.nats(corpus), corpus)).astype(np.float64)
 
 
 def user_sums(nats: Floats, texts: Tables, data_set: DataSet) -> TextSums:
     """Return the bits and the bytes of the texts of each user, in the order of their names."""
     table = corpora.read(texts["unseen"])
     names, places = np.unique(table[data_set.user].to_pylist(), return_inverse=True)
-    sizes = np.bincount(places, weights=[len(text.encode()) for text in table["text"].to_pylist()])
+    sizes = np.bincount(places, weights=[len(text.encode()) for text in table["text"].to_pylist()]).astype(np.float64)
     return TextSums(f"users {len(names)} {sizes.sum():.0f}", nats / math.log(2), sizes)

@@ -23,8 +23,7 @@ from commits import first_per_user
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.classification import training_log_prior
-from factorcell.evaluation.conditional_prior import ConditionalPrior, possible_targets
+from factorcell.evaluation.conditional_prior import ConditionalPrior, possible_targets, training_log_prior
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length
 MAX_TRAINING_TEXTS = 40_000

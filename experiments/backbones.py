@@ -303,7 +303,7 @@ def main(argv: Sequence[str]) -> int:
     parser = study.parser("Compare methods that make backbones depend on contexts.")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--quick", dest="plan", action="store_const", const="quick", help="rows for a processor")
-    group.add_argument("--gpu", dest="plan", action="store_const", const="gpu", help="rows for a GPU, in 12 minutes")
+    group.add_argument("--gpu", dest="plan", action="store_const", const="gpu", help="rows for a GPU")
     options = parser.parse_args(argv)
     selected = experiment({name: backbone for name, backbone in BACKBONES.items() if backbone.plan == options.plan})
     options.only = expand_patterns(options.only, selected.rows)
