@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     parser.add_argument("--context", nargs="+", default=[], help="the context columns, NAME or NAME:KIND")
     parser.set_defaults(
         output_dir="adapters",
-        learning_rate=1e-3,
+        learning_rate=3e-3,
         remove_unused_columns=False,  # the contexts are in columns that `forward` has no parameters for
         ddp_find_unused_parameters=False,  # all trained tensors have gradients
         eval_strategy="epoch",

@@ -36,7 +36,8 @@ NEW_TRANSFORMER: Options = {
 }
 FROZEN_TRANSFORMER: Options = {
     "model": {"context_size": 8, "variable_size": 8, "rank": 8},
-    "training": {"learning_rate": 1e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
+    # Measured with SmolLM2-135M in 46 steps: 3e-3 has a lower development perplexity than 1e-3 and 1e-2.
+    "training": {"learning_rate": 3e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
 }
 TRAINED_BASE: Options = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
 
