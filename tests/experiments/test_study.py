@@ -107,6 +107,7 @@ def test_finished_rows_are_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
         assert best is not None
         assert row["dev"]["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
         figures = evaluate(run, tmp_path / "tables" / "test-1.parquet")
+        assert figures.pop("unit") == "word"
         assert {name: row[name] for name in figures} == figures
         assert row["texts"] == 7
         assert (row["parameters"], row["judged"]) == (run.model.parameter_count(), "0")

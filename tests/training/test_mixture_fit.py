@@ -139,6 +139,7 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     assert fitted.mixed > 1
 
 
+@pytest.mark.filterwarnings("default:the texts are those of the mixture")
 def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", TRAIN)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -152,6 +153,7 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err
     assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0
+    assert "the texts are those of the mixture" in capsys.readouterr().err
     assert main(["score", run, dev]) == 0
 
 

@@ -318,7 +318,6 @@ def stream(
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     conditioning, rows = condition_contexts(run, [context], [0], unknown)
     constraints, tokens, yielded_text = options.constraints(run), run.tokenizer.split(prompt), ""
-    report_request(run, prompt)
     ids = run.tokenizer.encode(tokens)
     task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
     steps = generate_steps(task, _token_requests(options, count=1, first=0))
