@@ -66,8 +66,15 @@ def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
 
 def nearest_hint(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the valid name most similar to `name`, or "" if none is similar."""
-    similar_names = difflib.get_close_matches(name, list(valid), n=1)
-    return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
+    nearest = similar_names(name, valid, 1)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
+def similar_names(name: str, valid: Iterable[str], count: int) -> list[str]:
+    """Return up to `count` valid names that are similar to `name`, first those that differ only in case."""
+    valid = list(valid)
+    equal = [other for other in valid if other.casefold() == name.casefold()]
+    return list(dict.fromkeys([*equal, *difflib.get_close_matches(name, valid, n=count)]))[:count]
 
 
 def check_format(number: Any, newest: int, where: object) -> None:

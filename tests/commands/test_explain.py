@@ -137,6 +137,8 @@ def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys:
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], contexts)
     last = [f"{share:.1%}" for share in row["posterior"].values()]
     assert lines[-1].split() == ["¶", *last]
+    assert main(command(folder, "--text", "zzyqxx sand", between=between)) == 0
+    assert "out of vocabulary: zzyqxx" in capsys.readouterr().out
 
 
 def test_contexts_are_parsed() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factorcell import limits
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
@@ -314,3 +315,9 @@ def test_missing_columns_and_values_are_read_according_to_the_policy() -> None:
 def test_a_context_column_that_the_training_table_lacks_is_an_error(kind: str) -> None:
     with pytest.raises(UserError, match="no column 'town'; it has text, city"):
         ContextColumns(open_table({"text": "a", "city": "b"}), Config.of(context=(f"town{kind}",)).data)
+
+
+def test_similar_names_begin_with_those_that_differ_only_in_case() -> None:
+    assert limits.similar_names("Nl", ["US", "NL", "Nla"], 3) == ["NL", "Nla"]
+    assert limits.similar_names("nla", ["US", "NL", "NLA"], 1) == ["NLA"]
+    assert limits.nearest_hint("qqq", ["US", "NL"]) == ""

@@ -149,8 +149,8 @@ def test_a_large_change_of_the_number_of_steps_is_reported_with_a_gain(run: Run,
     assert training_difference(run, baseline) is None
     write_training(run, 5000, 100, 144, 104)
     assert training_difference(run, baseline) == (
-        "run: the number of steps changed during the training (from 100 to 144), which disturbs its learning rate and "
-        "a comparison; train it again with its config.json, without --minutes"
+        "run: the number of planned steps changed during the training (its log has plans of 100 to 144 steps), which "
+        "disturbs its learning rate and a comparison; train it again with its config.json, without --minutes"
     )
 
 

@@ -132,6 +132,8 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
             _show_marked_tokens(row, context_names[0], has_colours)
         else:
             _show_posteriors(row, context_names)
+        if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
+            terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown_tokens))}")
     if len(context_names) > 2:
         terminal.notify(EQUAL_PRIORS)
 
@@ -151,8 +153,6 @@ def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None
         ratio, probability = with_evidence(row)
         figures = f"{ratio:+z.2f} nats; p({first_context} | text) = {probability:.1%}"
         terminal.show(f"without the tokens without evidence ({', '.join(dict.fromkeys(unsupported))}): {figures}")
-    if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
-        terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown_tokens))}")
 
 
 def _show_posteriors(row: Row, context_names: Sequence[str]) -> None:

@@ -242,8 +242,9 @@ def _report_outliers(corpus: Corpus, table_name: str) -> None:
         is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width
         if width and not variable.period and (is_far.any() or is_outside.mean() > MAX_OUTSIDE_SHARE):
             training_range = f"the range of training ({variable.low:.6g} to {variable.high:.6g})"
-            rows = f"{is_outside.sum():,} of {len(column):,} rows"
-            _warn(f"{table_name}: {variable.name} is outside {training_range} in {rows}")
+            # Contexts that are not from a table may be read several times, so their number would be confusing.
+            rows = "" if table_name == "contexts" else f" in {is_outside.sum():,} of {len(column):,} rows"
+            _warn(f"{table_name}: {variable.name} is outside {training_range}{rows}")
 
 
 def cache_folder() -> Path:

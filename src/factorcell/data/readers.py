@@ -7,7 +7,6 @@ encoded as missing (numbers and vectors as NaN), and the model replaces them by 
 (docs/glossary.md).
 """
 
-import difflib
 import json
 import math
 from collections import defaultdict
@@ -34,7 +33,7 @@ from factorcell.data.values import (
     to_weekday,
     to_yearday,
 )
-from factorcell.limits import nearest_hint
+from factorcell.limits import nearest_hint, similar_names
 from factorcell.option_fields import WordOptions
 
 MAX_SEQUENCE_WORDS = 200  # number of words of a sequence that its encoder reads, the last ones
@@ -205,7 +204,7 @@ class CategoryReader(ColumnReader):
         hint = "" if self.is_private else nearest_hint(unseen_names[0], values)
         problem = f"{name} was never seen in training{or_rare}{extent}{hint}; training has {len(values):,} values"
         if values and not self.is_private:
-            examples = difflib.get_close_matches(unseen_names[0], values, n=3) or values[:5]
+            examples = similar_names(unseen_names[0], values, 3) or values[:5]
             problem += f" ({', '.join(examples)}{', ...' if len(values) > len(examples) else ''})"
         error = self.error(first_row, problem)
         return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))

@@ -133,8 +133,8 @@ def describe_schedule_change(run: Run) -> str | None:
     if not planned or max(planned) <= (1 + MIN_SCHEDULE_CHANGE) * min(planned):
         return None
     return (
-        f"{run.folder.name}: the number of steps changed during the training (from {min(planned):,} to "
-        f"{max(planned):,}), which disturbs its learning rate and a comparison; train it again with its config.json, "
+        f"{run.folder.name}: the number of planned steps changed during the training (its log has plans of "
+        f"{min(planned):,} to {max(planned):,} steps), which disturbs its learning rate and a comparison; train it again with its config.json, "
         "without --minutes"
     )
 
