@@ -21,6 +21,7 @@ from factorcell.generation.generate import (
     repair_and_count_rows,
     stream,
 )
+from factorcell.generation.notices import report_request
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -153,6 +154,7 @@ def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, argu
     """Generate a single text and print each part of it immediately."""
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
+    report_request(run, arguments.prompt)
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )
