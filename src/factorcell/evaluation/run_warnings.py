@@ -134,8 +134,8 @@ def describe_schedule_change(run: Run) -> str | None:
         return None
     return (
         f"{run.folder.name}: the number of planned steps changed during the training (its log has plans of "
-        f"{min(planned):,} to {max(planned):,} steps), which disturbs its learning rate and a comparison; train it again with its config.json, "
-        "without --minutes"
+        f"{min(planned):,} to {max(planned):,} steps), which disturbs its learning rate and a comparison; train it "
+        "again with its config.json, without --minutes"
     )
 
 
