@@ -17,11 +17,6 @@ PEFT has an adapter for each context; context adapters have one vector for each 
 
 import argparse
 import copy
-import json
-import statistics
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,9 +25,9 @@ import peft
 import torch
 import transformers
 
+import processes
 from factorcell import ContextConfig, get_context_model, read_schema
 from factorcell.model.adapted_modules import Adaptation, applied, with_constant
-from factorcell.model.kernels import library
 
 TEXTS, STEPS, CONTEXTS, RANK, NEW_TOKENS, REPETITIONS = 32, 64, 32, 8, 16, 4
 SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}
@@ -47,18 +42,6 @@ def new_base(name: str) -> Any:
         **SIZES, intermediate_size=1536, vocab_size=8000, max_position_embeddings=256, tie_word_embeddings=True
     )
     return transformers.AutoModelForCausalLM.from_config(config)
-
-
-def shortest(works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest seconds of each work, measured in turn after one call that is not measured."""
-    seconds: dict[str, float] = {}
-    for repetition in range(REPETITIONS + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if repetition:
-                seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
-    return seconds
 
 
 def training_step(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], object]:
@@ -117,12 +100,13 @@ def measure(base_name: str) -> dict[str, float]:
             model.base(input_ids=tokens, use_cache=False)
 
     adapter_names = [row["place"] for row in rows[:TEXTS]]
-    seconds = shortest(
+    seconds = processes.shortest(
         {
             "training, context adapters": training_step(model.train(), tokens, context=contexts),
             "training, shared LoRA": training_step(shared.train(), tokens),
-        }
-    ) | shortest(
+        },
+        REPETITIONS,
+    ) | processes.shortest(
         {
             "reading, 32 contexts": reading(model.eval(), tokens, context=contexts),
             "reading, 32 LoRA adapters": reading(many.eval(), tokens, adapter_names=adapter_names),
@@ -131,7 +115,8 @@ def measure(base_name: str) -> dict[str, float]:
             "generating, 32 contexts": generation(model, tokens, context=contexts),
             "generating, 32 LoRA adapters": generation(many, tokens, adapter_names=adapter_names),
             "generating, base": generation(base, tokens),
-        }
+        },
+        REPETITIONS,
     )
     trained = sum(parameter.numel() for parameter in shared.parameters() if parameter.requires_grad)
     assert model.encoder is not None
@@ -144,30 +129,16 @@ def main() -> None:
     """Measure in several processes and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="", help="name or folder of a pretrained model; default: a new Llama")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        torch.set_num_threads(arguments.threads)
-        library.retain_freed_memory()
-        print(json.dumps(measure(arguments.base)))
-        return
-    rows = []
-    for _ in range(arguments.processes):
-        command = [sys.executable, __file__, "--child", "--threads", str(arguments.threads), "--base", arguments.base]
-        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
-    for name in rows[0]:
-        value = statistics.median(row[name] for row in rows)
-        print(f"{name:28} {value:12,.0f}" if name.startswith("bytes") else f"{name:28} {1000 * value:9.1f} ms")
-    ratios = {
-        "training, tokens per second": ("training, shared LoRA", "training, context adapters"),
-        "mixed batch, generating": ("generating, 32 LoRA adapters", "generating, 32 contexts"),
-        "mixed batch, reading": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
-        "folded reading, speed": ("reading, base", "reading, folded context"),
-    }
-    for name, (first, second) in ratios.items():
-        print(f"{name:28} {statistics.median(row[first] / row[second] for row in rows):9.2f} times")
+    rows = processes.measure_in_processes(parser, lambda arguments: measure(arguments.base))
+    processes.show(
+        rows,
+        {
+            "training, tokens per second": ("training, shared LoRA", "training, context adapters"),
+            "mixed batch, generating": ("generating, 32 LoRA adapters", "generating, 32 contexts"),
+            "mixed batch, reading": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
+            "folded reading, speed": ("reading, base", "reading, folded context"),
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -14,21 +14,15 @@ time of each. The variants are:
 """
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import transformers
 from torch.nn import functional as F
 
+import processes
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal
 
@@ -48,18 +42,6 @@ def adapted_model(folder: Path, adapt: tuple[str, ...]) -> tuple[LanguageModel, 
     torch.manual_seed(0)
     model = LanguageModel(config, len(corpus.tokenizer), corpus.schema)
     return model, corpus.batch(torch.arange(TEXTS).numpy())
-
-
-def shortest(works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest seconds of each work, measured in turn."""
-    seconds: dict[str, float] = {}
-    for repetition in range(REPETITIONS + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if repetition:
-                seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
-    return seconds
 
 
 def measure_pretrained() -> dict[str, float]:
@@ -101,14 +83,15 @@ def measure_pretrained() -> dict[str, float]:
             conditioning = model.condition(batch.context)
             model.backbone(inputs, conditioning.conditions, conditioning.start)
 
-    return shortest(
+    return processes.shortest(
         {
             "step of the frozen base": base_step,
             "step with adapters": adapted_step,
             "reading by the base": base_reading,
             "reading, folded": folded_reading,
             "reading, mixed contexts": mixed_reading,
-        }
+        },
+        REPETITIONS,
     )
 
 
@@ -170,36 +153,22 @@ def measure_new() -> dict[str, float]:
         loss.backward()
         plain_adam.step()
 
-    return shortest({"step of a new model": our_step, "step of plain PyTorch": plain_step})
+    return processes.shortest({"step of a new model": our_step, "step of plain PyTorch": plain_step}, REPETITIONS)
 
 
 def main() -> None:
     """Measure in several processes and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        torch.set_num_threads(arguments.threads)
-        library.retain_freed_memory()
-        print(json.dumps(measure_pretrained() | measure_new()))
-        return
-    rows = []
-    for _ in range(arguments.processes):
-        command = [sys.executable, __file__, "--child", "--threads", str(arguments.threads)]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    milliseconds = {name: 1000 * statistics.median(row[name] for row in rows) for name in rows[0]}
-    for name, value in milliseconds.items():
-        print(f"{name:28} {value:8.1f} ms")
-    pairs = {
-        "adapters, of a training step": ("step with adapters", "step of the frozen base"),
-        "folded reading": ("reading, folded", "reading by the base"),
-        "mixed contexts, reading": ("reading, mixed contexts", "reading by the base"),
-        "new model: plain / ours": ("step of plain PyTorch", "step of a new model"),
-    }
-    for name, (first, second) in pairs.items():
-        print(f"{name:28} {statistics.median(row[first] / row[second] for row in rows):8.2f} times")
+    rows = processes.measure_in_processes(parser, lambda _: measure_pretrained() | measure_new())
+    processes.show(
+        rows,
+        {
+            "adapters, of a training step": ("step with adapters", "step of the frozen base"),
+            "folded reading": ("reading, folded", "reading by the base"),
+            "mixed contexts, reading": ("reading, mixed contexts", "reading by the base"),
+            "new model: plain / ours": ("step of plain PyTorch", "step of a new model"),
+        },
+    )
 
 
 if __name__ == "__main__":

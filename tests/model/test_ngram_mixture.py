@@ -20,7 +20,7 @@ from factorcell.data.corpus import target_offsets
 from factorcell.evaluation import results
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
-from factorcell.evaluation.run_warnings import mixture_notices
+from factorcell.evaluation.run_warnings import mixed_comparison_notices
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model import model_card, ngram_mixture, saved_results
 from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
@@ -332,9 +332,9 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     assert f"| rows | perplexity per word | {neural:.4g} |" in card
     assert f"| rows | perplexity per word, mixture | {mixed:.4g} |" in card
-    (notice,) = mixture_notices([Run.open(run.folder), Run.open(run.folder, mixture=False)])
+    (notice,) = mixed_comparison_notices([Run.open(run.folder), Run.open(run.folder, mixture=False)])
     assert "the difference is not the effect of a context alone" in notice
-    assert mixture_notices([run]) == mixture_notices([Run.open(run.folder, mixture=False)] * 2) == []
+    assert mixed_comparison_notices([run]) == mixed_comparison_notices([Run.open(run.folder, mixture=False)] * 2) == []
     page = report_page([run.folder])
     assert f"{mixed:.2f}" in page
     assert f"{neural:.2f}" not in page

@@ -1,4 +1,4 @@
-"""Views of runs and results in notebooks: the printed figures, escaping, and no fixed colours."""
+"""Views of runs and results in notebooks have the figures of the commands, escaped texts and no fixed colours."""
 
 import re
 from html.parser import HTMLParser

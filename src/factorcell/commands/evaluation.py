@@ -26,8 +26,8 @@ from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
     EFFECT_MEANING,
     GAIN_IS_SMALLER,
+    mixed_comparison_notices,
     mixture_notice,
-    mixture_notices,
     training_warnings,
     unknown_users_notice,
 )
@@ -59,7 +59,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
         _save_result(baseline, baseline_row, result.baseline.texts)
     runs = [model for model in (run, baseline) if isinstance(model, Run)]
-    terminal.notify(*mixture_notice(run), *mixture_notices(runs), *training_warnings(runs))
+    terminal.notify(*mixture_notice(run), *mixed_comparison_notices(runs), *training_warnings(runs))
 
 
 def _show(

@@ -23,6 +23,5 @@ def run_export(arguments: argparse.Namespace) -> None:
     )
     if context and not run.model.is_adapted:
         terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
-    other_columns = [name for name in run.schema.embedded.columns() if name not in context]
-    if other_columns and run.model.is_adapted:
-        terminal.notify(f"columns without a specified value, read as their expected value: {', '.join(other_columns)}")
+    elif run.model.is_adapted:
+        options.notify_expected_columns(run.schema, context)

@@ -83,7 +83,7 @@ def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
     return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 
 
-def mixture_notices(runs: Sequence[Run]) -> list[str]:
+def mixed_comparison_notices(runs: Sequence[Run]) -> list[str]:
     """Return a notice if only some of the compared `runs` predict with a mixture of their model and n-gram counts."""
     mixed = [str(run.folder) for run in runs if run.mixture is not None]
     if len(mixed) in (0, len(runs)):

@@ -252,7 +252,10 @@ class ContextModel(nn.Module):
         self.base.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, **options)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Call `activation_checkpointing_enable`; this is the name in earlier versions of `transformers`."""
+        """Call `activation_checkpointing_enable`, whose former name this is.
+
+        Without this method, the call would reach the base, whose layers would be computed again without their context.
+        """
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
@@ -285,7 +288,7 @@ class ContextModel(nn.Module):
         state = self.state_dict() if state_dict is None else state_dict
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         files.save_tensors(path / WEIGHTS_FILE, tensors, {})
-        files.write_versioned(path / CONFIG_FILE, {**base, **_to_json(self.context_config)}, FILE_FORMAT)
+        files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
 
     @classmethod
     def from_pretrained(cls, model: Any, folder: str | Path) -> Self:
@@ -335,10 +338,6 @@ class ContextModel(nn.Module):
             bias = (vectors @ self.output_bias)[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
         return self.base
-
-
-def _to_json(config: ContextConfig) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
 
 
 def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def run_html(run: Run) -> str:
 def evaluation_html(row: Row) -> str:
     """Return the view of a row of `evaluate`, with the figures that the command `evaluate` prints."""
     perplexity = saved_results.measure_name("perplexity", row["unit"])
-    figure_row = {**row, "ahead": ()}  # without a comparison, no figure is marked as the best one
+    figure_row = {**row, "ahead": ()}  # there is no comparison that could have a best figure
     has_bits = row.get("bits_per_byte") is not None
     rows = [
         ("texts", f"{row['texts']:,}"),
