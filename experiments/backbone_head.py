@@ -22,7 +22,7 @@ from factorcell.model.adapted_modules import linear_maps
 from factorcell.model.devices import find_device
 from study import Measurement
 
-BATCH_TEXTS, JUDGED_TEXTS = 16, 64
+JUDGED_TEXTS, TOKENS_PER_TEXT = 64, 32
 Batch = dict[str, torch.Tensor]
 
 
@@ -78,9 +78,10 @@ def train_head(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=config.training.learning_rate / 3
     )
     random, read, model = np.random.default_rng(config.training.seed), 0, model.train()
+    batch_texts = min(len(labelled), max(1, config.training.batch_tokens // TOKENS_PER_TEXT))
     initial_rates = [group["lr"] for group in optimizer.param_groups]
     while read < tokens:
-        rows = [labelled[place] for place in random.choice(len(labelled), min(BATCH_TEXTS, len(labelled)), False)]
+        rows = [labelled[place] for place in random.choice(len(labelled), batch_texts, False)]
         batch = encode(tokenizer, [text for text, _ in rows], device)
         for group, rate in zip(optimizer.param_groups, initial_rates, strict=True):
             group["lr"] = rate * (1 - read / tokens)

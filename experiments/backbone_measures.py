@@ -35,7 +35,7 @@ from study import Measurement
 
 POSITIONS = (0, 4, 16, 64, 10_000)
 FREQUENCIES = (0, 10, 100, 1000, 10**9)
-RATES = (0.03, 0.1, 0.3)  # learning rates to try on users of the development texts
+RATES, TUNING_USERS = (0.03, 0.1, 0.3), 5  # learning rates to try on users of the development texts
 BITS = "bits_per_byte"
 Floats = NDArray[np.float64]
 
@@ -136,14 +136,14 @@ def measure_classification(classification: Classification) -> Measurement:
 
 def unseen_figures(scorer: Scorer, texts: Tables, data_set: DataSet) -> Figures:
     """Return the bits per byte of the texts of unseen users; a model that distinguishes users learns them online."""
-    if isinstance(scorer, Run) and distinguishes_users(scorer):
-        development, unseen = (user_streams(scorer, texts[part], data_set) for part in ("dev", "unseen"))
-        costs = {rate: progressive_nats(scorer, development, rate).sum() for rate in RATES}
-        best = min(costs, key=costs.__getitem__)
-        nats = {"": progressive_nats(scorer, unseen, best), "_not_learned": progressive_nats(scorer, unseen, 0.0)}
-        return {f"unseen_{BITS}{suffix}": user_sums(values, texts, data_set) for suffix, values in nats.items()}
     corpus = scorer.prepare(texts["unseen"], unknown="group")
-    return {f"unseen_{BITS}": user_sums(nats_of_users(scorer, corpus, texts["unseen"], data_set), texts, data_set)}
+    not_learned = user_sums(nats_of_users(scorer, corpus, texts["unseen"], data_set), texts, data_set)
+    if not (isinstance(scorer, Run) and distinguishes_users(scorer)):
+        return {f"unseen_{BITS}": not_learned}
+    development, unseen = (user_streams(scorer, texts[part], data_set) for part in ("dev", "unseen"))
+    costs = {rate: progressive_nats(scorer, development[:TUNING_USERS], rate).sum() for rate in RATES}
+    nats = progressive_nats(scorer, unseen, min(costs, key=costs.__getitem__))
+    return {f"unseen_{BITS}": user_sums(nats, texts, data_set), f"unseen_{BITS}_not_learned": not_learned}
 
 
 def user_streams(run: Run, path: Path, data_set: DataSet) -> list[Stream]:
@@ -154,8 +154,7 @@ def user_streams(run: Run, path: Path, data_set: DataSet) -> list[Stream]:
 
 def progressive_nats(run: Run, streams: Sequence[Stream], rate: float) -> Floats:
     """Return the nats of each user (U,), each text scored before it is learned."""
-    rule = LearningRule(rate=rate) if rate else LearningRule("sgd", 0.0)
-    return progressive_sums(Learner(run, rule, "group"), streams)[:, 0]
+    return progressive_sums(Learner(run, LearningRule(rate=rate), "group"), streams)[:, 0]
 
 
 def nats_of_users(scorer: Scorer, corpus: Corpus, path: Path, data_set: DataSet) -> Floats:

@@ -27,6 +27,7 @@ from factorcell.evaluation.conditional_prior import ConditionalPrior, possible_t
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length
 MAX_TRAINING_TEXTS = 40_000
+MIN_JUDGED_TEXTS = 100
 UNSEEN_USERS, TEXTS_PER_USER = 40, 20
 NAMES, IDENTIFIERS = "names", "identifiers"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -54,7 +55,17 @@ class DataSet:
 def text_tables(
     data_set: DataSet, data: Path, folder: Path, share: float, *, texts: int, dev_texts: int, pairs: int
 ) -> Tables:
-    """Write the tables of a data set once; `texts` is the number of test texts, `pairs` the rows of `candidates`."""
+    """Write the tables of a data set once.
+
+    Args:
+        data_set: The data set.
+        data: The folder of all data sets.
+        folder: The folder to write.
+        share: The share of the texts to read.
+        texts: The number of test texts.
+        dev_texts: The number of development texts, if the set has no users.
+        pairs: About the number of rows of `candidates`; more if fewer than `MIN_JUDGED_TEXTS` texts would be judged.
+    """
 
     @cache
     def parts() -> dict[str, Rows]:
@@ -94,6 +105,7 @@ def _parts(data_set: DataSet, paths: Tables, texts: int, dev_texts: int) -> dict
             part: table.filter(pa.array([name in names for name in table[data_set.target].to_pylist()]))
             for part, table in tables.items()
         }
+        tables |= divide(pa.concat_tables([tables["dev"], tables["test"]]), dev_texts)
     if data_set.user:  # half of the unseen users choose the weights and the learning rate
         halves = unseen_users(tables["dev"], data_set.user)
         tables |= {"dev": halves[0], "unseen": halves[1]}
@@ -104,6 +116,12 @@ def _parts(data_set: DataSet, paths: Tables, texts: int, dev_texts: int) -> dict
 
 def _sample(table: pa.Table, count: int) -> pa.Table:
     return table.take(np.sort(np.random.default_rng(0).permutation(len(table))[:count]))
+
+
+def divide(table: pa.Table, dev_texts: int) -> dict[str, pa.Table]:
+    """Return `dev_texts` random texts as `dev`, and the others as `test`."""
+    order = np.random.default_rng(2).permutation(len(table))
+    return {"dev": table.take(np.sort(order[:dev_texts])), "test": table.take(np.sort(order[dev_texts:]))}
 
 
 def spread_values(values: Sequence[str], count: int) -> set[str]:
@@ -159,7 +177,8 @@ def candidate_rows(data_set: DataSet, train: Rows, judged: Rows, pairs: int) -> 
     minimum = data_set.min_context_count
     names = [name for name, count in Counter(row[data_set.target] for row in train).items() if count >= minimum]
     labelled = [row for row in judged if row[data_set.target] in names]
-    order = np.sort(np.random.default_rng(1).permutation(len(labelled))[: max(1, pairs // max(1, len(names)))])
+    judged_count = max(MIN_JUDGED_TEXTS, pairs // max(1, len(names)))
+    order = np.sort(np.random.default_rng(1).permutation(len(labelled))[:judged_count])
     labelled = [labelled[place] for place in order]
     priors = log_priors(data_set, train, labelled, names) if len(names) > 1 else np.zeros((len(labelled), len(names)))
     for place, name in enumerate(names):

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import backbone_adapters  # noqa: F401 (registers two adapters)
 import backbone_head
 import backbone_measures
@@ -31,6 +33,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
+from factorcell.model.devices import find_device
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run
@@ -241,10 +244,16 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
         "trained_parameters": sum(run.model.trained_count() for run in trained),
         "minutes": sum(run.training_minutes() for run in trained),
         "tokens": case.backbone.tokens if trained else 0,
-        "device": config.training.device,
+        "device": device_name(config.training.device),
     }
     reads_context = case.method.reads_context or case.method_name == "separate"
     return Measurement(row) | backbone_measures.measure_scorer(scorer, texts, data_set, reads_context)
+
+
+def device_name(name: str) -> str:
+    """Return the name of the GPU that computes, or "processor"."""
+    device = find_device(name)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
 
 
 def with_local_base(config: Config) -> Config:

@@ -57,6 +57,7 @@ def text_rows(count: int, first_user: int = 0) -> list[dict[str, str]]:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of data sets, which replace those of the study."""
     monkeypatch.setattr(backbones, "SETS", SETS)
+    monkeypatch.setattr(backbone_tables, "MIN_JUDGED_TEXTS", 6)
     for name, data_set in SETS.items():
         columns = ["text", *data_set.columns, *(["time"] if data_set.user else [])]
         for part, rows in (("train", text_rows(120)), ("test", text_rows(30)), ("dev", text_rows(24, 50))):
@@ -157,6 +158,13 @@ def test_values_are_spread_over_frequencies() -> None:
     values = [f"v{number}" for number in range(9) for _ in range(20 - number)]
     assert backbone_tables.spread_values(values, 3) == {"v0", "v4", "v8"}
     assert len(backbone_tables.spread_values(values, 100)) == 9
+
+
+def test_development_and_test_texts_are_disjoint_parts_of_a_table() -> None:
+    parts = backbone_tables.divide(pa.table({"number": range(50)}), 20)
+    numbers = {name: part["number"].to_pylist() for name, part in parts.items()}
+    assert len(numbers["dev"]) == 20
+    assert sorted(numbers["dev"] + numbers["test"]) == list(range(50))
 
 
 def test_long_texts_are_cut_at_a_space() -> None:

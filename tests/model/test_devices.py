@@ -1,6 +1,7 @@
 """Tests that all tensors are created on the device of the model, with a fake second device."""
 
 import itertools
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from factorcell.completion.online import Learner, LearningRule
+from factorcell.completion.replay.streams import read_streams
+from factorcell.completion.replay.tuning import progressive_sums
 from factorcell.config import LOSSES, OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.likelihoods import log_likelihoods
@@ -20,6 +24,7 @@ from factorcell.model.run import Run
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
+from tests.pretrained_models import write_pretrained
 from tests.small_runs import ROWS, as_any, make_run
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
@@ -109,20 +114,24 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_training_equals_that_on_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace what a training uses that tensor subclasses do not support, on both devices."""
+    optimizer = torch.optim.AdamW
     monkeypatch.setattr("torch.random.fork_rng", lambda devices: nullcontext())
-    plain = torch.optim.AdamW
-    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
+    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: optimizer(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", inference_mode)
-    for module in ("cells", "dropout"):  # draw the masks of other devices on both
-        monkeypatch.setattr(f"factorcell.model.{module}.dropout_mask", bernoulli)
-    options = {"loss": loss, "samples": 5, "batch_tokens": 30}
-    drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}
+    monkeypatch.setattr("factorcell.model.sizes.step_bytes", lambda *sizes: 0)  # it creates a model on `DEVICE`
+
+
+def train_on_both(
+    make: Callable[[Path], Run], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Row, dict[str, Tensor]]]:
+    """Return the evaluation and the parameters after some steps and a resumption, on the processor and on `DEVICE`."""
     results: list[tuple[Row, dict[str, Tensor]]] = []
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(0)
-        run = make_run(tmp_path / str(device), training=options, **drop)
+        run = make(folder / str(device))
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with FakeDevice() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: move(run) if device == DEVICE else run)
@@ -135,7 +144,58 @@ def test_training_equals_that_on_the_processor(loss: str, tmp_path: Path, monkey
             trainer.load()
             trainer.step(next(trainer.batches()))
             results.append((row, {name: tensor.detach().cpu() for name, tensor in trainer.parameters.items()}))
+    return results
+
+
+def check_equal(results: list[tuple[Row, dict[str, Tensor]]]) -> None:
     (row, weights), (other_row, other_weights) = results
     assert row == pytest.approx(other_row)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, other_weights[name])
+
+
+@pytest.mark.usefixtures("plain_training")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_training_equals_that_on_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cells", "dropout"):  # draw the masks of other devices on both
+        monkeypatch.setattr(f"factorcell.model.{module}.dropout_mask", bernoulli)
+    options = {"loss": loss, "samples": 5, "batch_tokens": 30}
+    drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}
+    check_equal(train_on_both(lambda folder: make_run(folder, training=options, **drop), tmp_path, monkeypatch))
+
+
+@pytest.mark.usefixtures("plain_training")
+def test_transformer_is_trained_and_learns_users_as_on_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `transformers` starts a cache with `torch.tensor`, which is not dispatched as an operation.
+    def initialize(layer: Any, keys: Tensor, values: Tensor) -> None:
+        layer.device, layer.is_initialized = keys.device, True
+        layer.keys, layer.values = keys[..., :0, :], values[..., :0, :]
+
+    monkeypatch.setattr("transformers.cache_utils.DynamicLayer.lazy_initialization", initialize)
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    options = {"base": str(base), "prefix_vectors": 2, "max_tokens": 40, "batch_tokens": 30, "loss": "full"}
+    columns = {"context": ("city",), "user": "stars", "min_context_count": 1, "min_user_count": 1}
+    sizes = {"rank": 2, "context_size": 3, "variable_size": 2, "adapt": ("factor", "concat", "scale")}
+    config = Config.of(**{**options, **columns, **sizes, "output_bias": ("low_rank",)})
+    corpus = prepare(ROWS, config)
+    learned: list[Any] = []
+
+    def make(folder: Path) -> Run:
+        return Run.create(folder, config, corpus.tokenizer, corpus.schema)
+
+    check_equal(train_on_both(make, tmp_path, monkeypatch))
+    rows = [{"text": "the sea", "stars": "new", "time": time, "city": "Oslo"} for time in range(3)]
+    for device in (torch.device("cpu"), DEVICE):
+        torch.manual_seed(1)
+        run = make(tmp_path / f"{device} users")
+        with torch.no_grad():  # the users of an untrained model change nothing
+            for parameter in run.model.parameters():
+                if parameter.requires_grad:  # all runs share the frozen weights
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        streams = read_streams(rows, config, user_column="stars", time_column="time", context_columns=("city",))
+        with FakeDevice() if device == DEVICE else nullcontext():
+            run = move(run) if device == DEVICE else run
+            learned.append(progressive_sums(Learner(run, LearningRule(rate=0.1), "group"), streams))
+    np.testing.assert_allclose(learned[0], learned[1], rtol=1e-4)
