@@ -138,7 +138,7 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     out = trained / "predictions.jsonl"
     assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"majority class: '\w+'; always predicting it: accuracy 0\.", output)
+    assert re.search(r"majority class of these texts: '\w+'; always predicting it: accuracy 0\.", output)
     assert "model, training priors" in output
     assert "texts left out:" not in output
     assert "confusion" in output

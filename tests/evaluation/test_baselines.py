@@ -18,15 +18,14 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import wave_parameters
 from factorcell.data.vocabulary import START
-from factorcell.evaluation import baselines
+from factorcell.evaluation import baselines, linear_features
 from factorcell.evaluation.baselines import (
     FastTextClassifier,
     LinearClassifier,
-    _context_features,
     classify_with_naive_bayes,
     read_train_and_test,
-    sizes_of_features,
 )
+from factorcell.evaluation.linear_features import context_features, sizes_of_features
 from factorcell.model.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
@@ -154,13 +153,13 @@ def test_the_linear_model_reads_a_part_of_large_tables(
 ) -> None:
     train, _ = corpora
     read_texts: list[int] = []
-    take = baselines._Features.take
+    take = linear_features.Features.take
 
     def count(features: Any, texts: Any) -> Any:
         read_texts.append(len(texts))
         return take(features, texts)
 
-    monkeypatch.setattr(baselines._Features, "take", count)
+    monkeypatch.setattr(linear_features.Features, "take", count)
     LinearClassifier(train, order=2)
     all_texts = sum(read_texts)
     read_texts.clear()
@@ -268,7 +267,7 @@ def test_the_features_of_other_columns_are_values_waves_words_and_standardized_n
     config = Config.of(min_count=1, min_context_count=1, min_context_word=1, missing="expected")
     train, test = read_train_and_test(rows, rows, "place", config, context=context)
     schema, features = train.schema, np.zeros((4, sum(sizes_of_features(train.schema))))
-    for texts, columns, values in _context_features(test):
+    for texts, columns, values in context_features(test):
         features[texts, columns] += values
     expected = []
     for row in rows:

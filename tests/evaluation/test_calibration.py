@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ from factorcell.evaluation.bayes_rule import (
 )
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
+from factorcell.model import saved_results
+from factorcell.model.saved_results import latest_accuracies
+from factorcell.reports.run_results import main_accuracies, read_model
 from tests.small_runs import ROWS, make_run
 
 
@@ -165,5 +169,43 @@ def test_training_priors_are_combined_with_tempered_evidence(tmp_path: Path) -> 
     np.testing.assert_allclose(result.probabilities, joint / joint.sum(1, keepdims=True), rtol=1e-6)
     assert result.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
     uniform = classify(run, ROWS, "city", priors="uniform", calibrate=ROWS[1:4])
-    assert [row["accuracy"] for row in uniform.metrics()["others"]] == [result.metrics()["accuracy"]]
+    plain = classify(run, ROWS, "city", priors="training")
+    assert (uniform.name, result.name) == ("model, uniform priors, calibrated", "model, training priors, calibrated")
+    assert list(uniform.other_predictions) == ["model, uniform priors", result.name, plain.name]
+    assert list(result.other_predictions) == [plain.name, "model, uniform priors"]
+    for other in (uniform, result):
+        assert (other.other_predictions[plain.name] == plain.predicted).all()
     assert (uniform.other_predictions[result.name] == result.predicted).all()
+
+
+def test_a_calibrated_and_a_plain_accuracy_do_not_replace_each_other(tmp_path: Path) -> None:
+    torch.manual_seed(1)  # weights with which calibration changes predictions
+    run = make_run(tmp_path / "run")
+    run.save_weights({})
+    test, dev = tmp_path / "test.jsonl", tmp_path / "dev.jsonl"
+    files.write_rows(test, ROWS)
+    files.write_rows(dev, ROWS)
+    command = ["classify", str(run.folder), str(test), "--target", "city"]
+    plain = classify(run, test, "city").metrics()["accuracy"]
+    calibrated = classify(run, test, "city", calibrate=dev).metrics()["accuracy"]
+    assert plain != calibrated
+    for arguments in ([], ["--calibrate", str(dev)], []):
+        assert main([*command, *arguments]) == 0
+        accuracies = {row["classifier"]: row["accuracy"] for row in latest_accuracies(saved_results.read(run.folder))}
+        assert accuracies["model, training priors"] == plain
+    assert accuracies["model, training priors, calibrated"] == calibrated
+    shown = [(row["classifier"], row["accuracy"]) for row in main_accuracies(read_model(run.folder))]
+    assert shown == [("model, training priors", plain)]
+    assert main([*command, "--calibrate", str(dev)]) == 0
+    shown = [(row["classifier"], row["accuracy"]) for row in main_accuracies(read_model(run.folder))]
+    assert shown == [("model, training priors, calibrated", calibrated), ("model, training priors", plain)]
+
+
+def test_accuracies_of_a_sampled_softmax_do_not_replace_exact_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.save_weights({})
+    result = classify(run, ROWS, "city", samples=3)
+    assert (result.name, [*result.other_predictions]) == (
+        "model, training priors, 3 samples",
+        ["model, uniform priors, 3 samples"],
+    )

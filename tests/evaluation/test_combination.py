@@ -14,6 +14,7 @@ from factorcell.evaluation.baselines import LinearClassifier, read_train_and_tes
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.combination import (
+    LinearBaseline,
     fit_combination,
     relative_path,
     training_table,
@@ -101,6 +102,34 @@ def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, ta
     assert row["difference"] == pytest.approx(result.metrics()["accuracy"] - row["accuracy"])
 
 
+def test_the_linear_baseline_and_the_command_read_rare_values_alike(
+    tmp_path: Path, tables: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, dev, test = tables
+    for path in tables:  # every second `kind` becomes a rare value if the place is a beach; all values of `id` are rare
+        rows = [{**row, "id": f"{path.stem} {index}"} for index, row in enumerate(files.read_rows(path))]
+        rare = [row["place"] == "beach" and index % 2 == 1 for index, row in enumerate(rows)]
+        kinds = [row["id"] if is_rare else row["kind"] for row, is_rare in zip(rows, rare, strict=True)]
+        files.write_rows(path, [{**row, "kind": kind} for row, kind in zip(rows, kinds, strict=True)])
+    context = ["kind", "id"]
+    config = Config.of(context=("place", *context), min_count=1, min_context_count=2, epochs=0.1, hidden_size=4)
+    run = fit(train, dev, config, tmp_path / "run")
+    corpora = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer, context=context)
+    expected = LinearClassifier(corpora[0])(corpora[1])
+    baseline = LinearBaseline.fit(run, train, "place", context)
+    assert baseline.name == "linear baseline (reads n-grams of up to 2 words, kind)"
+    posterior = baseline.log_posterior(run.prepare(test, unknown="group"), expected.names)
+    np.testing.assert_allclose(posterior, expected.log_posterior, atol=1e-6)
+    without_id = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer, context=["kind"])
+    np.testing.assert_allclose(LinearClassifier(without_id[0])(without_id[1]).log_posterior, posterior, atol=1e-6)
+    text_only = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer)
+    assert not np.allclose(LinearClassifier(text_only[0])(text_only[1]).log_posterior, posterior, atol=0.1)
+    command = ["baseline", "linear", str(train), "--test", str(test), "--target", "place", "--like", str(run.folder)]
+    assert main([*command, "--context", "kind", "--context", "id"]) == 0
+    notices = capsys.readouterr().err
+    assert "the classifier reads n-grams of up to 2 words, kind\nit ignores id: all training texts" in notices
+
+
 def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path, Path]) -> None:
     _, dev, test = tables
     result = classify(run, test, "place", combine=True, calibrate=dev)
@@ -118,7 +147,11 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     }
     expected = weighted_posterior(result.combination_weights, log_probs)
     np.testing.assert_allclose(result.log_posterior, expected, atol=1e-4)
-    assert next(iter(result.other_predictions)) == "model, conditional priors"
+    assert list(result.other_predictions)[:3] == [
+        f"model, {priors} priors" for priors in ("conditional", "training", "uniform")
+    ]
+    for name, plain in (("conditional", conditional), ("uniform", uniform)):
+        assert (result.other_predictions[f"model, {name} priors"] == plain.predicted).all()
     metrics = result.metrics()
     assert metrics["accuracy"] >= metrics["others"][0]["accuracy"] - 0.05
     assert "temperature" not in metrics

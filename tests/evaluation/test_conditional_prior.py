@@ -230,7 +230,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     notices: list[str] = []
     fit(train, test, config, tmp_path / "run", notify=notices.append)
     clause = "the other columns, mainly group, predict kind without the text (accuracy 1.00 on development texts, "
-    clause += "majority class 0."
+    clause += "the majority class of the training texts 0."
     assert any(line.startswith(clause) and "`classify --target kind`" in line for line in notices)
     capsys.readouterr()
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind"]) == 0

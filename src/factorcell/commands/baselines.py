@@ -42,7 +42,10 @@ def _train_and_evaluate(
     classifier = classifier_type(train, order=arguments.order, seed=arguments.seed, progress=True)
     result = classifier(test)
     terminal.show_classification(result, result.metrics(), as_json=arguments.json)
-    terminal.notify(f"the classifier reads n-grams of up to {classifier.order} {test.tokenizer.unit}s")
+    terminal.notify(f"the classifier reads {classifier.inputs}")
+    if ignored := [column for column in train.schema.columns(arguments.target) if column not in classifier.columns]:
+        reason = "all training texts have the same value (rare values count as one)"
+        terminal.notify(f"it ignores {', '.join(ignored)}: {reason}")
 
 
 def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:

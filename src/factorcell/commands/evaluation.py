@@ -208,7 +208,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
     if arguments.out:
         files.write_rows(arguments.out, rows)
     if result.has_labels:
-        row = results.classification_row(run, arguments.table, arguments.target, result, metrics, arguments.samples)
+        row = results.classification_row(run, arguments.table, arguments.target, result, metrics)
         _save_result(run, row, accuracy_figures(result))
     else:
         output = f", written to {arguments.out}" if arguments.out else ""

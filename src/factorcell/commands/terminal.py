@@ -160,7 +160,8 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     accuracy = format_interval(metrics, "accuracy")
     figures = f"accuracy {accuracy}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({text_counts})")
-    show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
+    majority = f"majority class of these texts: {metrics['majority_value']!r}"
+    show(f"{majority}; always predicting it: accuracy {metrics['majority']:.4f}")
     show(_calibration_sentence(metrics))
     if weights := metrics.get("combination_weights"):
         shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())

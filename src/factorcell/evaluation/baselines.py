@@ -17,15 +17,14 @@ Shapes: B texts, K values, V vocabulary, N features of the texts, U distinct row
 
 import importlib
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell import limits
@@ -33,15 +32,20 @@ from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns, parse_column, with_context
-from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
-from factorcell.data.ragged import Ragged
-from factorcell.data.schema import ContextSchema, Variable
+from factorcell.data.corpus import Corpus, target_ids, target_offsets
 from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
 from factorcell.evaluation.conditional_prior import fit_prior
+from factorcell.evaluation.linear_features import (
+    Features,
+    Ids,
+    context_features,
+    informative_variables,
+    select_variables,
+    sizes_of_features,
+)
 from factorcell.evaluation.number_ranges import NumberRanges
-from factorcell.model.encoder import NumberInputs
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -55,8 +59,6 @@ MAX_BUCKETS = 1 << 20  # linear model: maximum number of hash buckets
 MAX_ELEMENTS = 1 << 25  # maximum size of the linear model's weights (buckets * values) and of naive Bayes' arrays
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
-FeaturePart = tuple[Ids, Ids, NDArray[np.float32]]  # for each feature of some texts: its text, number and value
 
 
 def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Config:
@@ -65,28 +67,6 @@ def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Con
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
     data = with_context(config.data, f"{target}:category", *context)
     return Config(data=data, tokenizer=config.tokenizer)
-
-
-def with_target_first(corpus: Corpus, target: str, columns: Collection[str] = ()) -> Corpus:
-    """Return a corpus with the same texts, the category `target`, and then the variables that read other `columns`."""
-    others = [variable for variable in corpus.schema.variables if variable.source_column in columns]
-    schema = ContextSchema(
-        (corpus.schema.variable(target), *(variable for variable in others if variable.name != target))
-    )
-
-    def indices(selected: Sequence[Variable], variables: Sequence[Variable]) -> list[int]:
-        return [variables.index(variable) for variable in selected]
-
-    old = corpus.schema
-    return replace(
-        corpus,
-        schema=schema,
-        categories=corpus.categories[:, indices(schema.categories, old.categories)],
-        numbers=corpus.numbers[:, indices(schema.numbers, old.numbers)],
-        vectors=tuple(corpus.vectors[index] for index in indices(schema.vectors, old.vectors)),
-        words=tuple(corpus.words[index] for index in indices(schema.texts, old.texts)),
-        prompts=tuple(corpus.prompts[index] for index in indices(schema.prompts, old.prompts)),
-    )
 
 
 def read_train_and_test(
@@ -155,6 +135,10 @@ def default_order(corpus: Corpus) -> int:
     return CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
 
 
+def _describe_inputs(order: int, corpus: Corpus, columns: Sequence[str] = ()) -> str:
+    return ", ".join((f"n-grams of up to {order} {corpus.tokenizer.unit}s", *columns))
+
+
 class LinearClassifier:
     """Logistic regression on n-grams of 1 to `order` tokens and on other columns, trained with Adagrad.
 
@@ -162,14 +146,26 @@ class LinearClassifier:
 
     The features of the tokens are the counts of hash buckets of n-grams in a text, divided by the square root of the
     number of its n-grams. The context variables after the target, which is the first variable, have the features of
-    `_context_features`. Numbers also have the features of their ranges (`number_ranges`) if a conditional prior would
-    have them. The classifier learns the frequent values of the target.
+    `context_features`, except those that are the same for all training texts. Numbers also have the features of their
+    ranges (`number_ranges`) if a conditional prior would have them. The classifier learns the frequent values of the
+    target.
+
+    Attributes:
+        order: The largest number of tokens of an n-gram.
+        names: The frequent values of the target.
+        columns: The columns that it reads in addition to the texts.
+        inputs: What it reads, as text.
     """
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
         order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
+        variables = informative_variables(train)
+        self.columns = tuple(dict.fromkeys(variable.source_column for variable in variables))
+        self.inputs = _describe_inputs(order, train, self.columns)
+        self.variables = (train.schema.categories[0].name, *(variable.name for variable in variables))
+        train = select_variables(train, self.variables)
         labels = torch.from_numpy(_labels(train))
         max_buckets = MAX_ELEMENTS // len(self.names)
         self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
@@ -196,6 +192,7 @@ class LinearClassifier:
 
     def __call__(self, test: Corpus) -> Classification:
         """Classify the texts of `test`, which have the context variables of the training texts."""
+        test = select_variables(test, self.variables)
         features, log_posteriors = self._features(test), []
         for batch in _split_into_batches(np.arange(len(test))):
             rows, *inputs = features.take(batch)
@@ -203,12 +200,12 @@ class LinearClassifier:
             log_posteriors.append(F.log_softmax(logits.double(), dim=1))
         return _classification(self.names, torch.cat(log_posteriors).numpy(), test)
 
-    def _features(self, corpus: Corpus) -> "_Features":
+    def _features(self, corpus: Corpus) -> "Features":
         parts = []
         corpus = corpus if self.ranges is None else self.ranges.add_to(corpus)
-        for texts, rows, values in _context_features(corpus):
+        for texts, rows, values in context_features(corpus):
             parts.append((texts, self.bucket_count + rows % self.context_rows, values))
-        return _Features(corpus, self.order, self.bucket_count, parts)
+        return Features(corpus, self.order, self.bucket_count, parts)
 
 
 def _find_ranges(train: Corpus) -> NumberRanges | None:
@@ -226,93 +223,9 @@ def _split_into_batches(texts: Ids) -> list[Ids]:
 def _logits(weights: Tensor, positions: Tensor, values: Tensor, starts: Tensor) -> Tensor:
     """Return the logits (B, K) of texts from the `weights` (U, K) of their features.
 
-    `positions` (N,), `values` (N,) and `starts` (B,) are results of `_Features.take`.
+    `positions` (N,), `values` (N,) and `starts` (B,) are results of `Features.take`.
     """
     return F.embedding_bag(positions, weights, starts, mode="sum", per_sample_weights=values)
-
-
-def _ngram_features(texts: Ragged, order: int, bucket_count: int) -> Iterator[FeaturePart]:
-    """Yield the features of the n-grams of each length: the index of their text, hash buckets and values."""
-    tokens, offsets = texts.values.astype(np.uint64), texts.offsets
-    text_of_token = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
-    ngram_counts = sum(np.maximum(0, np.diff(offsets) - shorter) for shorter in range(order))
-    values = ngram_counts.astype(np.float32) ** -0.5
-    hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
-    for length in range(1, order + 1):
-        hashes[1:] = hashes[:-1]  # an n-gram extends the shorter n-gram that ends at the preceding token
-        hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
-        is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
-        text_of_ngram = text_of_token[is_in_text]
-        buckets = (hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64)
-        yield text_of_ngram, buckets, values[text_of_ngram]
-
-
-def sizes_of_features(schema: ContextSchema) -> list[int]:
-    """Return the number of features of each category after the target, of all numbers, and of each text and vector."""
-    numbers = sum(len(variable.means) or 1 for variable in schema.numbers)
-    categories, texts = ([len(variable.values) for variable in part] for part in (schema.categories[1:], schema.texts))
-    return [*categories, numbers, *texts, *(len(variable.means) for variable in schema.vectors)]
-
-
-def _context_features(corpus: Corpus) -> Iterator[FeaturePart]:
-    """Yield the features of the variables after the target: their texts, numbers of features, and values.
-
-    A category has a feature with value 1 for each of its values; numbers and vectors have their standardized values,
-    and a periodic number those of its waves; the words of a text have 1 / sqrt(number of words). A missing value has no
-    feature, or the mean 0.
-    """
-    schema, texts = corpus.schema, np.arange(len(corpus))
-    begins = iter(np.append(0, np.cumsum(sizes_of_features(schema))))
-    for column in range(1, len(schema.categories)):
-        begin, values = next(begins), corpus.categories[:, column].astype(np.int64)
-        known = texts[values >= 0]
-        yield known, begin + values[known], np.ones(len(known), dtype=np.float32)
-    inputs = NumberInputs(schema.numbers) if schema.numbers else nn.Identity()
-    dense = [(next(begins), inputs(torch.from_numpy(np.array(corpus.numbers))).numpy())]
-    for bag in corpus.words:
-        begin, counts = next(begins), np.diff(bag.offsets)
-        word_values = np.repeat(np.maximum(counts, 1).astype(np.float32) ** -0.5, counts)
-        yield np.repeat(texts, counts), begin + bag.values.astype(np.int64), word_values
-    for variable, vectors in zip(schema.vectors, corpus.vectors, strict=True):
-        standardized = (vectors - np.array(variable.means)) / np.array(variable.deviations)
-        dense.append((next(begins), np.nan_to_num(standardized)))
-    for begin, values in dense:
-        width = values.shape[1]
-        rows = begin + np.tile(np.arange(width), len(corpus))
-        yield np.repeat(texts, width), rows, values.astype(np.float32).ravel()
-
-
-class _Features:
-    """The features of the texts of a corpus.
-
-    N-grams are hashed when a batch is read, because those of all texts would take much memory. The other features are
-    stored text by text: their rows of weights (N,) and values (N,).
-    """
-
-    def __init__(self, corpus: Corpus, order: int, bucket_count: int, context_parts: Sequence[FeaturePart]) -> None:
-        self.tokens, self.order, self.bucket_count = Ragged(corpus.tokens, corpus.offsets), order, bucket_count
-        texts, rows, values = (np.concatenate(arrays) for arrays in zip(*context_parts, strict=True))
-        places = np.argsort(texts, kind="stable")
-        offsets = np.append(0, np.cumsum(np.bincount(texts, minlength=len(corpus))))
-        self.rows, self.values = Ragged(rows[places], offsets), Ragged(values[places], offsets)
-
-    def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the features of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
-
-        Returns:
-            The distinct rows (U,), the position of each feature's row among them (N,), the value of each feature (N,),
-            and the index of the first feature of each text (B,).
-        """
-        (context_rows, offsets), context_values = self.rows.select(texts), self.values.select(texts).values
-        parts = [*_ngram_features(self.tokens.select(texts), self.order, self.bucket_count)]
-        parts.append((np.repeat(np.arange(len(texts)), np.diff(offsets)), context_rows, context_values))
-        text_of_feature, rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        places = np.argsort(text_of_feature, kind="stable")
-        counts = np.bincount(text_of_feature, minlength=len(texts))
-        distinct_rows, positions = np.unique(rows[places], return_inverse=True)
-        arrays = (distinct_rows, positions, values[places], np.cumsum(counts) - counts)
-        return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
 
 
 class FastTextClassifier:
@@ -324,6 +237,7 @@ class FastTextClassifier:
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
         self.order = default_order(train) if order is None else order
+        self.columns, self.inputs = (), _describe_inputs(self.order, train)
         try:
             library = importlib.import_module("fasttext")
         except ImportError:

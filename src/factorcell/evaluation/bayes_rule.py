@@ -48,6 +48,7 @@ class Classification:
             texts count as negatives in the AUC.
         is_missing: Whether each text has no true value (B,); None if this is unknown.
         priors: The name of the priors, such as "uniform".
+        samples: The number of sampled tokens of the softmax; 0 if the softmax is exact.
         combination_weights: The weights of a combination of several classifiers, by their names; None for other
             classifications.
         other_predictions: The index of the predicted candidate of each text (B,) by other classifiers, by their names.
@@ -68,6 +69,7 @@ class Classification:
     is_distractor: NDArray[np.bool_]
     is_missing: NDArray[np.bool_] | None = None
     priors: str = "uniform"
+    samples: int = 0
     combination_weights: Mapping[str, float] | None = None
     other_predictions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     key: str = ""
@@ -81,8 +83,13 @@ class Classification:
 
     @property
     def name(self) -> str:
-        """The name of the classifier, such as "model, uniform priors"."""
-        return classifier_name(self.priors, is_combined=self.combination_weights is not None)
+        """The name of the classifier, such as "model, uniform priors, calibrated"."""
+        return classifier_name(
+            self.priors,
+            self.samples,
+            is_calibrated=self.untempered_log_posterior is not None,
+            is_combined=self.combination_weights is not None,
+        )
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -166,9 +173,10 @@ class Classification:
         The AUC of a candidate ranks the texts by its posterior probability, on which the predictions are based.
         `accuracy_low` and `accuracy_high` are the ends of the interval of the accuracy over texts. `others` has a row
         for each of `other_predictions`: its accuracy, and the accuracy of this classification minus it, `difference`.
-        `majority` is the accuracy of always predicting the majority class. `left_out` is the number of texts that the
-        metrics omit: `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither
-        a candidate nor a distractor. A metric over zero texts is NaN.
+        `majority_value` is the most frequent true value of these texts, which may not be that of the training texts,
+        and `majority` is the accuracy of always predicting it. `left_out` is the number of texts that the metrics omit:
+        `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither a candidate
+        nor a distractor. A metric over zero texts is NaN.
         """
         confusion, is_labelled = self.confusion(), self.truth >= 0
         is_included = is_labelled | self.is_distractor

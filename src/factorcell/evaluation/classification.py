@@ -7,7 +7,7 @@ The model can be combined with a linear classifier (`combination`).
 Shapes: B texts, K candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,7 +85,8 @@ def classify(
         progress: Whether to show a progress bar.
 
     Returns:
-        The classification, with the predictions of other priors; its metrics are NaN if no text has a true value.
+        The classification. Its `other_predictions` are those with the other priors, and with `calibrate` also those at
+        temperature 1. Its metrics are NaN if no text has a true value.
 
     Raises:
         UserError: The run is not adapted, there are fewer than two candidates and distractors, no text of `calibrate`
@@ -110,9 +111,8 @@ def classify(
     if held_out_corpus is not None:
         held_out = replace(task, distractors=()).classify(calibrate, held_out_corpus, prior, options)
     priors = "training" if priors == "conditional" and prior is None else priors
-    results = {name: texts.calibrated(name, held_out) for name in (*texts.log_priors, "uniform")}
-    result = results.pop(priors)
-    other_predictions = {other.name: other.predicted for other in results.values()}
+    result, *others = texts.with_all_priors(priors, None if combine else held_out)
+    other_predictions = {other.name: other.predicted for other in others}
     if prior is not None:
         other_predictions[CONTEXT_CLASSIFIER] = texts.log_priors["conditional"].argmax(1)
     result = replace(result, other_predictions=other_predictions)
@@ -131,12 +131,17 @@ class _ClassifiedTexts:
         """Return the classification with the priors of this name."""
         return self.uniform if priors == "uniform" else self.uniform.with_log_prior(self.log_priors[priors], priors)
 
-    def calibrated(self, priors: str, held_out: "_ClassifiedTexts | None") -> Classification:
-        """Return the classification with these priors, at the temperature that fits the texts `held_out`."""
-        result = self.with_named_prior(priors)
-        if held_out is None:
-            return result
-        return result.at_temperature(held_out.with_named_prior(priors).fitted_temperature())
+    def with_all_priors(self, first: str, held_out: "_ClassifiedTexts | None") -> Iterator[Classification]:
+        """Yield the classifications with all priors, those with the priors `first` first.
+
+        With `held_out`, each is preceded by the same one at the temperature that fits these texts, except that a
+        temperature does not change predictions with uniform priors, unless these are `first`.
+        """
+        for name in dict.fromkeys((first, *self.log_priors, "uniform")):
+            result = self.with_named_prior(name)
+            if held_out is not None and (name == first or name in self.log_priors):
+                yield result.at_temperature(held_out.with_named_prior(name).fitted_temperature())
+            yield result
 
     def log_probs(self, priors: str, linear: Floats) -> dict[str, Floats]:
         """Return the log probabilities (B, K) that a combination reads: likelihood, prior, linear posterior.
@@ -189,7 +194,7 @@ class _Task:
         is_missing = np.array([name is None for name in true_values], dtype=bool)
         result = apply_bayes_rule(names, likelihoods, true_values, self.distractors, corpus.truncated)
         source_rows, key = corpus.source_rows, texts_digest(corpus, self.target, *names)
-        uniform = replace(result, is_missing=is_missing, source_rows=source_rows, key=key)
+        uniform = replace(result, is_missing=is_missing, source_rows=source_rows, key=key, samples=options["samples"])
         log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(corpus, names)}
         log_priors["training"] = training_log_prior(variable, names)
         return _ClassifiedTexts(corpus, uniform, log_priors)

@@ -1,7 +1,8 @@
 """The linear baseline of a run, and its log-linear combination with the language model.
 
 The linear baseline is a logistic regression (`baselines.LinearClassifier`) that is trained on the training table of the
-run. It reads the same columns as the run. The combination is a logistic regression on log probabilities:
+run. It reads those columns of the run that both tables have. The combination is a logistic regression on log
+probabilities:
 
     p(v | text, o) ~ p(text | v, o)^a  p(v | o)^b  q(v | text, o)^c
 
@@ -25,9 +26,10 @@ from torch.nn import functional as F
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables import table_name
-from factorcell.evaluation.baselines import LinearClassifier, with_target_first
+from factorcell.data.tables import open_table, table_name
+from factorcell.evaluation.baselines import LinearClassifier
 from factorcell.evaluation.bayes_rule import normalize
+from factorcell.evaluation.linear_features import select_variables
 from factorcell.model.run import Run, training_facts
 
 Floats = NDArray[np.float64]
@@ -52,15 +54,9 @@ def training_table(run: Run) -> Path | None:
 
 @dataclass(frozen=True)
 class LinearBaseline:
-    """A linear classifier of `target` that reads the texts and the other context `columns` of a run.
-
-    `unit` says what a token of the texts is.
-    """
+    """A linear classifier that reads the texts and the other context columns of a run."""
 
     classifier: LinearClassifier
-    target: str
-    columns: tuple[str, ...]
-    unit: str
 
     @classmethod
     def fit(
@@ -68,31 +64,32 @@ class LinearBaseline:
     ) -> "LinearBaseline":
         """Train the classifier on a table, with the vocabulary and the values of a run.
 
-        It reads the context columns of the run that are in `columns`, without that of the target.
+        It reads the context columns of the run that are in `columns` and in the table, without that of the target.
+        Rare values are read as in training.
 
         Raises:
             UserError: Fewer than two values of the target occur in the table.
         """
-        schema = run.schema
-        others = [variable for variable in schema.variables if variable.name != target]
-        source_columns = dict.fromkeys(variable.source_column for variable in others)
-        read_columns = tuple(column for column in source_columns if column in columns)
-        optional = tuple(variable.name for variable in others)
-        corpus = run.prepare(train, unknown="group", optional=optional, progress=progress, report_counts=False)
-        labelled = with_target_first(corpus, target, read_columns)
+        columns = set(columns).intersection(open_table(train).columns)
+        others = [variable for variable in run.schema.variables if variable.name != target]
+        read, omitted = (
+            tuple(variable.name for variable in others if (variable.source_column in columns) == is_read)
+            for is_read in (True, False)
+        )
+        corpus = run.prepare(train, unknown="group", optional=omitted, progress=progress, report_counts=False)
+        labelled = select_variables(corpus, (target, *read))
         if len(np.unique(labelled.categories[:, 0][labelled.categories[:, 0] > 0])) < 2:
             raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
-        return cls(LinearClassifier(labelled, progress=progress), target, read_columns, run.tokenizer.unit)
+        return cls(LinearClassifier(labelled, progress=progress))
 
     @property
     def name(self) -> str:
         """The name of the classifier, with what it reads."""
-        ngrams = f"n-grams of up to {self.classifier.order} {self.unit}s"
-        return f"linear baseline (reads {', '.join((ngrams, *self.columns))})"
+        return f"linear baseline (reads {self.classifier.inputs})"
 
     def log_posterior(self, corpus: Corpus, names: tuple[str, ...]) -> Floats:
         """Return log q(candidate | text, o) (B, K) for the candidates `names`."""
-        result = self.classifier(with_target_first(corpus, self.target, self.columns))
+        result = self.classifier(corpus)
         return normalize(result.log_posterior[:, [result.names.index(name) for name in names]])
 
 

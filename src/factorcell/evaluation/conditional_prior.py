@@ -74,7 +74,8 @@ class Dependence:
 
     def describe(self) -> str:
         """Return a clause with the two accuracies."""
-        accuracies = f"accuracy {self.accuracy:.2f} on development texts, majority class {self.majority:.2f}"
+        majority = f"the majority class of the training texts {self.majority:.2f}"
+        accuracies = f"accuracy {self.accuracy:.2f} on development texts, {majority}"
         return f"the other columns, mainly {self.variable}, predict {self.target} without the text ({accuracies})"
 
 

@@ -86,7 +86,7 @@ def classify_points(
         nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
         truth = [names[index] if distance <= within else None for index, distance in nearest_points]
     result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
-    return replace(result, key=texts_digest(corpus, *names))
+    return replace(result, key=texts_digest(corpus, *names), samples=samples)
 
 
 def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:

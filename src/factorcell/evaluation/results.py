@@ -106,9 +106,7 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     return metrics, {"accuracy": figures["accuracy"]}
 
 
-def classification_row(
-    run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0
-) -> Row:
+def classification_row(run: Run, table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
     """Return the row of a classification that `save_result` saves."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
     identity = {
@@ -118,7 +116,7 @@ def classification_row(
         "texts_key": result.key,
         **prediction_fields(run),
     }
-    return {**identity, "samples": samples, **metrics, "confusion": confusion}
+    return {**identity, "samples": result.samples, **metrics, "confusion": confusion}
 
 
 def prediction_fields(model: Scorer) -> Row:

@@ -119,9 +119,23 @@ def _measurement_fields(scores: files.Row, name: str) -> files.Row:
     return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
 
-def classifier_name(priors: str, is_combined: bool) -> str:
-    """Return the name of the classifier that a model and priors make, also if combined with a linear classifier."""
-    return f"model, {priors} priors" + (", combined with a linear classifier" if is_combined else "")
+CALIBRATED, COMBINED = "calibrated", "combined with a linear classifier"  # ends of names of classifiers
+
+
+def classifier_name(priors: str, samples: int = 0, *, is_calibrated: bool = False, is_combined: bool = False) -> str:
+    """Return the name of the classifier that a model makes with priors and other settings that change predictions.
+
+    Classifications of the same texts with different settings have different names, so none replaces another.
+    """
+    settings = [f"{samples:,} samples"] if samples else []
+    settings += [CALIBRATED] if is_calibrated else []
+    settings += [COMBINED] if is_combined else []
+    return ", ".join(("model", f"{priors} priors", *settings))
+
+
+def plain_classifier(name: str) -> str:
+    """Return the name of the classifier before calibration or combination."""
+    return name.removesuffix(f", {COMBINED}").removesuffix(f", {CALIBRATED}")
 
 
 def is_model(scores: Mapping[str, Any]) -> bool:
@@ -136,12 +150,15 @@ def _accuracies(row: files.Row) -> list[files.Row]:
     """
     if row.get("kind") != "classify":
         return []  # `compare` saves its classifications as results of `classify` too
-    name = classifier_name(row.get("priors", "uniform"), bool(row.get("combination_weights")))
-    settings = [f", {row['samples']:,} samples"] if row.get("samples") else []
-    settings += [", calibrated"] if "temperature" in row else []
+    name = classifier_name(
+        row.get("priors", "uniform"),
+        row.get("samples") or 0,
+        is_calibrated="temperature" in row,
+        is_combined=bool(row.get("combination_weights")),
+    )
     shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key")}
     predictor = {"predictor": row.get("predictor")}  # other classifiers, such as the linear one, do not use the run
-    chosen = {**row, "classifier": name + "".join(settings), "figure": f"accuracy, {name}"}
+    chosen = {**row, "classifier": name, "figure": f"accuracy, {name}"}
     others = [
         {**shared, **(predictor if is_model(other) else {}), **other, "figure": f"accuracy, {other['classifier']}"}
         for other in row.get("others", ())

@@ -105,9 +105,10 @@ def classification_html(result: Classification) -> str:
     if not result.has_labels:
         return _view(f"Classification of {len(result.truth):,} texts ({result.name})", _predictions(result))
     metrics = result.metrics()
+    constant = f"{metrics['majority_value']}, the majority class of these texts"
     rows = [
         ("accuracy", format_figure({**metrics, "ahead": ()}, "accuracy", ".4f")),
-        (f"accuracy of always predicting {metrics['majority_value']}", f"{metrics['majority']:.4f}"),
+        (f"accuracy of always predicting {constant}", f"{metrics['majority']:.4f}"),
         ("macro F1", format_number(metrics["macro_f1"], ".4f")),
         ("mean AUC", format_number(metrics["auc"], ".4f")),
         ("calibration error", f"{metrics['calibration_error']:.4f}"),

@@ -115,9 +115,15 @@ def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | No
 
 
 def accuracy_key(row: Row) -> tuple[Any, ...]:
-    """Return the key of an accuracy: target, table, number of texts, and "model", "combined" or "other"."""
-    is_combined = "combined" in row["classifier"]
-    kind = ("combined" if is_combined else "model") if saved_results.is_model(row) else "other"
+    """Return the key of an accuracy: target, table, number of texts, and kind of classifier.
+
+    The kinds are "model", "calibrated" and "combined" for the model of the run, and "other".
+    """
+    name, kind = row["classifier"], "model" if saved_results.is_model(row) else "other"
+    if name.endswith(saved_results.CALIBRATED):
+        kind = "calibrated"
+    elif name.endswith(saved_results.COMBINED):
+        kind = "combined"
     return row.get("target"), row.get("table"), row.get("texts"), kind
 
 
@@ -142,7 +148,7 @@ def main_evaluation(run: Row) -> Row:
 
 
 def main_accuracies(run: Row) -> list[Row]:
-    """Return the accuracies to show first: those of the chosen classifier, and of the model alone if it is another.
+    """Return the accuracies to show first: those of the chosen classifier, and of the plain model if it is another.
 
     They are those of the largest classified table, and of the last classification of several.
     """
@@ -153,7 +159,8 @@ def main_accuracies(run: Row) -> list[Row]:
     first = max(reversed(chosen), key=lambda row: int(row.get("texts", 0)))
     target, table, texts, kind = accuracy_key(first)
     alone = [row for row in accuracies if accuracy_key(row) == (target, table, texts, "model")]
-    is_same_prior = [row for row in alone if row["classifier"] == first["classifier"].partition(", combined")[0]]
+    plain = saved_results.plain_classifier(first["classifier"])
+    is_same_prior = [row for row in alone if row["classifier"] == plain]
     return [first] if kind == "model" else [first, *(is_same_prior or alone)[-1:]]
 
 
