@@ -136,8 +136,10 @@ def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -
     baseline = make_run(tmp_path / "baseline", ())
     write_training(run, 5000, 10)
     write_training(baseline, 2500, 10)
-    expected = "the baseline read 250 training texts, this run 500: the comparison includes this difference"
-    assert training_difference(run, baseline) == expected
+    assert training_difference(run, baseline) == (
+        "the trainings differ in more than the context (the baseline read 250 training texts, this run 500), so their "
+        "difference in perplexity and bits per byte is not the effect of the context alone"
+    )
     files.write_json(baseline.folder / "training.json", {"texts": 200, "targets": 1000})  # of another tokenizer
     assert training_difference(run, baseline) is None
 
@@ -152,6 +154,9 @@ def test_a_large_change_of_the_number_of_steps_is_reported_with_a_gain(run: Run,
         "run: the number of planned steps changed during the training (its log has plans of 100 to 144 steps), which "
         "disturbs its learning rate and a comparison; train it again with its config.json, without --minutes"
     )
+    write_training(run, 5000, 144, 150)
+    files.write_rows(run.log_path, [{**row, "planned_steps": 100} for row in run.log()])
+    assert "its log has plans of 100 to 150 steps" in (training_difference(run, baseline) or "")
 
 
 def test_a_notice_gives_the_perplexity_of_the_neural_model_next_to_that_of_the_mixture(run: Run) -> None:

@@ -254,7 +254,7 @@ def test_perplexities_of_different_tokens_are_not_in_the_headline() -> None:
 def test_trainings_that_read_other_numbers_of_texts_are_marked() -> None:
     plain, adapted = two_runs()
     content = runs.run_report([{**plain, "training_texts": 990_000}, {**adapted, "training_texts": 1_480_000}])
-    assert "(hotels unadapted 990,000, hotels FactorCell 1,480,000): a comparison includes this difference" in content
+    assert "(hotels unadapted 990,000, hotels FactorCell 1,480,000), which also changes their figures" in content
     assert "different numbers" not in runs.run_report([{**run, "training_texts": 990_000} for run in two_runs()])
 
 

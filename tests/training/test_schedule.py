@@ -11,6 +11,7 @@ from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.evaluation.run_warnings import describe_schedule_change
 from factorcell.model.run import Run
 from factorcell.training import loop
 from factorcell.training import trainer as trainers
@@ -107,14 +108,19 @@ def test_a_large_change_of_the_number_of_steps_is_explained_once(
     explanations = [line for line in capsys.readouterr().err.splitlines() if "instead of" in line]
     assert len(explanations) == 1
     assert "because steps take " in explanations[0]
-    assert f"instead of {10 * len(corpus.batches(300, seed=0)):,} steps" in explanations[0]
+    planned_steps = 10 * len(corpus.batches(300, seed=0))
+    assert f"instead of {planned_steps:,} steps" in explanations[0]
     assert rows[-1]["step"] == rows[-1]["steps"]
+    assert {row["planned_steps"] for row in rows} == {planned_steps}
+    assert rows[0]["steps"] != planned_steps
+    assert f"its log has plans of {min(row['steps'] for row in rows):,} to " in (describe_schedule_change(run) or "")
 
 
 def test_without_a_limit_the_number_of_steps_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Machine(monkeypatch, 9.0, 9.0)
     rows = train_in(tmp_path / "run", limit=None)
     assert len({row["steps"] for row in rows}) == 1
+    assert not any("planned_steps" in row for row in rows)
     assert rows[-1]["seconds"] > SECONDS
 
 

@@ -121,15 +121,17 @@ def training_difference(run: Scorer, baseline: Scorer) -> str | None:
             differences.append(f"the baseline has {name} {baseline_sizes[name]}, this run {size}")
     sentences = []
     if differences:
-        difference = "this difference" if len(differences) == 1 else "these differences"
-        sentences.append(f"{'; '.join(differences)}: the comparison includes {difference}")
+        sentences.append(
+            f"the trainings differ in more than the context ({'; '.join(differences)}), so their difference in "
+            "perplexity and bits per byte is not the effect of the context alone"
+        )
     sentences += filter(None, map(describe_schedule_change, (run, baseline)))
     return "; ".join(sentences) or None
 
 
 def describe_schedule_change(run: Run) -> str | None:
     """Return a sentence about a large change of the number of planned steps during the training of a run."""
-    planned = [row["steps"] for row in run.log()]
+    planned = [row[name] for row in run.log() for name in ("planned_steps", "steps") if name in row]
     if not planned or max(planned) <= (1 + MIN_SCHEDULE_CHANGE) * min(planned):
         return None
     return (

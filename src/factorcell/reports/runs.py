@@ -262,7 +262,7 @@ def _training_notes(models: Sequence[Sequence[Row]], comparison: Comparison) -> 
     notes = []
     if texts and differ(list(texts.values())):
         counts = ", ".join(f"{name} {count:,}" for name, count in texts.items())
-        notes.append(f"the trainings read different numbers of texts ({counts}): a comparison includes this difference")
+        notes.append(f"the trainings read different numbers of texts ({counts}), which also changes their figures")
     notes += [run["schedule_change"] for trainings in models for run in trainings if run.get("schedule_change")]
     if names := [name for name, run in runs.items() if run.get("predictor")]:
         notes.append(

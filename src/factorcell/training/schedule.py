@@ -86,6 +86,7 @@ class Progress:
         nats: The sum of the losses of all targets since the last row of losses in the log.
         tokens_at_last_row: The value of `tokens` when the last row of losses was written.
         schedule: The number of steps, and how they follow the decay of the learning rate.
+        planned_steps: The number of steps planned at the start of a training with a time limit; 0 without a limit.
         evaluations: The number of evaluations that were due so far.
         evaluation_steps: The duration of the last evaluation in steps; before the first, the expected duration.
         finishing_steps: The expected duration of the work after the training, in steps.
@@ -106,6 +107,7 @@ class Progress:
     nats: float = 0.0
     tokens_at_last_row: int = 0
     schedule: Schedule = field(default_factory=lambda: Schedule(1))
+    planned_steps: int = 0
     evaluations: int = 0
     evaluation_steps: float = 0.0
     finishing_steps: float = 0.0
@@ -123,6 +125,7 @@ class Progress:
 
     def set_limit(self, limit: TimeLimit, now: float, steps_per_pass: int) -> None:
         """Set the time limit of a training that starts at the time `now` of `perf_counter`."""
+        self.planned_steps = self.schedule.steps
         self.max_seconds = limit.seconds - (now - limit.start)
         self.min_seconds = MIN_TRAINING_SHARE * limit.seconds
         self.max_steps = max(1, round(limit.max_epochs * steps_per_pass))

@@ -300,11 +300,15 @@ class Trainer:
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
-        """Add the current step, tokens and seconds to `row`, write it into the log, and return it."""
+        """Add the current step, tokens and seconds to `row`, write it into the log, and return it.
+
+        If a time limit can change the number of steps, also add the number that was planned at the start.
+        """
         progress = self.progress
         row = {
             "step": progress.step,
             "steps": self.steps,
+            **({"planned_steps": progress.planned_steps} if progress.planned_steps else {}),
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             **row,
