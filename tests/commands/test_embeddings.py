@@ -68,6 +68,30 @@ def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
     return error
 
 
+def test_a_variable_without_frequent_values_is_reported_and_not_suggested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": "a b", "id": f"{n}", "city": "x" if n < 9 else f"{n}", "stars": "15"[n % 2]} for n in range(12)]
+    config = Config.of(context=("id", "city", "stars"), min_count=1, min_context_count=5, hidden_size=4)
+    corpus = prepare(rows, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    run.save_weights({})
+    assert error_of(capsys, run.folder, "--variable", "id") == (
+        f"factorcell: {run.folder}: all values of id are rare in training and share one embedding; "
+        "choose another variable: city, stars\n"
+    )
+    assert main(["contexts", str(run.folder)]) == 0
+    assert "variable: stars; --variable chooses another: city\n" in capsys.readouterr().err
+    assert (
+        text_of(capsys, tmp_path, "--variable", "city") == "city: only one value is frequent, so it has no neighbours\n"
+    )
+    assert text_of(capsys, tmp_path, "--variable", "stars").startswith("stars: nearest neighbours of 2 of 2 values")
+    corpus = prepare(rows, config.with_options(context=("id",)))
+    only_rare = Run.create(tmp_path / "rare", config.with_options(context=("id",)), corpus.tokenizer, corpus.schema)
+    only_rare.save_weights({})
+    assert "share one embedding; train with a lower --min-context-count" in error_of(capsys, only_rare.folder)
+
+
 def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = Embeddings.from_run(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")

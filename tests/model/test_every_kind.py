@@ -118,13 +118,13 @@ def test_nearest_point_is_found_across_the_end_of_the_period(run: Run) -> None:
 
 
 def test_example_of_the_model_card_is_scored(run: Run) -> None:
-    example = card_of(run).split(".score(")[1].split(")\n```")[0]
-    row = ast.literal_eval(example)
-    assert set(row) == {"text", "city", "lat", "at", "lon", "turn", "title", "topic"}
-    (result,) = run.score(row)
+    example = card_of(run).split(".score(['...'], context=")[1].split(")\n```")[0]
+    context = ast.literal_eval(example)
+    assert set(context) == {"city", "lat", "at", "lon", "turn", "title", "topic"}
+    (result,) = run.score(["..."], context=context)
     assert math.isfinite(result["nats"])
-    with pytest.raises(UserError, match="row 1: at is 'soon', not a time of day"):
-        run.score({**row, "at": "soon"})
+    with pytest.raises(UserError, match="context: at is 'soon', not a time of day"):
+        run.score(["..."], context={**context, "at": "soon"})
 
 
 def config(*context: str, **model: Any) -> Config:

@@ -62,6 +62,21 @@ def test_example_of_the_card_runs(
     assert "perplexity" in capsys.readouterr().out
 
 
+def test_example_leaves_out_a_column_whose_values_are_all_rare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, expected in (("city", ".score(['...'])"), ("city stars", ".score(['...'], context={'stars': '5'})")):
+        names = columns.split()
+        config = Config.of(context=names, min_count=1, min_context_count=5, embedding_size=4, hidden_size=4, epochs=0.1)
+        rows = [{**row, "city": f"{row['city']} {index}"} for index, row in enumerate(ROWS * 2)]
+        run = fit(rows, rows, config, tmp_path / names[-1])
+        (example,) = re.findall(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+        assert example.endswith(expected)
+        monkeypatch.chdir(tmp_path)
+        exec(f"{example.replace('Run.open', 'result = Run.open')}\nprint(result)", {})
+        assert "perplexity" in capsys.readouterr().out
+
+
 def test_example_has_rounded_numbers(run: Run) -> None:
     assert "'lat': 53.26, 'lon': 9.2}" in model_card.render(run)
 

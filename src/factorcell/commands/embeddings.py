@@ -47,7 +47,9 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
         if not (arguments.variable or arguments.near):
             results["other_variables"] = [
-                variable.name for variable in run.schema.categories if variable.name != value_embeddings.variable
+                variable.name
+                for variable in run.schema.categories
+                if variable.name != value_embeddings.variable and not variable.is_all_rare
             ]
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
         if shown_values:
@@ -194,6 +196,8 @@ def _show_neighbours(results: Row, measure: str) -> None:
     rows = results["neighbours"]
     values = list(dict.fromkeys(row["value"] for row in rows))
     if not values:
+        if results["values"] == 1:
+            terminal.show(f"{results['variable']}: only one value is frequent, so it has no neighbours")
         return
     counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
     subject = counts[values[0]] if len(values) == 1 else f"{len(values):,} of {results['values']:,} values"

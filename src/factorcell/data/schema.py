@@ -84,6 +84,11 @@ class Variable:
         return self.column or self.name
 
     @property
+    def is_all_rare(self) -> bool:
+        """Whether the variable is a category without frequent values: all values are read as the unknown value."""
+        return self.kind == "category" and len(self.values) == 1
+
+    @property
     def counts_by_value(self) -> dict[str, float]:
         """The number of training texts with each value of a category."""
         return dict(zip(self.values, map(float, self.counts), strict=True))

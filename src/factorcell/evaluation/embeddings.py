@@ -60,7 +60,10 @@ class Embeddings:
         """Return the embeddings that a run has learned for a categorical `variable`.
 
         By default, the variable is the one that has the most of `values`; in case of a tie, the one with the most
-        values in total. Raises a `UserError` if the run has no embeddings of categories.
+        values in total.
+
+        Raises:
+            UserError: The run has no embeddings of categories, or all values of the variable are rare.
         """
         if run.model.encoder is None or not _has_embeddings(run):
             raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {_missing_reason(run)}")
@@ -75,6 +78,11 @@ class Embeddings:
             (candidate for candidate in categories if variable in ("", candidate.name)),
             key=lambda candidate: (len(value_names & set(candidate.values[1:])), len(candidate.values)),
         )
+        if chosen_variable.is_all_rare:
+            others = ", ".join(candidate.name for candidate in categories if not candidate.is_all_rare)
+            remedy = f"choose another variable: {others}" if others else "train with a lower --min-context-count"
+            problem = f"all values of {chosen_variable.name} are rare in training and share one embedding"
+            raise UserError(f"{run.folder}: {problem}; {remedy}")
         table = run.model.encoder.tables[categories.index(chosen_variable)].detach().double().cpu().numpy()
         return cls(  # without the first value, which is the unknown value
             variable=chosen_variable.name,

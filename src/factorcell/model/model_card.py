@@ -263,11 +263,11 @@ def _format_value(result: Measurement) -> str:
 
 
 def _usage_example(run: Run) -> str:
-    data = run.config.data
-    row = {data.text: "..."} | {variable.source_column: _example_value(variable) for variable in run.schema.variables}
-    if data.user:
-        row[data.user] = None  # the card does not name a user
-    source = f"from factorcell import Run\n\nRun.open({_name(run)!r}).score({row!r})"
+    # The columns that an example leaves out get their expected values; the card does not name a user.
+    columns = [variable for variable in run.schema.variables if variable.source_column != run.config.data.user]
+    context = {variable.source_column: _example_value(variable) for variable in columns if not variable.is_all_rare}
+    arguments = f"['...'], context={context!r}" if context else "['...']"
+    source = f"from factorcell import Run\n\nRun.open({_name(run)!r}).score({arguments})"
     fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"
 

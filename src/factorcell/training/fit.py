@@ -209,7 +209,7 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
     for variable in corpus.schema.categories:
         if not variable.rare_count and len(variable.values) == 2:
             yield f"{variable.name}: uninformative, because all texts have the same value or no value"
-        if variable.rare_count and len(variable.values) == 1:
+        if variable.is_all_rare:
             minimum = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
             yield f"{variable.name}: uninformative, because no value has {minimum}"
 
