@@ -154,6 +154,11 @@ def test_missing_systems_are_reported(tmp_path: Path) -> None:
         )
         with pytest.raises(UserError, match=message):
             user_and_time_columns(folder, ["plain", system])
+    save(tmp_path / "several" / "one")
+    save(tmp_path / "several" / "online")
+    for path, items in (("several", ["one", "online"]), ("runs", ["one", f"online={folder}"])):
+        with pytest.raises(UserError, match="or leave out the system online"):
+            open_systems(tmp_path / path, items)
     other = save(tmp_path / "runs" / "two")
     config = files.read_json(other / "config.json")
     config["tokenizer"]["lowercase"] = True

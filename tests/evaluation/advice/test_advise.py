@@ -227,9 +227,12 @@ def test_recommendations_follow_from_the_estimates() -> None:
         "entropy": 1.4,
     }
     assert recommend(good)[0] == "use"
-    assert recommend({**good, "most_error": 0.06})[0] == "leave out"
+    insignificant, redundant = recommend({**good, "most_error": 0.06}), recommend({**good, "added": 0.01})
+    estimate = f"an estimated gain of {good['most']:.1%} (max gain)"
+    assert insignificant == ("leave out", f"{estimate} is not statistically significant")
+    assert redundant[0] == "leave out"
+    assert f"the column alone has {estimate}, but it adds only 1.0%" in redundant[1]
     assert recommend({**good, "values": 1})[0] == "leave out"
-    assert recommend({**good, "added": 0.01})[0] == "leave out"
     assert recommend({**good, "expected": 0.01})[0] == "softmax bias"
     assert recommend({**good, "expected": 0.01, "most_by_bias": 0.05})[0] == "use"
     assert recommend({**good, "expected": 0.004}) == (

@@ -337,7 +337,7 @@ def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str,
             selected[name] = all_folders[name]
         elif name == "blend":
             selected[name] = latest_path
-        learns_users = name == "blend" or (name == "online" and folders.get("plain") == selected.get(name))
+        learns_users = name in ("online", "blend") and name in selected
         if learns_users and not _distinguishes_users(read_config(selected[name])):
             problem = "the run does not distinguish users"
             raise UserError(f"{selected[name]}: {problem}; train it with --user COLUMN, or leave out the system {name}")

@@ -361,10 +361,11 @@ def recommend(row: Row) -> tuple[str, str]:
     if row["values"] < 2:
         return "leave out", "fewer than two values have enough texts"
     if is_insignificant:
-        return "leave out", f"the gain of at most {most_text} is not statistically significant"
+        return "leave out", f"an estimated gain of {most_text} (max gain) is not statistically significant"
     if row["added"] < min(MIN_ADDED_SHARE * row["most"], MIN_ADAPTER_GAIN):
         added_text = f"{max(0.0, row['added']):.1%}"
-        reason = f"the column alone gains up to {most_text}, but it adds only {added_text} to the gain of these"
+        alone = f"the column alone has an estimated gain of {most_text} (max gain)"
+        reason = f"{alone}, but it adds only {added_text} to the gain of these"
         return "leave out", f"redundant with stronger columns: {reason}"
     if row["expected"] < MIN_BIAS_GAIN:
         share_text = f"{row['information'] / row['entropy']:.0%}"
