@@ -11,10 +11,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from factorcell import ContextCollator, ContextConfig, ContextModel, UserError, get_context_model, read_schema
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import Projection
+from tests.fake_device import DEVICE, FakeDevice
 
 ROWS = [
     {"text": text, "city": city, "age": age}
@@ -315,3 +317,45 @@ def test_collator_adds_the_contexts_of_the_features() -> None:
     assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
     with pytest.raises(UserError, match="no column 'city'"):
         ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
+
+
+def send_inputs(module: torch.nn.Module, source: torch.device, target: torch.device) -> None:
+    """Let `module`, on `target`, read inputs from `source` and return outputs to it, as `accelerate` does."""
+
+    def moved(values: Any, device: torch.device) -> Any:
+        return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
+
+    module.register_forward_pre_hook(
+        lambda _, arguments, options: (moved(arguments, target), moved(options, target)), with_kwargs=True
+    )
+    module.register_forward_hook(lambda _, arguments, outputs: moved(outputs, source))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_adapters_of_a_divided_model_are_on_the_devices_of_their_maps(name: str, tokens: Tensor) -> None:
+    processor = new_model(name)
+    expected = processor(tokens, context=CONTEXTS).logits
+    state = processor.state_dict()
+    with FakeDevice():
+        base = new_base(name)
+        base.config.use_cache = False
+        layer = base.transformer.h[1] if name == "gpt2" else base.model.layers[1]
+        layer.to(DEVICE)
+        send_inputs(layer, torch.device("cpu"), DEVICE)
+        model = get_context_model(base, processor.context_config, SCHEMA).eval()
+        devices = {projection.weight.device for projection in model.maps.projections}
+        assert devices == {DEVICE, torch.device("cpu")}
+        for projection in model.maps.projections:
+            assert {tensor.device for tensor in projection.parameters()} == {projection.weight.device}
+        assert model.encoder is not None
+        assert {parameter.device for parameter in model.encoder.parameters()} == {torch.device("cpu")}
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(state[parameter_name])
+            torch.testing.assert_close(model(tokens, context=CONTEXTS).logits, expected, atol=1e-5, rtol=1e-5)
+            shared = processor(tokens, context=CONTEXTS[0]).logits
+            torch.testing.assert_close(model(tokens, context=CONTEXTS[0]).logits, shared, atol=1e-5, rtol=1e-5)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        model(tokens, context=CONTEXTS, labels=tokens).loss.backward()
+        assert all(parameter.grad is not None and parameter.grad.device == parameter.device for parameter in trained)

@@ -124,8 +124,8 @@ class Projection(AdaptedLinear):
             cast(Adapter, adapter).start_unadapted()
 
     def condition(self, vector: Tensor) -> Shift:
-        """Compute the change of this map in B contexts, in the number type of its weights."""
-        shift = super().condition(vector)
+        """Compute the change of this map in B contexts, in the number type of its weights and on their device."""
+        shift = super().condition(vector.to(self.weight.device))
         if self.scaling != 1 and shift.left is not None:
             shift = Shift(shift.left * self.scaling, shift.right, shift.bias, shift.scale)
         return shift.to(self.weight.dtype)
@@ -178,6 +178,11 @@ class AdaptedModules:
                 setattr(parent, name, projection)
                 self.projections.append(projection)
                 self._parents.append((parent, type(linear)))
+
+    def place_adapters(self) -> None:
+        """Move the adapters of each map to the device of its weights; a model may be divided among several devices."""
+        for projection in self.projections:
+            projection.adapters.to(projection.weight.device)
 
     def freeze(self) -> None:
         """Exclude W and b of all maps from training."""

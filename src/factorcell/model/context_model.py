@@ -109,6 +109,8 @@ class ContextModel(nn.Module):
         context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
+
+    The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
 
     def __init__(self, model: Any, config: ContextConfig, schema: ContextSchema) -> None:
@@ -129,13 +131,16 @@ class ContextModel(nn.Module):
             scaling=config.alpha / config.rank,
         )
         self.maps.freeze()
+        self.maps.place_adapters()
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
-        self.encoder = ContextEncoder(sizes, schema) if size else None
+        self.encoder = ContextEncoder(sizes, schema).to(model.device) if size else None
         head = model.get_output_embeddings()
-        self.output_bias = nn.Parameter(torch.zeros(size + 1, len(head.weight))) if config.output_bias else None
+        bias_shape = (size + 1, len(head.weight))
+        self.output_bias = (
+            nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
+        )
         self._hook = head.register_forward_hook(_add_output_bias) if config.output_bias else None
         self._reader = ContextReader(schema)
-        self.to(head.weight.device)
         self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
 
@@ -231,7 +236,11 @@ class ContextModel(nn.Module):
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
         vectors = with_constant(vectors)
-        return Adaptation(vectors, len(vectors), None if self.output_bias is None else vectors @ self.output_bias)
+        return Adaptation(vectors, len(vectors), self._bias(vectors))
+
+    def _bias(self, vectors: Tensor) -> Tensor | None:
+        """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
+        return None if self.output_bias is None else vectors.to(self.output_bias.device) @ self.output_bias
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -332,10 +341,10 @@ class ContextModel(nn.Module):
         if len(vectors) != 1:
             raise UserError(f"context: expected one, got {len(vectors):,}")
         self.maps.restore(self.maps.condition(vectors))
-        if self.output_bias is not None and self._hook is not None:
+        if (change := self._bias(vectors)) is not None and self._hook is not None:
             self._hook.remove()
             head = self.base.get_output_embeddings()
-            bias = (vectors @ self.output_bias)[0].to(head.weight.dtype)
+            bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
         return self.base
 
