@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.model import Adapter, CellState, LayerSizes, RecurrentStep, Shift
-from factorcell.model.cells import Coupled, Drop, Norm
+from factorcell.model.cells import Coupled
+from factorcell.model.recurrent_loop import Drop, Norm
 
 MODULE = "their_package"
 

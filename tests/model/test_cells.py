@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from factorcell.model.adapters import ADAPTERS
 from factorcell.model.backbone import BackboneSizes
-from factorcell.model.cells import CELLS, Cell, CellState
+from factorcell.model.cells import CELLS, Cell
+from factorcell.model.recurrent_loop import CellState
 from factorcell.option_fields import ADAPTERS as ADAPTER_NAMES
 from factorcell.option_fields import CELLS as CELL_NAMES
 from factorcell.option_fields import RecurrentOptions

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from factorcell.model.backbone import Backbone as Backbone
     from factorcell.model.backbone import BackboneSizes as BackboneSizes
     from factorcell.model.backbone import Footprint as Footprint
-    from factorcell.model.cells import CellState as CellState
-    from factorcell.model.cells import RecurrentStep as RecurrentStep
     from factorcell.model.head import Head as Head
     from factorcell.model.head import HeadSizes as HeadSizes
     from factorcell.model.language_model import LanguageModel as LanguageModel
+    from factorcell.model.recurrent_loop import CellState as CellState
+    from factorcell.model.recurrent_loop import RecurrentStep as RecurrentStep
     from factorcell.model.run import Run as Run
     from factorcell.model.scoring import Scorer as Scorer
     from factorcell.model.scoring import Tally as Tally
@@ -28,9 +28,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "adapted_linear": ("AdaptedLinear",),
         "adapters": ("Adapter", "LayerSizes", "Shift"),
         "backbone": ("Backbone", "BackboneSizes", "Footprint"),
-        "cells": ("CellState", "RecurrentStep"),
         "head": ("Head", "HeadSizes"),
         "language_model": ("LanguageModel",),
+        "recurrent_loop": ("CellState", "RecurrentStep"),
         "run": ("Run",),
         "scoring": ("Scorer", "Tally"),
     },

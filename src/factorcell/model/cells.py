@@ -15,12 +15,11 @@ Shapes: B texts, T steps, E inputs, H hidden, G columns of all gates, R rank.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from factorcell.config import EXTENSIBLE, UserError
 from factorcell.model.adapted_linear import AdaptedLinear
@@ -30,59 +29,9 @@ from factorcell.model.dropout import dropout_mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
+from factorcell.model.loop_graphs import LoopGraphs
+from factorcell.model.recurrent_loop import CellState, Drop, Norm, RecurrentStep, run_loop, run_step
 from factorcell.option_fields import RecurrentOptions
-
-
-@dataclass(frozen=True)
-class CellState:
-    """The state of a recurrent layer after a step.
-
-    Attributes:
-        hidden: h (B, H).
-        memory: m (B, H), or (B, 0) if the cell has no memory.
-    """
-
-    hidden: Tensor
-    memory: Tensor
-
-    def select(self, rows: Tensor) -> "CellState":
-        """Return the states of the texts `rows` (B',), which may repeat."""
-        return CellState(self.hidden[rows], self.memory[rows])
-
-
-# Applies layer normalization to the values (B, H) of one gate or of m, given an index: the gates count from 0, and the
-# index of m follows that of the last gate.
-Norm = Callable[[int, Tensor], Tensor]
-# Applies dropout to the candidate (B, H), the new content of m or h.
-Drop = Callable[[Tensor], Tensor]
-
-
-class RecurrentStep(Protocol):
-    """A recurrent step, a class without arguments or parameters: W and b belong to the layer.
-
-    Attributes:
-        gates: The number of gates.
-        memory: Whether the step has a memory m in addition to h.
-        separate_products: Whether the step needs the products of W with x and with h separately, rather than their sum.
-    """
-
-    gates: int
-    memory: bool
-    separate_products: bool
-
-    def __call__(
-        self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop, /
-    ) -> CellState:
-        """Compute the next state.
-
-        Args:
-            from_input: The product of W' with x, plus b' (B, G).
-            from_hidden: The product of W' with h (B, G).
-            state: The state before the step.
-            norm: Applies layer normalization to a gate or to m.
-            drop: Applies dropout to the candidate, the new content of m or h.
-        """
-        ...
 
 
 class Coupled:
@@ -182,6 +131,7 @@ class Cell(nn.Module):
         self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
         # The compiled code and the GPU kernel support only this class, not its subclasses.
         self.is_coupled = type(self.recurrent_step) is Coupled
+        self.graphs = LoopGraphs(self.recurrent_step)
 
     def pack_weight(self) -> PackedWeight | None:
         """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
@@ -206,34 +156,21 @@ class Cell(nn.Module):
 
         A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
         """
-        state = state or self.start(len(inputs))
         keep, feed = self._draw_masks(inputs)
-        # The products of the inputs do not depend on h, so they are computed for all steps at once.
-        from_input, reduced, hidden_shift = self._input_products(inputs, shift)
-        arguments = RecurrenceInputs(
-            input_gates=from_input,
-            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
-            input_reduced=reduced,
-            weight=cast(Tensor, hidden_shift.matrix),
-            left=hidden_shift.left,
-            right=hidden_shift.right,
-            keep=keep,
-            norm=self._norm_parameters(),
-            scale=hidden_shift.scale,
-            feed=feed,
-            hidden=state.hidden,
-            memory=state.memory,
-            lengths=lengths,
-            packed=packed,
-        )
+        arguments = self._recurrence_inputs(inputs, shift, state or self.start(len(inputs)))
+        arguments = replace(arguments, keep=keep, feed=feed, lengths=lengths, packed=packed)
         if self.is_coupled:
             if supports(arguments):
                 outputs, last_hidden, last_memory = run(arguments)
                 return outputs, CellState(last_hidden, last_memory)
             is_plain = arguments.norm is None and arguments.scale is None and feed is None
-            if is_plain and gpu_recurrence.supports(from_input, arguments.weight.to(from_input.dtype)):
+            gates = arguments.input_gates
+            if is_plain and gpu_recurrence.supports(gates, arguments.weight.to(gates.dtype)):
                 return self._run_on_gpu(arguments)
-        return self._run_in_python(arguments, hidden_shift, state)
+        gates = arguments.input_gates + arguments.bias[:, None]
+        if self.graphs.supports(gates):
+            return self.graphs.run(gates, arguments)
+        return run_loop(self.recurrent_step, gates, arguments)
 
     @staticmethod
     def _run_on_gpu(arguments: RecurrenceInputs) -> tuple[Tensor, CellState]:
@@ -260,10 +197,27 @@ class Cell(nn.Module):
 
     def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
         """Read one input (B, E) without dropout; return the next state."""
-        from_input, reduced, hidden_shift = self._input_products(inputs[:, None], shift)
-        step_reduced = None if reduced is None else reduced[:, 0]
-        gates = from_input[:, 0] + cast(Tensor, self.linear.shifted_bias(shift))
-        return self._advance(gates, step_reduced, hidden_shift, state, keep=None, feed=None)
+        return run_step(self.recurrent_step, self._recurrence_inputs(inputs[:, None], shift, state), state)
+
+    def _recurrence_inputs(self, inputs: Tensor, shift: Shift, state: CellState) -> RecurrenceInputs:
+        """Return the arguments of the recurrence over `inputs` (B, T, E) that starts in `state`, without dropout."""
+        # The products of the inputs do not depend on h, so they are computed for all steps at once.
+        from_input, reduced, hidden_shift = self._input_products(inputs, shift)
+        return RecurrenceInputs(
+            input_gates=from_input,
+            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
+            input_reduced=reduced,
+            weight=cast(Tensor, hidden_shift.matrix),
+            left=hidden_shift.left,
+            right=hidden_shift.right,
+            keep=None,
+            norm=self._norm_parameters(),
+            scale=hidden_shift.scale,
+            feed=None,
+            hidden=state.hidden,
+            memory=state.memory,
+            lengths=None,
+        )
 
     def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
         """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
@@ -283,68 +237,11 @@ class Cell(nn.Module):
         scaled_right = None if right is None else right * hidden_shift.scale[:, None]
         return from_input * input_shift.scale[:, None], reduced, replace(hidden_shift, right=scaled_right)
 
-    def _run_in_python(
-        self, arguments: RecurrenceInputs, hidden_shift: Shift, state: CellState
-    ) -> tuple[Tensor, CellState]:
-        """Run the recurrence step by step in PyTorch; `hidden_shift` is the shift of the rows of W for h."""
-        hidden_states = []
-        for step, from_input in enumerate((arguments.input_gates + arguments.bias[:, None]).unbind(1)):
-            reduced = None if arguments.input_reduced is None else arguments.input_reduced[:, step]
-            keep = None if arguments.keep is None else arguments.keep[step]
-            next_state = self._advance(from_input, reduced, hidden_shift, state, keep, arguments.feed)
-            if arguments.lengths is None:
-                state = next_state
-                hidden_states.append(state.hidden)
-            else:
-                is_inside = (step < arguments.lengths)[:, None]
-                hidden_states.append(torch.where(is_inside, next_state.hidden, 0.0))
-                memory = torch.where(is_inside, next_state.memory, state.memory)
-                state = CellState(torch.where(is_inside, next_state.hidden, state.hidden), memory)
-        if not hidden_states:
-            return state.hidden[:, None][:, :0], state  # (B, 0, H): there are no steps
-        return torch.stack(hidden_states, dim=1), state
-
-    def _advance(
-        self,
-        from_input: Tensor,
-        reduced: Tensor | None,
-        hidden_shift: Shift,
-        state: CellState,
-        keep: Tensor | None,
-        feed: Tensor | None,
-    ) -> CellState:
-        """Compute the next state.
-
-        Args:
-            from_input: The contribution of the input to the gates (B, G).
-            reduced: The contribution of the input to [x, h] L (B, R).
-            hidden_shift: The shift of the rows of W for h.
-            state: The state before the step.
-            keep: Dropout factors (B, H) on the candidate.
-            feed: Dropout factors (B, H) on h in the products with W and L.
-        """
-        hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
-        product = hidden @ cast(Tensor, hidden_shift.matrix)
-        product = product if hidden_shift.scale is None else product * hidden_shift.scale[:, None]
-        if hidden_shift.left is not None and hidden_shift.right is not None:
-            hidden_reduced = hidden @ hidden_shift.left
-            total_reduced = hidden_reduced if reduced is None else reduced[:, None] + hidden_reduced
-            product = product + total_reduced @ hidden_shift.right
-        drop = (lambda candidate: candidate) if keep is None else keep.mul
-        return self.recurrent_step(from_input, product[:, 0], state, self._normalize, drop)
-
     def _norm_parameters(self) -> Tensor | None:
         """Return the gains and offsets of layer normalization, one row (H,) per index of `Norm`; None without them."""
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
-
-    def _normalize(self, index: int, values: Tensor) -> Tensor:
-        """Apply the layer normalization with this `index` to `values` (B, H), if the layer has layer normalization."""
-        if self.gain is None or self.offset is None:
-            return values
-        units = slice(index * self.hidden_size, (index + 1) * self.hidden_size)
-        return F.layer_norm(values, (self.hidden_size,), self.gain[units], self.offset[units])
 
     def _draw_masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Draw the dropout masks of the candidate (T, B, H) and of the h that the next step reads (B, H).

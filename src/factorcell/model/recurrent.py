@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from factorcell.model.adapters import Shift
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
-from factorcell.model.cells import Cell, CellState
+from factorcell.model.cells import Cell
 from factorcell.model.dropout import apply_dropout
 from factorcell.model.kernels.recurrence import PackedWeight
+from factorcell.model.recurrent_loop import CellState
 from factorcell.option_fields import RecurrentOptions
 
 
