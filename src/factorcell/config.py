@@ -189,7 +189,7 @@ class TrainingConfig:
     precision: str = option(
         "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
     )
-    device: str = option("auto", "device to compute on; auto: a GPU if there is one", choices=DEVICES)
+    device: str = option("auto", "device to compute on; auto: the faster one of GPU and processor", choices=DEVICES)
 
     def __post_init__(self) -> None:
         check_fields(self)

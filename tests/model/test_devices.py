@@ -20,6 +20,8 @@ from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.generation.beam_search import Beam, search_beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_requests
+from factorcell.model import devices
+from factorcell.model import run as run_module
 from factorcell.model.run import Run
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
@@ -199,3 +201,55 @@ def test_transformer_is_trained_and_learns_users_as_on_the_processor(
             run = move(run) if device == DEVICE else run
             learned.append(progressive_sums(Learner(run, LearningRule(rate=0.1), "group"), streams))
     np.testing.assert_allclose(learned[0], learned[1], rtol=1e-4)
+
+
+class Device:
+    """A device on which work takes the given seconds per call, and ten times as long in the first call."""
+
+    def __init__(self, seconds: float, tokens: int, is_too_small: bool = False) -> None:
+        self.seconds, self.tokens, self.calls, self.is_too_small = seconds, tokens, 0, is_too_small
+
+    def __call__(self) -> int:
+        if self.is_too_small:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.calls += 1
+        return self.tokens
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cpu", "expected"),
+    [
+        (Device(1.0, 100), Device(2.0, 100), "cuda"),
+        (Device(1.0, 100), Device(0.5, 100), "cpu"),
+        (Device(1.0, 600), Device(0.5, 100), "cuda"),  # larger batches count by their tokens
+        (Device(1.0, 600, is_too_small=True), Device(9.0, 100), "cpu"),
+    ],
+)
+def test_the_device_that_reads_more_tokens_per_second_is_chosen(cuda: Device, cpu: Device, expected: str) -> None:
+    def clock() -> float:
+        return sum(device.seconds * (device.calls + 9 * (device.calls > 0)) for device in (cuda, cpu))
+
+    assert devices.choose_device({"cuda": cuda, "cpu": cpu}, clock) == expected
+    assert cpu.calls == devices.REPETITIONS + 1
+    assert ("processor" if expected == "cpu" else "GPU") in devices.describe_device(expected)
+
+
+@pytest.mark.parametrize("faster", ["cpu", "cuda"])
+def test_a_run_is_opened_on_the_faster_device(faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "run").save_weights({})
+    names: list[str] = []
+    monkeypatch.setattr(run_module, "has_gpu", lambda: True)
+    monkeypatch.setattr(run_module, "find_device", lambda name: (names.append(name), torch.device("cpu"))[1])
+
+    def choose(works: dict[str, Any]) -> str:
+        token_counts = {name: work() for name, work in works.items()}
+        assert token_counts["cuda"] == token_counts["cpu"] >= 128 * 33
+        return faster
+
+    monkeypatch.setattr(run_module, "choose_device", choose)
+    run = Run.open(tmp_path / "run", device="auto")
+    assert names == ["auto", "cuda", "cpu", faster]
+    assert run.nats(run.prepare(ROWS)).sum() > 0
+    names.clear()
+    Run.open(tmp_path / "run", device="cuda")
+    assert names == ["cuda"]

@@ -71,6 +71,14 @@ def test_small_tables_get_small_batches() -> None:
     assert rules.default_options(TableFacts(6000, 80, is_character_level=True), 40.0)["training"]["batch_tokens"] == 400
 
 
+def test_batches_on_a_gpu_are_larger_for_tables_with_many_targets() -> None:
+    sizes = {}
+    for targets in (1000, 10**6, 2 * 10**6, 10**8):
+        facts = TableFacts(targets, 20, is_character_level=False)  # at most 12 passes
+        sizes[targets] = rules.default_options(facts, 12.0, on_gpu=True)["training"]["batch_tokens"]
+    assert sizes == {1000: 100, 10**6: 5000, 2 * 10**6: 6000, 10**8: 6000}
+
+
 def test_facts_describe_the_table() -> None:
     data = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)

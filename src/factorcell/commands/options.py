@@ -243,7 +243,7 @@ def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group
     add_json(parser)
     computing = parser.section("computing")
     add_threads(computing)
-    help_text = "device to compute on; auto: a GPU if there is one"
+    help_text = "device to compute on; auto: the faster one of GPU and processor"
     computing.add_argument("--device", default="auto", choices=DEVICES, help=help_text)
     help_text = "number format of matrix products; auto: the faster one on this machine"
     computing_rare = parser.section("computing", is_rare=True)
@@ -260,13 +260,15 @@ def add_no_ngram_mixture(section: Parser | Section) -> None:
 def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
     """Open a model on the device and with the precision that `arguments` specify.
 
-    The precision of the first model replaces `arguments.precision`, so that all models of a command compute in the same
-    number format. If it is bfloat16, a notice about it is stored in `arguments.precision_notice`.
+    The device and the precision of the first model replace those of `arguments`, so that all models of a command
+    compute on the same device and in the same number format. If the precision is bfloat16, a notice about it is stored in `arguments.precision_notice`.
     """
     from factorcell.model import precision
 
     model = open_model(folder, device=arguments.device, precision=arguments.precision)
     arguments.precision = getattr(model, "precision", arguments.precision)
+    if (device := getattr(model, "device", None)) is not None:
+        arguments.device = device.type
     if arguments.precision != precision.FLOAT32:
         speedup = getattr(model, "bfloat16_speedup", 1.0)
         arguments.precision_notice = getattr(arguments, "precision_notice", None) or precision.describe_speedup(speedup)

@@ -9,6 +9,7 @@ error.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.lazy import LazyMethod
 from factorcell.model import sizes, training_state
-from factorcell.model.devices import find_device
+from factorcell.model.devices import choose_device, find_device, has_gpu
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel, with_identified_base
 from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
@@ -35,7 +36,8 @@ from factorcell.model.reading import TextModel
 from factorcell.model.scoring import score_rows
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
-PROBE_SHAPE = 4, 32  # number of texts, and of tokens per text, with which the faster precision is measured
+# Numbers of texts, and of tokens per text, with which the faster precision and the faster device are measured.
+PROBE_SHAPE, DEVICE_PROBE_SHAPE = (4, 32), (128, 32)
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
 
 # Files whose digests are in digests.json, in addition to the files of the tokenizer. These files determine results and,
@@ -138,7 +140,7 @@ class Run(TextModel):
             folder: The folder.
             trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
             mixture: Whether to predict with the n-gram mixture, if the run has one, instead of the neural model.
-            device: "cpu", "cuda", or "auto", a GPU if there is one.
+            device: "cpu", "cuda", or "auto", the faster one, which is measured if there is a GPU.
             precision: Precision of products in scoring: "float32", "bfloat16", or "auto", the faster one, which is
                 measured in some tens of milliseconds.
 
@@ -156,6 +158,8 @@ class Run(TextModel):
         check_choice("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()
+            if device == AUTO and has_gpu():
+                run.to(find_device(run.faster_device()))
         run.precision = run.faster_precision() if precision == AUTO and trained else precision
         if trained and mixture:
             run.mixture = open_mixture(folder, config, run.model, tokenizer, schema)
@@ -163,10 +167,7 @@ class Run(TextModel):
 
     def faster_precision(self) -> str:
         """Return the precision in which this run scores random texts faster, and set `bfloat16_speedup`."""
-        random = np.random.default_rng(0)
-        ids = random.integers(len(self.tokenizer), size=PROBE_SHAPE)
-        texts = [self.tokenizer.join(self.tokenizer.decode(text_ids)) for text_ids in ids]
-        probe = self.read(texts, [{}] * len(texts))
+        probe = self._random_texts(PROBE_SHAPE)
 
         def score(precision: str) -> None:
             self.precision = precision
@@ -176,6 +177,22 @@ class Run(TextModel):
         self.bfloat16_speedup = measure_speedup(score, self.device)
         self.precision = previous_precision
         return choose_precision(self.bfloat16_speedup)
+
+    def faster_device(self) -> str:
+        """Return the name of the device, "cuda" or "cpu", on which this run scores random texts faster."""
+        probe = self._random_texts(DEVICE_PROBE_SHAPE)
+
+        def score(name: str) -> int:
+            self.to(find_device(name)).nats(probe)
+            return probe.target_count
+
+        return choose_device({name: partial(score, name) for name in ("cuda", "cpu")})
+
+    def _random_texts(self, shape: tuple[int, int]) -> Corpus:
+        """Return random texts in the expected context; `shape` has their number, and their number of tokens."""
+        ids = np.random.default_rng(0).integers(len(self.tokenizer), size=shape)
+        texts = [self.tokenizer.join(self.tokenizer.decode(text_ids)) for text_ids in ids]
+        return self.read(texts, [{}] * len(texts))
 
     @property
     def predictor(self) -> Predictor:

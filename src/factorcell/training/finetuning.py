@@ -10,12 +10,13 @@ import torch
 from factorcell import limits
 from factorcell.choices import SMALL_DATA_DEFAULTS
 from factorcell.config import TrainingConfig, UserError
+from factorcell.model.devices import AUTO
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     Notify,
-    check_resumable,
+    prepare_to_resume,
     locked_run_folder,
     not_resumable_error,
     train_with_notices,
@@ -66,7 +67,9 @@ def finetune(
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
     specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})
     with locked_run_folder(folder, resume, notify) as should_resume:
-        options = dataclasses.replace(base_run.config.training, **{**SMALL_DATA_DEFAULTS, **specified})
+        # The training of `base` may have computed on a device that this machine lacks.
+        defaults = {**SMALL_DATA_DEFAULTS, "device": AUTO}
+        options = dataclasses.replace(base_run.config.training, **{**defaults, **specified})
         corpus = base_run.prepare(source, unknown=unknown, progress=notify is not None)
         if dev is None:
             corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, options.seed)
@@ -80,7 +83,7 @@ def finetune(
         config = dataclasses.replace(base_run.config, training=options)
         if should_resume:
             run = Run.open(folder, trained=False)
-            check_resumable(run, config, corpus)
+            prepare_to_resume(run, config, corpus)
             _check_start(folder, start)
         else:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)

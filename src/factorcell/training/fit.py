@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -85,7 +86,7 @@ def fit(
         corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if should_resume:
             run = Run.open(folder, trained=False)
-            check_resumable(run, with_identified_base(resumed_plan(config, run.config).config), corpus)
+            prepare_to_resume(run, with_identified_base(resumed_plan(config, run.config).config), corpus)
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
@@ -276,8 +277,12 @@ def emit_notice(notify: Notify | None, text: str) -> None:
         notify(text)
 
 
-def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
-    """Raise a `UserError` if the options or the data of a stopped training differ from `config` or `corpus`."""
+def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
+    """Let `run`, a stopped training, compute on the device of `config`.
+
+    Raises:
+        UserError: If other options or the data of the training differ from `config` or `corpus`.
+    """
     new_options = config.to_dict()
     for section, saved_options in run.config.to_dict().items():
         for name, saved_value in saved_options.items():
@@ -286,6 +291,7 @@ def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
                 raise not_resumable_error(run.folder, name, saved_value, new_value)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
+    run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 
 def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> UserError:

@@ -23,7 +23,7 @@ from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     Notify,
-    check_resumable,
+    prepare_to_resume,
     emit_notice,
     locked_run_folder,
     not_resumable_error,
@@ -156,7 +156,7 @@ def separate(
             limit = None
             if should_resume:
                 run = Run.open(path, trained=False)
-                check_resumable(run, resumed_plan(options, run.config).config, corpus)
+                prepare_to_resume(run, resumed_plan(options, run.config).config, corpus)
             else:
                 value_plan = plan(options, train_texts, dev_texts, budget, start=perf_counter())
                 limit = value_plan.limit

@@ -5,7 +5,7 @@ The module `rules` chooses the options from properties of the table, and the mod
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ from factorcell import limits
 from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS
 from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.model import devices
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
@@ -64,6 +65,7 @@ class Plan:
         limit: The time limit of the command that trains the model, if it has one.
         limit_notice: How the time of this limit is expected to be used; empty without a limit.
         bfloat16_speedup: The measured speed of bfloat16 relative to float32; 1 if it was not measured.
+        is_device_measured: Whether the device was chosen by measurement.
     """
 
     config: Config
@@ -72,6 +74,7 @@ class Plan:
     limit: TimeLimit | None = None
     limit_notice: str = ""
     bfloat16_speedup: float = 1.0
+    is_device_measured: bool = False
 
     def for_model(self, model: str) -> "Plan":
         """Return this plan with the adaptations of the model called `model`."""
@@ -90,6 +93,8 @@ class Plan:
                 lines.append(f"chosen {section} options: {self.config.format_options(names_of_section)}")
         if chosen:
             lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
+        if self.is_device_measured:
+            lines.append(devices.describe_device(self.config.training.device))
         lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
             passes = "1 pass" if self.config.training.epochs == 1 else f"{self.config.training.epochs:g} passes"
@@ -114,8 +119,8 @@ def plan(
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
     Args:
-        config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section. A precision of
-            "auto" is replaced by the faster one of float32 and bfloat16.
+        config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section. A precision or
+            a device of "auto" is replaced by the faster one.
         corpus: The training texts.
         dev: The development texts.
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
@@ -137,7 +142,11 @@ def plan(
             raise limits.UserError(
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
-        return _with_precision(config if isinstance(config, Plan) else Plan(config), corpus, dev)
+        draft = config if isinstance(config, Plan) else Plan(config)
+        if draft.config.training.device == devices.AUTO and devices.has_gpu():
+            drafts = [draft.with_training(device=name) for name in ("cuda", "cpu")]
+            draft = _with_faster_device(drafts, corpus, dev)
+        return _with_precision(draft, corpus, dev)
     facts = TableFacts.of(corpus, dev)
     passes = config.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
@@ -146,6 +155,11 @@ def plan(
     preset = budget.preset_or_default
     max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
     large_plan = _with_defaults(config, facts, max_passes, preset)
+    if large_plan.config.training.device == devices.AUTO and devices.has_gpu():
+        configs = [_with_device(config, name) for name in ("cuda", "cpu")]
+        drafts = [_with_defaults(config_on_device, facts, max_passes, preset) for config_on_device in configs]
+        large_plan = _with_faster_device(drafts, corpus, dev)
+        config = _with_device(config, large_plan.config.training.device)
     if budget.minutes is None:
         large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
@@ -165,7 +179,11 @@ def plan(
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
     final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
-    final_plan = replace(final_plan, bfloat16_speedup=small_plan.bfloat16_speedup)
+    final_plan = replace(
+        final_plan,
+        bfloat16_speedup=small_plan.bfloat16_speedup,
+        is_device_measured=large_plan.is_device_measured,
+    )
     final_plan = _with_possible_passes(final_plan, speed, limit)
     if start is None:
         return final_plan
@@ -193,8 +211,8 @@ def _with_defaults(
     epochs_for_sizes: float | None = None,
 ) -> Plan:
     """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
-    defaults, chosen = rules.default_options(facts, epochs, epochs_for_sizes), unspecified_options(specified)
-    config = config_with_defaults(specified)
+    config, chosen = config_with_defaults(specified), unspecified_options(specified)
+    defaults = rules.default_options(facts, epochs, epochs_for_sizes, on_gpu=config.training.device == "cuda")
     # The counts would reproduce what single users wrote.
     defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
@@ -234,23 +252,45 @@ def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds
     return f"{minutes}: {', '.join(parts)}"
 
 
-def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
-    """Replace a precision of "auto" by the faster one of float32 and bfloat16, measured on training steps."""
-    if draft.config.training.precision != precisions.AUTO:
-        return draft
+def _with_device(specified: SpecifiedOptions, device: str) -> SpecifiedOptions:
+    """Return the `specified` options with a device."""
+    return {**specified, "training": {**specified.get("training", {}), "device": device}}
 
-    @cache
-    def trainer_and_batch() -> tuple[Trainer, Batch]:
-        trainer = temporary_trainer(draft.config, corpus, dev)
+
+class _TrialSteps:
+    """Training steps of a temporary model on its first batch; the model is created at the first step."""
+
+    def __init__(self, config: Config, corpus: Corpus, dev: Corpus) -> None:
+        self.config, self.corpus, self.dev = config, corpus, dev
+
+    @cached_property
+    def _trainer_and_batch(self) -> tuple[Trainer, Batch]:
+        trainer = temporary_trainer(self.config, self.corpus, self.dev)
         return trainer, next(trainer.batches())
 
-    def take_step(precision: str) -> None:
-        trainer, batch = trainer_and_batch()
+    def take(self, precision: str | None = None) -> int:
+        """Take a step in `precision`, by default that of the config; return the number of tokens."""
+        trainer, batch = self._trainer_and_batch
         trainer.progress.step = 0  # the measurement takes more steps than a training on a small table has
-        trainer.config = replace(trainer.config, precision=precision)
+        trainer.config = replace(trainer.config, precision=precision or self.config.training.precision)
         trainer.step(batch)
+        return int(batch.lengths.sum())
 
-    speedup = precisions.measure_speedup(take_step, find_device(draft.config.training.device))
+
+def _with_faster_device(drafts: Sequence[Plan], corpus: Corpus, dev: Corpus) -> Plan:
+    """Return the one of `drafts`, plans for different devices, whose training steps read more tokens per second."""
+    drafts_by_device = {draft.config.training.device: draft for draft in drafts}
+    works = {device: _TrialSteps(draft.config, corpus, dev).take for device, draft in drafts_by_device.items()}
+    return replace(drafts_by_device[devices.choose_device(works)], is_device_measured=True)
+
+
+def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
+    """Replace a precision of "auto" by the faster one of float32 and bfloat16, measured on training steps."""
+    training = draft.config.training
+    if training.precision != precisions.AUTO:
+        return draft
+    steps = _TrialSteps(draft.config, corpus, dev)
+    speedup = precisions.measure_speedup(steps.take, find_device(training.device))
     faster_precision = precisions.choose_precision(speedup)
     return replace(draft.with_training(precision=faster_precision), bfloat16_speedup=speedup)
 
@@ -288,6 +328,8 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
             has_same_kind = kinds.get(section) == saved_options.get("kind")
             options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
         resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
+        if "device" not in config.get("training", {}) and not devices.has_gpu():
+            resumed = resumed.with_training(device=devices.AUTO)  # the training may have begun on a GPU
     if resumed.config.training.precision != precisions.AUTO:
         return resumed
     return resumed.with_training(precision=saved.training.precision)

@@ -22,6 +22,8 @@ FEW_TARGETS = 150_000  # a model memorizes a table with fewer targets after a fe
 EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations may take
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
 MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
+# A step on a GPU takes some milliseconds even with few tokens, so larger tables get larger batches.
+MAX_GPU_BATCH_TOKENS, MIN_GPU_STEPS = 6000, 2400
 
 # Options of the context of a model of characters that learns users online.
 USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
@@ -97,13 +99,18 @@ def default_passes(facts: TableFacts, preset: str) -> float:
     return float(f"{limited_passes:.2g}")  # two significant digits
 
 
-def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None) -> Options:
-    """Return the options of a training of `epochs` passes.
+def default_options(
+    facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None, *, on_gpu: bool = False
+) -> Options:
+    """Return the options of a training of `epochs` passes, on a GPU or on a processor.
 
     The layer sizes are those for a training of `epochs_for_sizes` passes, or of `epochs` passes if it is None.
     """
     targets_read = (epochs if epochs_for_sizes is None else epochs_for_sizes) * facts.targets
     tokens_per_batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
+    if on_gpu:
+        gpu_tokens = batch_tokens(facts.targets, facts.max_passes, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS)
+        tokens_per_batch = max(tokens_per_batch, gpu_tokens)
     if facts.is_character_level:
         embedding_size = 50
         hidden_size, layer_norm = _look_up(
