@@ -12,7 +12,6 @@ import torch
 from factorcell.choices import AUTOMATIC_OPTIONS
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
-from factorcell.model import devices
 from factorcell.model import precision as precisions
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.ngram import count_ngrams
@@ -130,43 +129,6 @@ def set_speedup(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[str]:
 
     monkeypatch.setattr(precisions, "measure_speedup", measure_speedup)
     return measured
-
-
-@pytest.mark.parametrize("faster", ["cpu", "cuda"])
-@pytest.mark.parametrize("kind", ["config", "options", "minutes"])
-def test_the_faster_device_is_measured(
-    faster: str, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(devices, "has_gpu", lambda: True)
-    monkeypatch.setattr(plans, "find_device", lambda name: devices.CPU)
-    monkeypatch.setattr(trainers, "find_device", lambda name: devices.CPU)
-    monkeypatch.setattr(rules, "MIN_GPU_STEPS", 1)
-    tokens: dict[str, int] = {}
-
-    def choose(works: dict[str, Any]) -> str:
-        tokens.update({name: work() for name, work in works.items()})
-        return faster
-
-    monkeypatch.setattr(devices, "choose_device", choose)
-    options = {**OPTIONS, "training": {"threads": 1, "precision": "float32"}}
-    config = Config.from_dict(options) if kind == "config" else options
-    complete = plan(config, *read(), Budget(minutes=0.05) if kind == "minutes" else None)
-    assert complete.config.training.device == faster
-    assert sum("the faster device when tried; --device sets it" in line for line in complete.notices()) == 1
-    if kind != "config":
-        cpu_plan = plan({**options, "training": {**options["training"], "device": "cpu"}}, *read())
-        assert not cpu_plan.is_device_measured
-        is_larger = complete.config.training.batch_tokens > cpu_plan.config.training.batch_tokens
-        assert is_larger == (faster == "cuda")
-    assert set(tokens) == {"cuda", "cpu"}
-    assert min(tokens.values()) > 0
-    run = fit(ROWS, ROWS, complete.with_training(epochs=1.0), tmp_path / "run")
-    monkeypatch.setattr(devices, "has_gpu", lambda: False)
-    monkeypatch.setattr(trainers, "find_device", devices.find_device)
-    resumed = resumed_plan({}, run.config).config.training
-    assert resumed.device == "auto"
-    resumed_run = fit(ROWS, ROWS, OPTIONS, tmp_path / "run", resume=True)
-    assert resumed_run.config.training.device == "auto"
 
 
 @pytest.mark.parametrize(("speedup", "precision"), [(2.0, "bfloat16"), (0.5, "float32"), (1.0, "float32")])

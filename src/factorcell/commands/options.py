@@ -261,7 +261,8 @@ def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: ar
     """Open a model on the device and with the precision that `arguments` specify.
 
     The device and the precision of the first model replace those of `arguments`, so that all models of a command
-    compute on the same device and in the same number format. If the precision is bfloat16, a notice about it is stored in `arguments.precision_notice`.
+    compute on the same device and in the same number format. If the precision is bfloat16, a notice about it is stored
+    in `arguments.precision_notice`.
     """
     from factorcell.model import precision
 

@@ -23,7 +23,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -283,7 +283,8 @@ class _RecordedLoop:
             if "zeros" in arrays:
                 arrays["zeros"].detach().zero_()  # other graphs use the same memory
             gates, reduced, zeros = (
-                arrays[name][:, :steps] if name in arrays else None for name in ("input_gates", "input_reduced", "zeros")
+                arrays[name][:, :steps] if name in arrays else None
+                for name in ("input_gates", "input_reduced", "zeros")
             )
             optional: OptionalArrays = {name: arrays.get(name) for name in ARRAY_FIELDS}
             inputs = RecurrenceInputs(**{**optional, "input_reduced": reduced, "bias": gates})  # type: ignore[arg-type]
@@ -296,7 +297,9 @@ class _RecordedLoop:
     def backward(self, steps: int | None = None) -> None:
         """Compute the gradients of the differentiated arrays from those of the results."""
         arrays = self.arrays
-        of_results = [arrays[f"of_{name}"][:, :steps] if name == "outputs" else arrays[f"of_{name}"] for name in RESULTS]
+        of_results = [
+            arrays[f"of_{name}"][:, :steps] if name == "outputs" else arrays[f"of_{name}"] for name in RESULTS
+        ]
         leaves = [arrays[name] for name in self.differentiated]
         with torch.inference_mode(False):
             pairs = [(x, of_x) for x, of_x in zip(self.results, of_results, strict=True) if x.requires_grad]

@@ -16,9 +16,9 @@ from factorcell.training import rules
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     Notify,
-    prepare_to_resume,
     locked_run_folder,
     not_resumable_error,
+    prepare_to_resume,
     train_with_notices,
     write_training_facts,
 )

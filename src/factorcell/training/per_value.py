@@ -23,10 +23,10 @@ from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     Notify,
-    prepare_to_resume,
     emit_notice,
     locked_run_folder,
     not_resumable_error,
+    prepare_to_resume,
     read_corpora,
     train_with_notices,
     write_training_facts,

@@ -84,6 +84,12 @@ class Plan:
         """Return this plan with other options of the section `training`."""
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
+    def with_measurements_of(self, other: "Plan") -> "Plan":
+        """Return this plan with the precision and the device that were measured for another."""
+        new_plan = self.with_training(precision=other.config.training.precision, device=other.config.training.device)
+        speedup, is_device_measured = other.bfloat16_speedup, other.is_device_measured
+        return replace(new_plan, bfloat16_speedup=speedup, is_device_measured=is_device_measured)
+
     def notices(self, unused: Collection[str] = ()) -> list[str]:
         """Return one-line notices about the chosen options, except the `unused` ones, and the expected duration."""
         lines = []
@@ -142,24 +148,16 @@ def plan(
             raise limits.UserError(
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
-        draft = config if isinstance(config, Plan) else Plan(config)
-        if draft.config.training.device == devices.AUTO and devices.has_gpu():
-            drafts = [draft.with_training(device=name) for name in ("cuda", "cpu")]
-            draft = _with_faster_device(drafts, corpus, dev)
-        return _with_precision(draft, corpus, dev)
+        return _with_measured_options(config if isinstance(config, Plan) else Plan(config), corpus, dev)
     facts = TableFacts.of(corpus, dev)
     passes = config.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
-
     preset = budget.preset_or_default
     max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
-    large_plan = _with_defaults(config, facts, max_passes, preset)
-    if large_plan.config.training.device == devices.AUTO and devices.has_gpu():
-        configs = [_with_device(config, name) for name in ("cuda", "cpu")]
-        drafts = [_with_defaults(config_on_device, facts, max_passes, preset) for config_on_device in configs]
-        large_plan = _with_faster_device(drafts, corpus, dev)
-        config = _with_device(config, large_plan.config.training.device)
+    plans = [_with_defaults(_set_device(config, name), facts, max_passes, preset) for name in ("cuda", "cpu")]
+    large_plan = _with_device(_with_defaults(config, facts, max_passes, preset), plans, corpus, dev)
+    config = _set_device(config, large_plan.config.training.device)
     if budget.minutes is None:
         large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
@@ -169,7 +167,8 @@ def plan(
     unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
     unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
-    small_plan = _with_precision(_with_defaults(config, facts, passes_for_sizes, preset), corpus, dev)
+    small_plan = _with_defaults(config, facts, passes_for_sizes, preset)
+    small_plan = _with_precision(replace(small_plan, is_device_measured=large_plan.is_device_measured), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
     finishing_seconds = 0.0
     if start is not None:
@@ -177,13 +176,7 @@ def plan(
         finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
     limit = _time_limit(budget.minutes * 60, start, max_passes, speed, finishing_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
-    final_plan = final_plan.with_training(precision=small_plan.config.training.precision)
-    final_plan = replace(
-        final_plan,
-        bfloat16_speedup=small_plan.bfloat16_speedup,
-        is_device_measured=large_plan.is_device_measured,
-    )
+    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes).with_measurements_of(small_plan)
     final_plan = _with_possible_passes(final_plan, speed, limit)
     if start is None:
         return final_plan
@@ -252,7 +245,7 @@ def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds
     return f"{minutes}: {', '.join(parts)}"
 
 
-def _with_device(specified: SpecifiedOptions, device: str) -> SpecifiedOptions:
+def _set_device(specified: SpecifiedOptions, device: str) -> SpecifiedOptions:
     """Return the `specified` options with a device."""
     return {**specified, "training": {**specified.get("training", {}), "device": device}}
 
@@ -277,11 +270,22 @@ class _TrialSteps:
         return int(batch.lengths.sum())
 
 
-def _with_faster_device(drafts: Sequence[Plan], corpus: Corpus, dev: Corpus) -> Plan:
-    """Return the one of `drafts`, plans for different devices, whose training steps read more tokens per second."""
-    drafts_by_device = {draft.config.training.device: draft for draft in drafts}
-    works = {device: _TrialSteps(draft.config, corpus, dev).take for device, draft in drafts_by_device.items()}
-    return replace(drafts_by_device[devices.choose_device(works)], is_device_measured=True)
+def _with_measured_options(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
+    """Replace a device and a precision of "auto" by the faster ones."""
+    plans = [draft.with_training(device=name) for name in ("cuda", "cpu")]
+    return _with_precision(_with_device(draft, plans, corpus, dev), corpus, dev)
+
+
+def _with_device(draft: Plan, plans: Sequence[Plan], corpus: Corpus, dev: Corpus) -> Plan:
+    """Return `draft` if its device is specified, or if there is no GPU; otherwise the faster one of two `plans`.
+
+    The faster one is the plan for a device whose training steps read more tokens per second.
+    """
+    if draft.config.training.device != devices.AUTO or not devices.has_gpu():
+        return draft
+    plans_by_device = {plan.config.training.device: plan for plan in plans}
+    works = {device: _TrialSteps(plan.config, corpus, dev).take for device, plan in plans_by_device.items()}
+    return replace(plans_by_device[devices.choose_device(works)], is_device_measured=True)
 
 
 def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
