@@ -1,0 +1,388 @@
+"""What `gpu.py` measures: layers, the softmax, training steps of recurrent models and of Transformers.
+
+All texts and weights are random, so that no data and no network are needed.
+
+    words        e 200, d 240, rank 12; 100 texts of 40 words
+    characters   e 24, d 600, rank 60; 256 texts of 60 characters
+    agnews_words, commits_small   the recipes of these names in experiments
+    new Llama    4 layers of 256
+    SmolLM2      a frozen Llama of the sizes of SmolLM2-135M with adapters of rank 8, and random weights
+"""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.config import Config
+from factorcell.data.corpus import Corpus
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.tokenizer import WordTokenizer
+from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.model.backbone import BackboneSizes
+from factorcell.model.cells import Cell
+from factorcell.model.kernels import gpu_recurrence, library, softmax
+from factorcell.model.language_model import with_identified_base
+from factorcell.model.loop_graphs import LoopGraphs
+from factorcell.model.recurrent_loop import update_state
+from factorcell.model.run import Run
+from factorcell.option_fields import RecurrentOptions, WordOptions
+from factorcell.training.trainer import Trainer
+
+CONTEXT, CONTEXTS = 20, 1000
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# How the recurrence is computed on a GPU: the default, or a way that is forced.
+DEFAULT, LOOP, GRAPHS, COMPILED = "factorcell", "plain loop", "CUDA graphs", "CUDA graphs, compiled step"
+WAYS = (DEFAULT, LOOP, GRAPHS, COMPILED)
+WORDS_LAYER = {"batch": 100, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12}
+CHARACTERS_LAYER = {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60}
+SMOLLM2 = {
+    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "intermediate_size": 1536, "vocab_size": 49_152, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+Once = Callable[[], int]  # computes once, and returns the number of tokens
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a case.
+
+    Attributes:
+        what: The name of the way.
+        make: Prepares the work, and returns the function to measure.
+        period: The number of calls that differ from each other, such as the number of batches.
+    """
+
+    what: str
+    make: Callable[[], Once]
+    period: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders that do the same work in the same precision."""
+
+    part: str
+    name: str
+    precision: str
+    contenders: list[Contender]
+
+
+@contextmanager
+def computing(way: str, device: str = DEVICE) -> Iterator[None]:
+    """Compute recurrences in one of `WAYS`."""
+    setting, supports = os.environ.get("FACTORCELL_KERNEL"), gpu_recurrence.supports
+    try:
+        if way == LOOP:
+            os.environ["FACTORCELL_KERNEL"] = "off"
+        if way in (GRAPHS, COMPILED) and device == "cuda":
+            gpu_recurrence.supports = lambda input_gates, matrix: False
+        yield
+    finally:
+        gpu_recurrence.supports = supports
+        os.environ.pop("FACTORCELL_KERNEL", None)
+        if setting is not None:
+            os.environ["FACTORCELL_KERNEL"] = setting
+
+
+def precise(precision: str, device: str = DEVICE) -> Any:
+    """Return a context manager in which products are computed in `precision`."""
+    return library.precision(precision, torch.device(device))
+
+
+def compile_steps(model: nn.Module) -> None:
+    """Let `torch.compile` fuse the kernels of a step that are not products."""
+    compiled = torch.compile(update_state, dynamic=True)
+    for cell in model.modules():
+        if isinstance(cell, Cell):
+            cell.graphs = LoopGraphs(cell.recurrent_step, compiled)
+
+
+def layer(way: str, sizes: Sizes, precision: str, adapt: tuple[str, ...] = ("concat", "factor"), **options: Any) -> Once:
+    """Return the forward and backward pass of a layer."""
+    batch, steps, embedding, hidden, rank = sizes.values()
+    backbone_sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
+    cell = Cell(RecurrentOptions(hidden_size=hidden, **options), backbone_sizes).to(DEVICE).train()
+    if way == COMPILED:
+        compile_steps(cell)
+    inputs = torch.randn(batch, steps, embedding, device=DEVICE, requires_grad=True)
+    vector = torch.randn(batch, CONTEXT, device=DEVICE, requires_grad=True)
+    gradient = torch.randn(batch, steps, hidden, device=DEVICE)
+
+    def once() -> int:
+        cell.zero_grad()
+        with computing(way):
+            with precise(precision):
+                outputs, _ = cell(inputs, cell.linear.condition(vector))
+            outputs.backward(gradient.to(outputs.dtype))
+        return batch * steps
+
+    return once
+
+
+def library_layer(kind: type[nn.LSTM] | type[nn.GRU], sizes: Sizes, precision: str) -> Once:
+    """Return the forward and backward pass of a layer of PyTorch (cuDNN on a GPU), which has no adapters."""
+    batch, steps, embedding, hidden, _ = sizes.values()
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    model = kind(embedding, hidden, batch_first=True).to(DEVICE, dtype)
+    model.flatten_parameters()  # after the conversion, the weights are no longer one block of memory
+    inputs = torch.randn(batch, steps, embedding, device=DEVICE, dtype=dtype, requires_grad=True)
+    gradient = torch.randn(batch, steps, hidden, device=DEVICE, dtype=dtype)
+
+    def once() -> int:
+        model.zero_grad()
+        model(inputs)[0].backward(gradient)
+        return batch * steps
+
+    return once
+
+
+def layer_cases(scale: float, precision: str, ways: tuple[str, ...] = WAYS[:3]) -> Iterator[Case]:
+    """Yield the layers; `scale` multiplies the numbers of texts and of hidden units."""
+    words, characters = (
+        {**sizes, "batch": max(2, int(sizes["batch"] * scale)), "hidden": max(8, int(sizes["hidden"] * scale))}
+        for sizes in (WORDS_LAYER, CHARACTERS_LAYER)
+    )
+    kinds: list[tuple[str, Sizes, dict[str, Any], type[nn.LSTM] | type[nn.GRU]]] = [
+        ("words", words, {}, nn.LSTM),
+        ("characters", characters, {}, nn.LSTM),
+        ("characters, layer normalization", characters, {"layer_norm": True}, nn.LSTM),
+        ("words, GRU", words, {"cell": "gru"}, nn.GRU),
+        ("words, LSTM", words, {"cell": "lstm"}, nn.LSTM),
+    ]
+    for name, sizes, options, kind in kinds:
+        # Without a GPU kernel for it, the default of a layer is CUDA graphs.
+        own_ways = ways if not options else tuple(way for way in ways if way != DEFAULT)
+
+        def make(way: str, sizes: Sizes = sizes, options: dict[str, Any] = options) -> Once:
+            return layer(way, sizes, precision, **options)
+
+        contenders = [Contender(way, lambda way=way, make=make: make(way)) for way in own_ways]  # type: ignore[misc]
+        contenders.append(
+            Contender(
+                "factorcell, no adapters",
+                lambda sizes=sizes, options=options: layer(DEFAULT, sizes, precision, ("concat",), **options),  # type: ignore[misc]
+            )
+        )
+        contenders.append(
+            Contender(
+                f"nn.{kind.__name__}, no adapters",
+                lambda sizes=sizes, kind=kind: library_layer(kind, sizes, precision),  # type: ignore[misc]
+            )
+        )
+        yield Case("layers", name, precision, contenders)
+
+
+def softmax_cases(scale: float, precision: str) -> Iterator[Case]:
+    """Yield the exact loss with gradients over 50,000 words."""
+    width, vocabulary = 200, max(100, int(50_000 * scale))
+    for count in (max(10, int(4000 * scale)), max(20, int(24_000 * scale))):
+
+        def loss(is_chunked: bool, count: int = count) -> Once:
+            values = (torch.randn(count, width, device=DEVICE) * 0.3).requires_grad_()
+            table = (torch.randn(vocabulary, width, device=DEVICE) * 0.3).requires_grad_()
+            bias = torch.zeros(vocabulary, device=DEVICE, requires_grad=True)
+            targets = torch.randint(vocabulary, (count,), device=DEVICE)
+
+            def once() -> int:
+                values.grad = table.grad = bias.grad = None
+                with precise(precision):
+                    if is_chunked:
+                        nats = softmax.nats(values, table, bias, targets)
+                    else:
+                        nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
+                nats.sum().backward()  # type: ignore[no-untyped-call]
+                return count
+
+            return once
+
+        contenders = [
+            Contender("factorcell", lambda loss=loss: loss(True)),  # type: ignore[misc]
+            Contender("F.cross_entropy", lambda loss=loss: loss(False)),  # type: ignore[misc]
+        ]
+        yield Case("softmax", f"{count:,} targets, {vocabulary:,} words", precision, contenders)
+
+
+def random_texts(count: int, longest: int, vocabulary: int, shortest: int = 10) -> Corpus:
+    """Return texts of different lengths with Zipf frequencies, in random contexts."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(min(shortest, longest), longest + 1, count)
+    shares = 1 / np.arange(1, vocabulary - 2) ** 1.05
+    offsets = np.concatenate([[0], np.cumsum(lengths + 2)])
+    tokens = generator.choice(np.arange(3, vocabulary), int(offsets[-1]), p=shares / shares.sum())
+    tokens[offsets[:-1]], tokens[offsets[1:] - 1] = START, END
+    categories = generator.integers(1, CONTEXTS + 1, (count, 1)).astype(np.int32)
+    names = (UNKNOWN_VALUE, *(f"c{index}" for index in range(CONTEXTS)))
+    schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
+    words = Vocabulary((*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary))))
+    tokenizer = WordTokenizer(WordOptions(), words)
+    return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), tokenizer, schema)
+
+
+RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text, vocabulary
+    "agnews_words": (
+        {
+            **{"embedding_size": 150, "hidden_size": 110, "rank": 12, "context_size": 8, "variable_size": 8},
+            **{"dropout_recurrent": 0.1, "dropout_input": 0.1, "dropout_output": 0.2, "loss": "sampled"},
+        },
+        58,
+        50_000,
+    ),
+    "commits_small": (
+        {
+            **{"embedding_size": 24, "hidden_size": 300, "rank": 50, "context_size": 20, "variable_size": 20},
+            **{"layer_norm": True, "dropout_context": 0.2, "loss": "full", "output_bias": ()},
+        },
+        100,
+        120,
+    ),
+    "new Llama": (
+        {"base": "llama", "layers": 4, "hidden_size": 256, "loss": "full", "output_bias": (), "rank": 8},
+        58,
+        50_000,
+    ),
+}
+
+
+def training(way: str, options: dict[str, Any], corpus: Corpus, batches: int, device: str) -> Once:
+    """Return a training step; calls repeat the first `batches` batches."""
+    config = with_identified_base(Config.of(**options, epochs=1e4, device=device))
+    trainer = Trainer(Run(Path(), config, corpus.tokenizer, corpus.schema), corpus, corpus.select(np.arange(2)))
+    if way == COMPILED:
+        compile_steps(trainer.run.model)
+    repeated = itertools.cycle(list(itertools.islice(trainer.batches(), batches)))
+
+    def once() -> int:
+        batch = next(repeated)
+        with computing(way, device):
+            trainer.step(batch)
+        return int(batch.lengths.sum())
+
+    return once
+
+
+def training_cases(scale: float, precision: str) -> Iterator[Case]:
+    """Yield training steps of the recipes with small and large batches."""
+    for tokens in (1500, 24_000):
+        for name, (options, longest, vocabulary) in RECIPES.items():
+            batch_tokens, batches = max(100, int(tokens * scale)), 12
+            corpus = random_texts(batches * batch_tokens // (longest // 2) + 50, longest, max(100, int(vocabulary * scale)))
+            options = {**options, "batch_tokens": batch_tokens, "precision": precision}
+            ways = (DEFAULT,) if "base" in options else (DEFAULT, GRAPHS) if tokens > 1500 else WAYS[:3]
+            ways = tuple(way for way in ways if way != GRAPHS or not options.get("layer_norm"))
+
+            def make(way: str, device: str = DEVICE, options: Any = options, corpus: Corpus = corpus) -> Once:
+                return training(way, options, corpus, batches, device)
+
+            contenders = [Contender(way, lambda way=way, make=make: make(way), batches) for way in ways]  # type: ignore[misc]
+            if tokens == 1500 and DEVICE != "cpu" and "base" not in options:
+                # The compiled code of the processor, in float32 unless it has instructions for bfloat16.
+                contenders.append(Contender("processor", lambda make=make: make(DEFAULT, "cpu"), batches))  # type: ignore[misc]
+            if "base" in options:
+                contenders.append(
+                    Contender(
+                        "transformers, no adapters",
+                        lambda corpus=corpus, options=options: plain_llama(corpus, options, batches),  # type: ignore[misc]
+                        batches,
+                    )
+                )
+            yield Case("training", f"{name}, batches of {batch_tokens:,} tokens", precision, contenders)
+
+
+def plain_llama(corpus: Corpus, options: dict[str, Any], batches: int) -> Once:
+    """Return a training step of a new Llama of `transformers` with `cross_entropy` and Adam."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=len(corpus.tokenizer), hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+        intermediate_size=688, tie_word_embeddings=True, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).to(DEVICE)
+    adam = torch.optim.AdamW(model.parameters(), fused=True)
+    rows = corpus.batches(options["batch_tokens"], seed=0)[:batches]
+    repeated = itertools.cycle([corpus.batch(row) for row in rows])
+
+    def once() -> int:
+        batch = next(repeated).to(torch.device(DEVICE))
+        mask = batch.mask()
+        with precise(options["precision"]):
+            logits = model(input_ids=batch.tokens[:, :-1], attention_mask=mask.long()).logits
+            losses = F.cross_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten(), reduction="none")
+        loss = (losses * mask.flatten()).sum() / mask.sum()
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        adam.step()
+        return int(batch.lengths.sum())
+
+    return once
+
+
+def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
+    """Yield training steps of a frozen Llama with adapters, and passes through the base alone."""
+    import transformers
+
+    shape = SMOLLM2 if scale == 1 else {**SMOLLM2, "num_hidden_layers": 2, "vocab_size": 300}
+    folder = tempfile.TemporaryDirectory()  # deleted when the last case is forgotten
+    llama = transformers.LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0)  # type: ignore[arg-type]
+    base = transformers.LlamaForCausalLM(llama).to(DEVICE, torch.bfloat16).requires_grad_(False)
+    base.save_pretrained(folder.name)
+    for tokens in (1500, 24_000):
+        batch_tokens = max(200, int(tokens * scale))
+        corpus = random_texts(8 * batch_tokens // 60 + 50, 64, shape["vocab_size"], shortest=60)
+        options = {
+            **{"base": folder.name, "base_precision": "bfloat16", "adapt": ("factor",), "rank": 8, "output_bias": ()},
+            **{"context_size": 8, "variable_size": 8, "loss": "full", "batch_tokens": batch_tokens},
+            "precision": precision,
+        }
+        batch = corpus.batch(corpus.batches(batch_tokens)[0]).to(torch.device(DEVICE))
+
+        def base_pass(with_gradients: bool, batch: Any = batch) -> Once:
+            inputs = F.embedding(batch.tokens[:, :-1], base.get_input_embeddings().weight)
+
+            def once() -> int:
+                values: Tensor = inputs.clone().requires_grad_(with_gradients)
+                with nullcontext() if with_gradients else torch.no_grad():
+                    logits = base(inputs_embeds=values).logits
+                    loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.tokens[:, 1:].flatten())
+                if with_gradients:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                return int(batch.lengths.sum())
+
+            return once
+
+        contenders = [
+            Contender("factorcell", lambda o=options, c=corpus: training(DEFAULT, o, c, 2, DEVICE), 2),  # type: ignore[misc]
+            Contender("base, gradients of its inputs", lambda make=base_pass: make(True)),  # type: ignore[misc]
+            Contender("base, no gradients", lambda make=base_pass: make(False)),  # type: ignore[misc]
+        ]
+        yield Case("pretrained", f"SmolLM2, batches of {batch_tokens:,} tokens", precision, contenders)
+
+
+def compiled_cases(scale: float, precision: str) -> Iterator[Case]:
+    """Yield layers whose steps `torch.compile` fuses; compiling takes tens of seconds."""
+    for case in layer_cases(scale, precision, ways=(GRAPHS, COMPILED)):
+        if case.name in ("characters, layer normalization", "words, GRU"):
+            yield replace(case, part="compiled steps", contenders=case.contenders[:2])
+
+
+
+
+PARTS: dict[str, Callable[[float, str], Iterator[Case]]] = {
+    "layers": layer_cases,
+    "training": training_cases,
+    "pretrained": pretrained_cases,
+    "softmax": softmax_cases,
+    "compiled steps": compiled_cases,
+}
