@@ -96,7 +96,9 @@ def measure_case(case: Case, seconds: float, deadline: float) -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
-def measure_parts(names: Sequence[str], precisions: Sequence[str], scale: float, seconds: float, deadline: float) -> Iterator[Row]:
+def measure_parts(
+    names: Sequence[str], precisions: Sequence[str], scale: float, seconds: float, deadline: float
+) -> Iterator[Row]:
     """Yield the rows of all parts, first in the first precision."""
     for precision in precisions:
         for name in names:
@@ -120,7 +122,11 @@ def table(rows: Sequence[Row]) -> str:
             if "error" in row:
                 figures = [row["error"].replace("|", "/"), "", ""]
             else:
-                figures = [f"{row['milliseconds']:,.2f}", f"{row['tokens_per_second']:,}", str(row.get("memory_gb", ""))]
+                figures = [
+                    f"{row['milliseconds']:,.2f}",
+                    f"{row['tokens_per_second']:,}",
+                    str(row.get("memory_gb", "")),
+                ]
             lines.append(f"| {' | '.join([row['case'], row['what'], *figures])} |")
         lines.append("")
     return "\n".join(lines)

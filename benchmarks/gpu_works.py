@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
@@ -38,7 +39,8 @@ from factorcell.model.run import Run
 from factorcell.option_fields import RecurrentOptions, WordOptions
 from factorcell.training.trainer import Trainer
 
-CONTEXT, CONTEXTS = 20, 1000
+CONTEXT, CONTEXTS, SOFTMAX_WIDTH = 20, 1000, 200
+BATCHES = 12  # batches of a training, which differ in their numbers of texts and of steps
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # How the recurrence is computed on a GPU: the default, or a way that is forced.
 DEFAULT, LOOP, GRAPHS, COMPILED = "factorcell", "plain loop", "CUDA graphs", "CUDA graphs, compiled step"
@@ -109,7 +111,9 @@ def compile_steps(model: nn.Module) -> None:
             cell.graphs = LoopGraphs(cell.recurrent_step, compiled)
 
 
-def layer(way: str, sizes: Sizes, precision: str, adapt: tuple[str, ...] = ("concat", "factor"), **options: Any) -> Once:
+def layer(
+    way: str, sizes: Sizes, precision: str, adapt: tuple[str, ...] = ("concat", "factor"), **options: Any
+) -> Once:
     """Return the forward and backward pass of a layer."""
     batch, steps, embedding, hidden, rank = sizes.values()
     backbone_sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
@@ -162,54 +166,51 @@ def layer_cases(scale: float, precision: str, ways: tuple[str, ...] = WAYS[:3]) 
         ("words, LSTM", words, {"cell": "lstm"}, nn.LSTM),
     ]
     for name, sizes, options, kind in kinds:
-        # Without a GPU kernel for it, the default of a layer is CUDA graphs.
-        own_ways = ways if not options else tuple(way for way in ways if way != DEFAULT)
+        # Layers with options run in CUDA graphs by default, because no kernel supports them.
+        makers = {
+            way: partial(layer, way, sizes, precision, **options) for way in ways if not options or way != DEFAULT
+        }
+        makers["factorcell, no adapters"] = partial(layer, DEFAULT, sizes, precision, ("concat",), **options)
+        makers[f"nn.{kind.__name__}, no adapters"] = partial(library_layer, kind, sizes, precision)
+        yield Case("layers", name, precision, [Contender(what, make) for what, make in makers.items()])
 
-        def make(way: str, sizes: Sizes = sizes, options: dict[str, Any] = options) -> Once:
-            return layer(way, sizes, precision, **options)
 
-        contenders = [Contender(way, lambda way=way, make=make: make(way)) for way in own_ways]  # type: ignore[misc]
-        contenders.append(
-            Contender(
-                "factorcell, no adapters",
-                lambda sizes=sizes, options=options: layer(DEFAULT, sizes, precision, ("concat",), **options),  # type: ignore[misc]
-            )
-        )
-        contenders.append(
-            Contender(
-                f"nn.{kind.__name__}, no adapters",
-                lambda sizes=sizes, kind=kind: library_layer(kind, sizes, precision),  # type: ignore[misc]
-            )
-        )
-        yield Case("layers", name, precision, contenders)
+def large_layer_cases(scale: float, precision: str) -> Iterator[Case]:
+    """Yield the layers without options with 2,048 texts."""
+    for name, sizes in (("words", WORDS_LAYER), ("characters", CHARACTERS_LAYER)):
+        large = {**sizes, "batch": int(2048 * scale)}
+        makers = {way: partial(layer, way, large, precision) for way in (DEFAULT, GRAPHS)}
+        makers["nn.LSTM, no adapters"] = partial(library_layer, nn.LSTM, large, precision)
+        yield Case("large layers", name, precision, [Contender(what, make) for what, make in makers.items()])
+
+
+def loss_work(is_chunked: bool, count: int, vocabulary: int, precision: str) -> Once:
+    """Return the exact loss of `count` targets with gradients, ours or that of PyTorch."""
+    values = (torch.randn(count, SOFTMAX_WIDTH, device=DEVICE) * 0.3).requires_grad_()
+    table = (torch.randn(vocabulary, SOFTMAX_WIDTH, device=DEVICE) * 0.3).requires_grad_()
+    bias = torch.zeros(vocabulary, device=DEVICE, requires_grad=True)
+    targets = torch.randint(vocabulary, (count,), device=DEVICE)
+
+    def once() -> int:
+        values.grad = table.grad = bias.grad = None
+        with precise(precision):
+            if is_chunked:
+                nats = softmax.nats(values, table, bias, targets)
+            else:
+                nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
+        nats.sum().backward()  # type: ignore[no-untyped-call]
+        return count
+
+    return once
 
 
 def softmax_cases(scale: float, precision: str) -> Iterator[Case]:
     """Yield the exact loss with gradients over 50,000 words."""
-    width, vocabulary = 200, max(100, int(50_000 * scale))
+    vocabulary = max(100, int(50_000 * scale))
     for count in (max(10, int(4000 * scale)), max(20, int(24_000 * scale))):
-
-        def loss(is_chunked: bool, count: int = count) -> Once:
-            values = (torch.randn(count, width, device=DEVICE) * 0.3).requires_grad_()
-            table = (torch.randn(vocabulary, width, device=DEVICE) * 0.3).requires_grad_()
-            bias = torch.zeros(vocabulary, device=DEVICE, requires_grad=True)
-            targets = torch.randint(vocabulary, (count,), device=DEVICE)
-
-            def once() -> int:
-                values.grad = table.grad = bias.grad = None
-                with precise(precision):
-                    if is_chunked:
-                        nats = softmax.nats(values, table, bias, targets)
-                    else:
-                        nats = F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
-                nats.sum().backward()  # type: ignore[no-untyped-call]
-                return count
-
-            return once
-
         contenders = [
-            Contender("factorcell", lambda loss=loss: loss(True)),  # type: ignore[misc]
-            Contender("F.cross_entropy", lambda loss=loss: loss(False)),  # type: ignore[misc]
+            Contender("factorcell", partial(loss_work, True, count, vocabulary, precision)),
+            Contender("F.cross_entropy", partial(loss_work, False, count, vocabulary, precision)),
         ]
         yield Case("softmax", f"{count:,} targets, {vocabulary:,} words", precision, contenders)
 
@@ -255,13 +256,13 @@ RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text
 }
 
 
-def training(way: str, options: dict[str, Any], corpus: Corpus, batches: int, device: str) -> Once:
-    """Return a training step; calls repeat the first `batches` batches."""
+def training(way: str, options: dict[str, Any], corpus: Corpus, device: str) -> Once:
+    """Return a training step; calls repeat the first `BATCHES` batches."""
     config = with_identified_base(Config.of(**options, epochs=1e4, device=device))
     trainer = Trainer(Run(Path(), config, corpus.tokenizer, corpus.schema), corpus, corpus.select(np.arange(2)))
     if way == COMPILED:
         compile_steps(trainer.run.model)
-    repeated = itertools.cycle(list(itertools.islice(trainer.batches(), batches)))
+    repeated = itertools.cycle(list(itertools.islice(trainer.batches(), BATCHES)))
 
     def once() -> int:
         batch = next(repeated)
@@ -276,31 +277,25 @@ def training_cases(scale: float, precision: str) -> Iterator[Case]:
     """Yield training steps of the recipes with small and large batches."""
     for tokens in (1500, 24_000):
         for name, (options, longest, vocabulary) in RECIPES.items():
-            batch_tokens, batches = max(100, int(tokens * scale)), 12
-            corpus = random_texts(batches * batch_tokens // (longest // 2) + 50, longest, max(100, int(vocabulary * scale)))
+            batch_tokens = max(100, int(tokens * scale))
+            text_count = BATCHES * batch_tokens // (longest // 2) + 50
+            corpus = random_texts(text_count, longest, max(100, int(vocabulary * scale)))
             options = {**options, "batch_tokens": batch_tokens, "precision": precision}
-            ways = (DEFAULT,) if "base" in options else (DEFAULT, GRAPHS) if tokens > 1500 else WAYS[:3]
-            ways = tuple(way for way in ways if way != GRAPHS or not options.get("layer_norm"))
-
-            def make(way: str, device: str = DEVICE, options: Any = options, corpus: Corpus = corpus) -> Once:
-                return training(way, options, corpus, batches, device)
-
-            contenders = [Contender(way, lambda way=way, make=make: make(way), batches) for way in ways]  # type: ignore[misc]
-            if tokens == 1500 and DEVICE != "cpu" and "base" not in options:
-                # The compiled code of the processor, in float32 unless it has instructions for bfloat16.
-                contenders.append(Contender("processor", lambda make=make: make(DEFAULT, "cpu"), batches))  # type: ignore[misc]
-            if "base" in options:
-                contenders.append(
-                    Contender(
-                        "transformers, no adapters",
-                        lambda corpus=corpus, options=options: plain_llama(corpus, options, batches),  # type: ignore[misc]
-                        batches,
-                    )
-                )
+            has_kernel, is_transformer = not options.get("layer_norm"), "base" in options
+            makers = {DEFAULT: partial(training, DEFAULT, options, corpus, DEVICE)}
+            if is_transformer:
+                makers["transformers, no adapters"] = partial(plain_llama, corpus, options)
+            elif has_kernel:
+                makers[GRAPHS] = partial(training, GRAPHS, options, corpus, DEVICE)
+            if tokens == 1500 and not is_transformer:
+                makers[LOOP] = partial(training, LOOP, options, corpus, DEVICE)
+                # In float32 unless the processor has instructions for bfloat16.
+                makers["processor"] = partial(training, DEFAULT, options, corpus, "cpu")
+            contenders = [Contender(what, make, BATCHES) for what, make in makers.items()]
             yield Case("training", f"{name}, batches of {batch_tokens:,} tokens", precision, contenders)
 
 
-def plain_llama(corpus: Corpus, options: dict[str, Any], batches: int) -> Once:
+def plain_llama(corpus: Corpus, options: dict[str, Any]) -> Once:
     """Return a training step of a new Llama of `transformers` with `cross_entropy` and Adam."""
     import transformers
 
@@ -310,7 +305,7 @@ def plain_llama(corpus: Corpus, options: dict[str, Any], batches: int) -> Once:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).to(DEVICE)
     adam = torch.optim.AdamW(model.parameters(), fused=True)
-    rows = corpus.batches(options["batch_tokens"], seed=0)[:batches]
+    rows = corpus.batches(options["batch_tokens"], seed=0)[:BATCHES]
     repeated = itertools.cycle([corpus.batch(row) for row in rows])
 
     def once() -> int:
@@ -340,7 +335,7 @@ def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
     base.save_pretrained(folder.name)
     for tokens in (1500, 24_000):
         batch_tokens = max(200, int(tokens * scale))
-        corpus = random_texts(8 * batch_tokens // 60 + 50, 64, shape["vocab_size"], shortest=60)
+        corpus = random_texts(BATCHES * batch_tokens // 60 + 50, 64, shape["vocab_size"], shortest=60)
         options = {
             **{"base": folder.name, "base_precision": "bfloat16", "adapt": ("factor",), "rank": 8, "output_bias": ()},
             **{"context_size": 8, "variable_size": 8, "loss": "full", "batch_tokens": batch_tokens},
@@ -348,26 +343,28 @@ def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
         }
         batch = corpus.batch(corpus.batches(batch_tokens)[0]).to(torch.device(DEVICE))
 
-        def base_pass(with_gradients: bool, batch: Any = batch) -> Once:
-            inputs = F.embedding(batch.tokens[:, :-1], base.get_input_embeddings().weight)
-
-            def once() -> int:
-                values: Tensor = inputs.clone().requires_grad_(with_gradients)
-                with nullcontext() if with_gradients else torch.no_grad():
-                    logits = base(inputs_embeds=values).logits
-                    loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.tokens[:, 1:].flatten())
-                if with_gradients:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                return int(batch.lengths.sum())
-
-            return once
-
         contenders = [
-            Contender("factorcell", lambda o=options, c=corpus: training(DEFAULT, o, c, 2, DEVICE), 2),  # type: ignore[misc]
-            Contender("base, gradients of its inputs", lambda make=base_pass: make(True)),  # type: ignore[misc]
-            Contender("base, no gradients", lambda make=base_pass: make(False)),  # type: ignore[misc]
+            Contender("factorcell", partial(training, DEFAULT, options, corpus, DEVICE), BATCHES),
+            Contender("base, gradients of its inputs", partial(base_pass, base, batch, True)),
+            Contender("base, no gradients", partial(base_pass, base, batch, False)),
         ]
         yield Case("pretrained", f"SmolLM2, batches of {batch_tokens:,} tokens", precision, contenders)
+
+
+def base_pass(base: Any, batch: Batch, with_gradients: bool) -> Once:
+    """Return a pass of a frozen model with its loss, and backwards to its inputs if `with_gradients`."""
+    inputs = F.embedding(batch.tokens[:, :-1], base.get_input_embeddings().weight)
+
+    def once() -> int:
+        values: Tensor = inputs.clone().requires_grad_(with_gradients)
+        with nullcontext() if with_gradients else torch.no_grad():
+            logits = base(inputs_embeds=values).logits
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.tokens[:, 1:].flatten())
+        if with_gradients:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return int(batch.lengths.sum())
+
+    return once
 
 
 def compiled_cases(scale: float, precision: str) -> Iterator[Case]:
@@ -377,12 +374,11 @@ def compiled_cases(scale: float, precision: str) -> Iterator[Case]:
             yield replace(case, part="compiled steps", contenders=case.contenders[:2])
 
 
-
-
 PARTS: dict[str, Callable[[float, str], Iterator[Case]]] = {
     "layers": layer_cases,
     "training": training_cases,
     "pretrained": pretrained_cases,
     "softmax": softmax_cases,
     "compiled steps": compiled_cases,
+    "large layers": large_layer_cases,
 }

@@ -191,6 +191,13 @@ def test_scoring_records_no_backward_pass(recorder: Recorder, monkeypatch: pytes
     check_equal([outputs, folded, state.hidden], [cell(x, shift)[0], cell(x, shift)[0], cell(x, shift)[1].hidden])
 
 
+def test_a_layer_that_first_scored_can_be_trained(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = make_cell(layer_norm=True)
+    with torch.inference_mode():
+        cell(torch.randn(5, 6, E, device=DEVICE), cell.linear.condition(torch.randn(5, K, device=DEVICE)))
+    check_equal(run(cell, (5, 6)), expect(cell, monkeypatch, (5, 6)))
+
+
 def test_matrices_of_texts_get_gradients(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = make_cell("coupled", layer_norm=True)
     fold = cell.linear.fold

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from factorcell.model.kernels import library
+from factorcell.model.kernels import cuda_graphs, gpu, library
+from factorcell.model.kernels.cuda_graphs import record
 from factorcell.model.kernels.recurrence import ARRAY_FIELDS, RecurrenceInputs
 from factorcell.model.recurrent_loop import CellState, RecurrentStep, Update, run_loop, update_state
 
@@ -38,7 +39,7 @@ MAX_STEPS = 128  # most steps of a graph; a piece of a longer text is replayed a
 MAX_GRAPHS = 48  # most graphs of a layer; the least recently used ones are removed
 ALIGNMENT = 512  # bytes between the starts of arrays in the buffer are a multiple of this
 GROWTH = 1.5  # size of a new buffer relative to the size that the first graph in it needs
-WARMUP_STEPS = 2  # steps that run before a recording, because the first call of a kernel may not be recorded
+WARMUP_STEPS = 2  # steps that run before each recording except the first, before which all steps run
 
 # Arrays that a graph reads. Those of the products have the type of the products, the others are float32.
 PRODUCT_ARRAYS = ("input_reduced", "weight", "left", "right")
@@ -59,17 +60,6 @@ def bucket_size(count: int) -> int:
     """Return the smallest of 8, 12, 16, 24, 32, 48, 64, ... that is at least `count`."""
     power = 1 << max(3, (count - 1).bit_length())
     return power * 3 // 4 if power > 8 and count <= power * 3 // 4 else power
-
-
-def record(work: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """Record the kernels that `work` launches in a CUDA graph; return the function that launches them again."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            work()
-    finally:
-        torch.cuda.set_stream(stream)  # after an error, PyTorch would stay on the stream of the recording
-    return cast(Callable[[], None], graph.replay)
 
 
 @dataclass
@@ -102,7 +92,7 @@ class LoopGraphs:
         self.graphs: OrderedDict[Any, LoopGraph] = OrderedDict()
         self.buffer: Tensor | None = None
         self.pool: Any = None
-        self.last_replay: object = None  # identifies the forward pass whose intermediate values are in memory
+        self.last_replay: _Replay | None = None  # the forward pass whose intermediate values are in memory
 
     def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, Update]]:
         """Copy a layer without its graphs, which belong to addresses."""
@@ -159,16 +149,16 @@ class LoopGraphs:
 
     def run_forward(
         self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool
-    ) -> tuple[tuple[Tensor, ...], object]:
+    ) -> tuple[tuple[Tensor, ...], "_Replay"]:
         """Compute the results, copied out of the buffer; also return what identifies this replay."""
         batch, steps = cast(Tensor, arrays["input_gates"]).shape[:2]
         with self.lock:
-            graph = self._replay_forward(arrays, lengths, needs_backward)
-            outputs, hidden, memory = (graph.arrays[name] for name in RESULTS)
-            return (outputs[:batch, :steps].clone(), hidden[:batch].clone(), memory[:batch].clone()), self.last_replay
+            replay = self._replay_forward(arrays, lengths, needs_backward)
+            outputs, hidden, memory = (replay.graph.arrays[name] for name in RESULTS)
+            return (outputs[:batch, :steps].clone(), hidden[:batch].clone(), memory[:batch].clone()), replay
 
     def run_backward(
-        self, arrays: OptionalArrays, lengths: Tensor, replay: object, of_results: Mapping[str, Tensor]
+        self, arrays: OptionalArrays, lengths: Tensor, replay: "_Replay", of_results: Mapping[str, Tensor]
     ) -> Arrays:
         """Return the gradients of `DIFFERENTIATED`, copied out of the buffer, from the gradients of the results.
 
@@ -176,10 +166,9 @@ class LoopGraphs:
         """
         batch, steps = cast(Tensor, arrays["input_gates"]).shape[:2]
         with self.lock:
-            if self.last_replay is replay:
-                graph = self._graph(arrays, lengths, needs_backward=True)
-            else:
-                graph = self._replay_forward(arrays, lengths, needs_backward=True)
+            if self.last_replay is not replay:
+                replay = self._replay_forward(arrays, lengths, needs_backward=True)
+            graph = replay.graph
             for name, gradient in of_results.items():
                 _fill(graph.arrays[f"of_{name}"], gradient, _axes(name, gradient))
             cast(Callable[[], None], graph.replay_backward)()
@@ -188,15 +177,15 @@ class LoopGraphs:
             gradients = {name: graph.arrays[f"of_{name}"] for name in DIFFERENTIATED if f"of_{name}" in graph.arrays}
             return {name: _region(x, _axes(name, x), sizes).clone() for name, x in gradients.items()}
 
-    def _replay_forward(self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool) -> LoopGraph:
+    def _replay_forward(self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool) -> "_Replay":
         graph = self._graph(arrays, lengths, needs_backward)
-        self.last_replay = object()
+        self.last_replay = _Replay(graph)
         for name, array in arrays.items():
             if array is not None:
                 _fill(graph.arrays[name], array, _axes(name, array))
         _fill(graph.arrays["lengths"], lengths, "B")
         graph.replay_forward()
-        return graph
+        return self.last_replay
 
     def _graph(self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool) -> LoopGraph:
         """Return the graph of these shapes; record it if it is new."""
@@ -209,8 +198,8 @@ class LoopGraphs:
         settings = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
         key = (tuple(layout.items()), needs_backward, settings, gates.device)
         if key not in self.graphs:
-            graph = self._new_graph(layout, sizes, needs_backward, gates.device)
-            self.graphs[key] = graph
+            with torch.inference_mode(False), gpu.on(gates):
+                self.graphs[key] = self._new_graph(layout, sizes, needs_backward, gates.device)
             if len(self.graphs) > MAX_GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
@@ -239,8 +228,9 @@ class LoopGraphs:
         for name in differentiated:
             arrays[name].requires_grad_()
         loop = _RecordedLoop(self.step, self.update, arrays, differentiated)
-        if device.type == "cuda":
-            _warm_up(loop)
+        if device.type == "cuda":  # the first call of a kernel may not be recorded
+            with cuda_graphs.on_recording_stream():
+                loop.run(WARMUP_STEPS if self.graphs else None)
         forward = record(loop.forward, self.pool)
         backward = record(loop.backward, self.pool) if needs_backward else None
         loop.results = ()  # the recording of the next graph may use the memory of the intermediate values
@@ -269,12 +259,25 @@ class LoopGraphs:
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
 
 
+class _Replay:
+    """A replay of the forward pass of a graph."""
+
+    def __init__(self, graph: LoopGraph) -> None:
+        self.graph = graph
+
+
 class _RecordedLoop:
     """The forward and the backward pass of a loop over arrays at fixed addresses."""
 
     def __init__(self, step: RecurrentStep, update: Update, arrays: Arrays, differentiated: Sequence[str]) -> None:
         self.step, self.update, self.arrays, self.differentiated = step, update, arrays, differentiated
         self.results: tuple[Tensor, ...] = ()
+
+    def run(self, steps: int | None) -> None:
+        """Run all steps, or the first `steps`, in both directions."""
+        self.forward(steps)
+        if self.differentiated:
+            self.backward(steps)
 
     def forward(self, steps: int | None = None) -> None:
         """Compute the results of all steps, or of the first `steps`, and keep what the backward pass needs."""
@@ -330,9 +333,10 @@ class _Loop(torch.autograd.Function):
         lengths, outputs, *saved = ctx.saved_tensors
         arrays: OptionalArrays = dict(zip(ARRAYS, saved, strict=True))
         of_named = dict(zip(RESULTS, of_results, strict=True))
-        gradients: OptionalArrays = {**ctx.graphs.run_backward(arrays, lengths, ctx.replay, of_named)}
-        of_product = cast(Tensor, gradients.get("zeros", gradients["input_gates"]))
-        gradients |= _product_gradients(arrays, outputs, of_product.to(arrays["weight"].dtype))
+        with torch.autocast(outputs.device.type, enabled=False):
+            gradients: OptionalArrays = {**ctx.graphs.run_backward(arrays, lengths, ctx.replay, of_named)}
+            of_product = cast(Tensor, gradients.get("zeros", gradients["input_gates"]))
+            gradients |= _product_gradients(arrays, outputs, of_product.to(cast(Tensor, arrays["weight"]).dtype))
         is_needed = dict(zip(ARRAYS, ctx.needs_input_grad[3:], strict=True))
         return None, None, None, *(gradients.get(name) if is_needed[name] else None for name in ARRAYS)
 
@@ -385,14 +389,3 @@ def _fill(buffer: Tensor, array: Tensor, axes: str) -> None:
         for axis in range(len(axes)):
             if array.shape[axis] < buffer.shape[axis]:
                 buffer.narrow(axis, array.shape[axis], buffer.shape[axis] - array.shape[axis]).zero_()
-
-
-def _warm_up(loop: _RecordedLoop) -> None:
-    """Run a few steps on another stream, as recordings require."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        loop.forward(WARMUP_STEPS)
-        if loop.differentiated:
-            loop.backward(WARMUP_STEPS)
-    torch.cuda.current_stream().wait_stream(stream)
