@@ -34,7 +34,6 @@ from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu_recurrence, library, softmax
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.loop_graphs import LoopGraphs
-from factorcell.model.recurrent_loop import update_state
 from factorcell.model.run import Run
 from factorcell.option_fields import RecurrentOptions, WordOptions
 from factorcell.training.trainer import Trainer
@@ -104,11 +103,10 @@ def precise(precision: str, device: str = DEVICE) -> Any:
 
 
 def compile_steps(model: nn.Module) -> None:
-    """Let `torch.compile` fuse the kernels of a step that are not products."""
-    compiled = torch.compile(update_state, dynamic=True)
+    """Let `torch.compile` join the kernels of a step that are not products."""
     for cell in model.modules():
         if isinstance(cell, Cell):
-            cell.graphs = LoopGraphs(cell.recurrent_step, compiled)
+            cell.graphs = LoopGraphs(cell.recurrent_step, compiles=True)
 
 
 def layer(

@@ -238,8 +238,13 @@ def test_the_device_that_reads_more_tokens_per_second_is_chosen(cuda: Device, cp
 def test_a_run_is_opened_on_the_faster_device(faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run").save_weights({})
     names: list[str] = []
+
+    def find_device(name: str) -> torch.device:
+        names.append(name)
+        return torch.device("cpu")
+
     monkeypatch.setattr(run_module, "has_gpu", lambda: True)
-    monkeypatch.setattr(run_module, "find_device", lambda name: (names.append(name), torch.device("cpu"))[1])
+    monkeypatch.setattr(run_module, "find_device", find_device)
 
     def choose(works: dict[str, Any]) -> str:
         token_counts = {name: work() for name, work in works.items()}

@@ -24,6 +24,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -82,11 +83,11 @@ class LoopGraphs:
 
     Args:
         step: The equations of the cell.
-        update: The function that computes the next state from the products.
+        compiles: Whether `torch.compile` joins the kernels of a step that are not products.
     """
 
-    def __init__(self, step: RecurrentStep, update: Update = update_state) -> None:
-        self.step, self.update = step, update
+    def __init__(self, step: RecurrentStep, compiles: bool = False) -> None:
+        self.step, self.compiles = step, compiles
         self.lock = threading.Lock()
         self.has_failed = False
         self.graphs: OrderedDict[Any, LoopGraph] = OrderedDict()
@@ -94,9 +95,9 @@ class LoopGraphs:
         self.pool: Any = None
         self.last_replay: _Replay | None = None  # the forward pass whose intermediate values are in memory
 
-    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, Update]]:
+    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, bool]]:
         """Copy a layer without its graphs, which belong to addresses."""
-        return LoopGraphs, (self.step, self.update)
+        return LoopGraphs, (self.step, self.compiles)
 
     def supports(self, gates: Tensor) -> bool:
         """Whether `run` supports these gates (B, T, G): on a GPU, not empty, and float32 or bfloat16."""
@@ -115,7 +116,7 @@ class LoopGraphs:
                 self._forget(None)
                 self.has_failed = True
                 log.warning("a loop cannot be recorded in a CUDA graph (%s); running it step by step", error)
-        return run_loop(self.step, gates, inputs, update=self.update)
+        return run_loop(self.step, gates, inputs)
 
     @staticmethod
     def _convert(gates: Tensor, inputs: RecurrenceInputs, product_type: torch.dtype) -> OptionalArrays:
@@ -227,7 +228,7 @@ class LoopGraphs:
         arrays = self._allocate(layout, device)
         for name in differentiated:
             arrays[name].requires_grad_()
-        loop = _RecordedLoop(self.step, self.update, arrays, differentiated)
+        loop = _RecordedLoop(self.step, _compiled_update() if self.compiles else update_state, arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel may not be recorded
             with cuda_graphs.on_recording_stream():
                 loop.run(WARMUP_STEPS if self.graphs else None)
@@ -257,6 +258,12 @@ class LoopGraphs:
         self.graphs.clear()
         self.buffer, self.last_replay = buffer, None
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
+
+
+@cache
+def _compiled_update() -> Update:
+    """Return `update_state`, compiled for each new type of step and of numbers at its first call."""
+    return torch.compile(update_state)
 
 
 class _Replay:

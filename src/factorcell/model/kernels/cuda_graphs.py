@@ -11,7 +11,7 @@ import torch
 @cache
 def _recording_stream(device: int) -> torch.cuda.Stream:
     """Return the stream of all recordings on a GPU: one stream, because PyTorch keeps working memory per stream."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
