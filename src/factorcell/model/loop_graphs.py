@@ -196,8 +196,7 @@ class LoopGraphs:
         layout = {
             name: (_padded_shape(array, _axes(name, array), sizes), array.dtype) for name, array in present.items()
         }
-        settings = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
-        key = (tuple(layout.items()), needs_backward, settings, gates.device)
+        key = (tuple(layout.items()), needs_backward, torch.get_float32_matmul_precision(), gates.device)
         if key not in self.graphs:
             with torch.inference_mode(False), gpu.on(gates):
                 self.graphs[key] = self._new_graph(layout, sizes, needs_backward, gates.device)

@@ -106,10 +106,11 @@ def default_options(
 
     The layer sizes are those for a training of `epochs_for_sizes` passes, or of `epochs` passes if it is None.
     """
-    targets_read = (epochs if epochs_for_sizes is None else epochs_for_sizes) * facts.targets
+    passes_for_sizes = epochs if epochs_for_sizes is None else epochs_for_sizes
+    targets_read = passes_for_sizes * facts.targets
     tokens_per_batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
     if on_gpu:
-        gpu_tokens = batch_tokens(facts.targets, facts.max_passes, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS)
+        gpu_tokens = batch_tokens(facts.targets, passes_for_sizes, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS)
         tokens_per_batch = max(tokens_per_batch, gpu_tokens)
     if facts.is_character_level:
         embedding_size = 50

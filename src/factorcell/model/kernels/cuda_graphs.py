@@ -1,11 +1,14 @@
 """Recording of kernels in CUDA graphs, which launch them again without Python."""
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import torch
+
+_RECORDING = threading.Lock()  # PyTorch records one graph at a time
 
 
 @cache
@@ -27,10 +30,13 @@ def on_recording_stream() -> Iterator[None]:
 def record(work: Callable[[], None], pool: Any) -> Callable[[], None]:
     """Record the kernels that `work` launches in a CUDA graph; return the function that launches them again."""
     graph = torch.cuda.CUDAGraph()
-    with on_recording_stream():
+    with _RECORDING, on_recording_stream():
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # which only says that the recording is not valid
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph.replay
