@@ -6,6 +6,7 @@
 #define SET amx
 #define LANES 16
 #define TOGETHER 8
+#define FAST_L3 0
 #define DOT_BF16 1
 #define TILES 1
 #include "set.inc"

@@ -6,5 +6,6 @@
 #define SET avx2
 #define LANES 8
 #define TOGETHER 4
+#define FAST_L3 1
 #include "set.inc"
 #endif

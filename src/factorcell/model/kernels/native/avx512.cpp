@@ -6,5 +6,6 @@
 #define SET avx512
 #define LANES 16
 #define TOGETHER 8
+#define FAST_L3 0
 #include "set.inc"
 #endif

@@ -6,6 +6,7 @@
 #define SET avx512_bf16
 #define LANES 16
 #define TOGETHER 8
+#define FAST_L3 1
 #define DOT_BF16 1
 #include "set.inc"
 #endif
