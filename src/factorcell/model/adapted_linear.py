@@ -130,16 +130,18 @@ class AdaptedLinear(nn.Module):
     def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
         """Split W into its first `inputs` rows and the others; return the shift of each part, with its `matrix`.
 
-        Call it once per forward pass rather than once per step, because the backward pass allocates a gradient of the
-        size of W for each slice of W.
+        Call it once per forward pass rather than once per step, because the backward pass joins the gradients of the
+        parts to a gradient of the size of W.
         """
-        matrix, shifts = self.matrix(shift), []
-        for rows in (slice(inputs), slice(inputs, None)):
-            left = None if shift.left is None else shift.left[:, rows]
-            # Each part has its own view of s: the backward pass adds up the gradients of the part, then adds them to s.
-            scale = None if shift.scale is None else shift.scale[:]
-            shifts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
-        of_first_rows, of_other_rows = shifts
+        matrix = self.matrix(shift)
+        sizes = [inputs, matrix.shape[-2] - inputs]
+        matrices = torch.split(matrix, sizes, dim=-2)
+        left_factors = (None, None) if shift.left is None else torch.split(shift.left, sizes, dim=1)
+        # Each part has its own view of s: the backward pass adds up the gradients of the part, then adds them to s.
+        of_first_rows, of_other_rows = (
+            replace(shift, left=left, scale=None if shift.scale is None else shift.scale[:], matrix=part)
+            for left, part in zip(left_factors, matrices, strict=True)
+        )
         return of_first_rows, of_other_rows
 
     def matrix(self, shift: Shift) -> Tensor:

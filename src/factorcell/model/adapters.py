@@ -52,8 +52,8 @@ class Shift:
         if scales:
             scale = scales[0] if len(scales) == 1 else torch.stack(scales).prod(0)
         return cls(
-            left=torch.cat(left_factors, dim=2) if left_factors else None,
-            right=torch.cat(right_factors, dim=1) if right_factors else None,
+            left=_concatenate(left_factors, dim=2),
+            right=_concatenate(right_factors, dim=1),
             bias=torch.stack(biases).sum(0) if biases else None,
             scale=scale,
         )
@@ -83,6 +83,13 @@ class Shift:
     def values_per_context(self) -> int:
         """Return the number of values in the shift of one context."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
+
+
+def _concatenate(factors: Sequence[Tensor], dim: int) -> Tensor | None:
+    """Concatenate L or R of several shifts; do not copy a single one, which may have a hundred megabytes."""
+    if len(factors) == 1:
+        return factors[0]
+    return torch.cat(tuple(factors), dim) if factors else None
 
 
 @dataclass(frozen=True)
