@@ -3,7 +3,8 @@
     python benchmarks/builds.py BEFORE.so AFTER.so --groups characters words --repeats 10
 
 Uses one thread and measures processor milliseconds, so other work on the machine affects both builds alike. A figure
-is the minimum of its repeats; the part in compiled code has its own minimum.
+is the minimum of its repeats; the part in compiled code has its own minimum. The environment variable FACTORCELL_KERNEL
+selects the instruction set, as in speed.py.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import GROUPS, Work
+from speed import GROUPS, INSTRUCTION_SET, Work, supported_works
 
 from factorcell.model.kernels import library
 
@@ -24,7 +25,7 @@ CALL = library.call
 def load_build(path: Path) -> ctypes.CDLL:
     """Load a build of the kernels as `library.library` returns it."""
     loaded = ctypes.CDLL(str(path.resolve()))
-    for sized in (loaded.factorcell_packed_table, loaded.factorcell_packed_weight):
+    for sized in (loaded.factorcell_packed_table, loaded.factorcell_packed_weight, loaded.factorcell_softmax_room):
         sized.restype = ctypes.c_int64
     return loaded
 
@@ -40,7 +41,7 @@ def measure(work: Work, loaded: ctypes.CDLL) -> tuple[float, float]:
         compiled_seconds += time.thread_time() - began
 
     library.library, library.call = lambda: loaded, call  # type: ignore[assignment]
-    os.environ["FACTORCELL_KERNEL"] = work.kernel
+    os.environ["FACTORCELL_KERNEL"] = work.kernel or INSTRUCTION_SET
     with library.precision(work.precision, torch.device("cpu")):
         began = time.thread_time()
         work.once()
@@ -57,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     library.retain_freed_memory()
     loaded = [load_build(path) for path in arguments.builds]
-    works = [work for name in arguments.groups for work in GROUPS[name]() if work.kernel != "off"]
+    works = supported_works([work for name in arguments.groups for work in GROUPS[name]() if work.kernel != "off"])
     times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}
     for repeat in range(arguments.repeats + 1):
         for work in works:

@@ -2,9 +2,15 @@
 
     python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl
 
-All contenders run in random order; a figure is the median of its repeats. Limits are measured among them: a large
-matrix product (by PyTorch's library, which does not reach the peak rate of some processors) and a sweep over memory.
-Writes one JSON object per measurement, with the machine's description.
+All contenders run in random order; a figure is the median of its repeats, fewer for calls that take long. Limits are
+measured among them: a large matrix product (by PyTorch's library, which does not reach the peak rate of some
+processors) and a sweep over memory. Contenders in bfloat16 run only if the instruction set multiplies bfloat16: a large
+product without such instructions takes a minute. Writes one JSON object per measurement, and describes the machine.
+
+To measure a narrower instruction set than the processor's best one, set it for the compiled code and for PyTorch:
+
+    FACTORCELL_KERNEL=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+        python benchmarks/speed.py
 
 A training changes how its process allocates memory, so it is better to measure each group in a separate process, as
 `ratios.py` does.
@@ -44,11 +50,13 @@ from factorcell.training.trainer import Trainer
 
 Once = Callable[[], object]
 CONTEXT, WORDS = 30, 50_000
+INSTRUCTION_SET = os.environ.get("FACTORCELL_KERNEL", "")  # of the compiled code; empty: the best one
+MAX_SECONDS, MIN_REPEATS = 5.0, 3  # of the repeats of a contender; a slow contender has at least the minimum
 
 
 @dataclass(frozen=True)
 class Work:
-    """One contender: the function `once`, its `tokens`, its `operations`, and the kernel that it uses."""
+    """One contender: the function `once`, its `tokens`, its `operations`, and its kernel ("": the compiled code)."""
 
     group: str
     what: str
@@ -154,7 +162,7 @@ def step_work() -> list[Work]:
     return [
         Work(name, "plain path", plain_step(many, 40), 4000, 0, "off"),
         Work(name, "compiled", trained_step(many), 4000),
-        Work(name, "compiled, bfloat16", trained_step(many, 40, "bfloat16"), 4000),
+        Work(name, "compiled, bfloat16", trained_step(many, 40, "bfloat16"), 4000, precision="bfloat16"),
         Work(name, "compiled, one context", trained_step(few), 4000),
         Work(name, "compiled, texts half as long", trained_step(texts(5800, 2000, 20, WORDS), 20), 2000),
     ]
@@ -209,24 +217,37 @@ def limits() -> list[Work]:
     short, sweep = (a.bfloat16(), b.bfloat16()), torch.randn(64_000_000)
     return [
         Work("limit", "matrix product", lambda: torch.mm(a, b, out=torch.empty(2048, 2048)), 0, 2 * 2048.0**3),
-        Work("limit", "matrix product, bfloat16", lambda: torch.mm(*short), 0, 2 * 2048.0**3),
+        Work("limit", "matrix product, bfloat16", lambda: torch.mm(*short), 0, 2 * 2048.0**3, "", "bfloat16"),
         Work("limit", "memory sweep, 256 MB", lambda: sweep.sum()),
     ]
 
 
+def supported_works(works: list[Work]) -> list[Work]:
+    """Return the works in float32, and those in bfloat16 if the instruction set multiplies bfloat16."""
+    return [work for work in works if work.precision == "float32" or kernels.has_bfloat16()]
+
+
+def run_once(work: Work) -> float:
+    """Run a work with its kernel and precision; return the seconds."""
+    os.environ["FACTORCELL_KERNEL"] = work.kernel or INSTRUCTION_SET
+    with kernels.precision(work.precision if work.group[:8] != "training" else "float32", torch.device("cpu")):
+        began = time.perf_counter()
+        work.once()
+        return time.perf_counter() - began
+
+
 def measure(works: list[Work], repeats: int) -> dict[Work, float]:
-    """Return the median seconds of each, in random order, after one run that is not counted."""
-    times: dict[Work, list[float]] = {work: [] for work in works}
-    order = [work for work in works for _ in range(repeats)]
+    """Return the median seconds of each, in random order, after one run that is not counted.
+
+    A work that takes long has fewer repeats.
+    """
+    order: list[Work] = []
+    for work in works:
+        order += [work] * min(repeats, max(MIN_REPEATS, round(MAX_SECONDS / run_once(work))))
     random.Random(0).shuffle(order)
-    for number, work in enumerate([*works, *order]):
-        os.environ["FACTORCELL_KERNEL"] = work.kernel
-        with kernels.precision(work.precision if work.group[:8] != "training" else "float32", torch.device("cpu")):
-            began = time.perf_counter()
-            work.once()
-            if number >= len(works):
-                times[work].append(time.perf_counter() - began)
-    os.environ.pop("FACTORCELL_KERNEL")
+    times: dict[Work, list[float]] = {work: [] for work in works}
+    for work in order:
+        times[work].append(run_once(work))
     return {work: statistics.median(values) for work, values in times.items()}
 
 
@@ -291,7 +312,7 @@ def main() -> None:
         "torch": torch.__version__,
         "kernel": kernels.variant(),
     }
-    works = [work for name in arguments.groups for work in GROUPS[name]()] + limits()
+    works = supported_works([work for name in arguments.groups for work in GROUPS[name]()] + limits())
     measured = rows(measure(works, arguments.repeats))
     for row in measured:
         write_row({**row, **about}, arguments.out)
