@@ -42,8 +42,10 @@ CONTEXT, CONTEXTS, SOFTMAX_WIDTH = 20, 1000, 200
 BATCHES = 12  # batches of a training, which differ in their numbers of texts and of steps
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # How the recurrence is computed on a GPU: the default, or a way that is forced.
-DEFAULT, LOOP, GRAPHS, COMPILED = "factorcell", "plain loop", "CUDA graphs", "CUDA graphs, compiled step"
-WAYS = (DEFAULT, LOOP, GRAPHS, COMPILED)
+DEFAULT, LOOP, GRAPHS = "factorcell", "plain loop", "CUDA graphs"
+SEPARATE, COMPILED = "CUDA graphs, separate kernels", "CUDA graphs, compiled step"
+KERNELS = {SEPARATE: "pytorch", COMPILED: "compiled"}
+LAYER_WAYS = (DEFAULT, LOOP, GRAPHS, SEPARATE)
 WORDS_LAYER = {"batch": 100, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12}
 CHARACTERS_LAYER = {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60}
 SMOLLM2 = {
@@ -82,12 +84,12 @@ class Case:
 
 @contextmanager
 def computing(way: str, device: str = DEVICE) -> Iterator[None]:
-    """Compute recurrences in one of `WAYS`."""
+    """Compute recurrences in one way."""
     setting, supports = os.environ.get("FACTORCELL_KERNEL"), gpu_recurrence.supports
     try:
         if way == LOOP:
             os.environ["FACTORCELL_KERNEL"] = "off"
-        if way in (GRAPHS, COMPILED) and device == "cuda":
+        if way in (GRAPHS, *KERNELS) and device == "cuda":
             gpu_recurrence.supports = lambda input_gates, matrix: False
         yield
     finally:
@@ -102,11 +104,11 @@ def precise(precision: str, device: str = DEVICE) -> Any:
     return library.precision(precision, torch.device(device))
 
 
-def compile_steps(model: nn.Module) -> None:
-    """Let `torch.compile` join the kernels of a step that are not products."""
+def set_kernels(model: nn.Module, way: str) -> None:
+    """Choose what computes a step except its products, if `way` does not leave that to the layer."""
     for cell in model.modules():
-        if isinstance(cell, Cell):
-            cell.graphs = LoopGraphs(cell.recurrent_step, compiles=True)
+        if isinstance(cell, Cell) and way in KERNELS:
+            cell.graphs = LoopGraphs(cell.recurrent_step, KERNELS[way])
 
 
 def layer(
@@ -116,8 +118,7 @@ def layer(
     batch, steps, embedding, hidden, rank = sizes.values()
     backbone_sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
     cell = Cell(RecurrentOptions(hidden_size=hidden, **options), backbone_sizes).to(DEVICE).train()
-    if way == COMPILED:
-        compile_steps(cell)
+    set_kernels(cell, way)
     inputs = torch.randn(batch, steps, embedding, device=DEVICE, requires_grad=True)
     vector = torch.randn(batch, CONTEXT, device=DEVICE, requires_grad=True)
     gradient = torch.randn(batch, steps, hidden, device=DEVICE)
@@ -150,7 +151,7 @@ def library_layer(kind: type[nn.LSTM] | type[nn.GRU], sizes: Sizes, precision: s
     return once
 
 
-def layer_cases(scale: float, precision: str, ways: tuple[str, ...] = WAYS[:3]) -> Iterator[Case]:
+def layer_cases(scale: float, precision: str, ways: tuple[str, ...] = LAYER_WAYS) -> Iterator[Case]:
     """Yield the layers; `scale` multiplies the numbers of texts and of hidden units."""
     words, characters = (
         {**sizes, "batch": max(2, int(sizes["batch"] * scale)), "hidden": max(8, int(sizes["hidden"] * scale))}
@@ -164,10 +165,11 @@ def layer_cases(scale: float, precision: str, ways: tuple[str, ...] = WAYS[:3]) 
         ("words, LSTM", words, {"cell": "lstm"}, nn.LSTM),
     ]
     for name, sizes, options, kind in kinds:
-        # Layers with options run in CUDA graphs by default, because no kernel supports them.
-        makers = {
-            way: partial(layer, way, sizes, precision, **options) for way in ways if not options or way != DEFAULT
-        }
+        # Layers with options run in CUDA graphs by default, because the Triton kernel of all steps lacks them.
+        measured = [way for way in ways if not options or way != DEFAULT]
+        if "cell" in options:  # the Triton kernel of a step lacks them too
+            measured = [way for way in measured if way != SEPARATE]
+        makers = {way: partial(layer, way, sizes, precision, **options) for way in measured}
         makers["factorcell, no adapters"] = partial(layer, DEFAULT, sizes, precision, ("concat",), **options)
         makers[f"nn.{kind.__name__}, no adapters"] = partial(library_layer, kind, sizes, precision)
         yield Case("layers", name, precision, [Contender(what, make) for what, make in makers.items()])
@@ -258,8 +260,7 @@ def training(way: str, options: dict[str, Any], corpus: Corpus, device: str) -> 
     """Return a training step; calls repeat the first `BATCHES` batches."""
     config = with_identified_base(Config.of(**options, epochs=1e4, device=device))
     trainer = Trainer(Run(Path(), config, corpus.tokenizer, corpus.schema), corpus, corpus.select(np.arange(2)))
-    if way == COMPILED:
-        compile_steps(trainer.run.model)
+    set_kernels(trainer.run.model, way)
     repeated = itertools.cycle(list(itertools.islice(trainer.batches(), BATCHES)))
 
     def once() -> int:

@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from factorcell.model.kernels import gpu, gpu_recurrence
+from factorcell.model.kernels import gpu, gpu_recurrence, gpu_step
 
 PROCESSORS = 132  # of an H100
-NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
+NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8"}
 
 
 class Compiler:
@@ -73,6 +73,14 @@ def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
     torch.autograd.backward([outputs.sum() + last.sum()])
 
 
+def step(hidden: int, kind: torch.dtype) -> None:
+    """Launch both kernels of a step, with all optional arguments, and with products of the type `kind`."""
+    gates, product = torch.zeros(4, 3 * hidden).requires_grad_(), torch.zeros(4, 3 * hidden, dtype=kind)
+    state, keep, is_inside = torch.zeros(4, hidden), torch.zeros(4, hidden), torch.zeros(4, dtype=torch.bool)
+    results = gpu_step.run(gates, product, state, state, torch.zeros(8, hidden), keep, is_inside)
+    torch.autograd.backward([results[0].sum() + results[1].sum()])
+
+
 CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "words": (recurrence, (100, 240, 12, torch.bfloat16)),
     "words float32": (recurrence, (100, 240, 12, torch.float32)),
@@ -81,16 +89,20 @@ CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "large": (recurrence, (8192, 1000, 0, torch.bfloat16)),
     "large float32": (recurrence, (8192, 240, 60, torch.float32)),
     "high rank": (recurrence, (8192, 600, 200, torch.bfloat16)),
+    "step": (step, (600, torch.bfloat16)),
+    "large step": (step, (3000, torch.float32)),
 }
 
 
 def main() -> None:
     """Compile the cases on the command line."""
     gpu.processor_count = lambda device: PROCESSORS
-    module: Any = gpu_recurrence
-    forward, backward = module._forward_kernel, module._backward_kernel
+    modules: dict[Any, tuple[Any, Any]] = {
+        module: (module._forward_kernel, module._backward_kernel) for module in (gpu_recurrence, gpu_step)
+    }
     for case in sys.argv[1:]:
-        module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
+        for module, (forward, backward) in modules.items():
+            module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
         launch, arguments = CASES[case]
         launch(*arguments)
 

@@ -131,7 +131,7 @@ class Cell(nn.Module):
         self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
         # The compiled code and the GPU kernel support only this class, not its subclasses.
         self.is_coupled = type(self.recurrent_step) is Coupled
-        self.graphs = LoopGraphs(self.recurrent_step)
+        self.graphs = LoopGraphs(self.recurrent_step, "triton" if self.is_coupled else "pytorch")
 
     def pack_weight(self) -> PackedWeight | None:
         """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""

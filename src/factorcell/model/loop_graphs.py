@@ -24,7 +24,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -34,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from factorcell.model.kernels import cuda_graphs, gpu, library
 from factorcell.model.kernels.cuda_graphs import record
 from factorcell.model.kernels.recurrence import ARRAY_FIELDS, RecurrenceInputs
-from factorcell.model.recurrent_loop import CellState, RecurrentStep, Update, run_loop, update_state
+from factorcell.model.recurrent_loop import UPDATES, CellState, RecurrentStep, Update, run_loop
 
 MAX_STEPS = 128  # most steps of a graph; a piece of a longer text is replayed again in the backward pass
 MAX_GRAPHS = 48  # most graphs of a layer; the least recently used ones are removed
@@ -83,11 +82,11 @@ class LoopGraphs:
 
     Args:
         step: The equations of the cell.
-        compiles: Whether `torch.compile` joins the kernels of a step that are not products.
+        kernels: What computes a step except its products: a function of `UPDATES`.
     """
 
-    def __init__(self, step: RecurrentStep, compiles: bool = False) -> None:
-        self.step, self.compiles = step, compiles
+    def __init__(self, step: RecurrentStep, kernels: str = "pytorch") -> None:
+        self.step, self.kernels = step, kernels
         self.lock = threading.Lock()
         self.has_failed = False
         self.graphs: OrderedDict[Any, LoopGraph] = OrderedDict()
@@ -95,9 +94,9 @@ class LoopGraphs:
         self.pool: Any = None
         self.last_replay: _Replay | None = None  # the forward pass whose intermediate values are in memory
 
-    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, bool]]:
+    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, str]]:
         """Copy a layer without its graphs, which belong to addresses."""
-        return LoopGraphs, (self.step, self.compiles)
+        return LoopGraphs, (self.step, self.kernels)
 
     def supports(self, gates: Tensor) -> bool:
         """Whether `run` supports these gates (B, T, G): on a GPU, not empty, and float32 or bfloat16."""
@@ -227,7 +226,8 @@ class LoopGraphs:
         arrays = self._allocate(layout, device)
         for name in differentiated:
             arrays[name].requires_grad_()
-        loop = _RecordedLoop(self.step, _compiled_update() if self.compiles else update_state, arrays, differentiated)
+        name = "pytorch" if self.kernels == "triton" and not gpu.supports(arrays["input_gates"]) else self.kernels
+        loop = _RecordedLoop(self.step, UPDATES[name](), arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel may not be recorded
             with cuda_graphs.on_recording_stream():
                 loop.run(WARMUP_STEPS if self.graphs else None)
@@ -257,12 +257,6 @@ class LoopGraphs:
         self.graphs.clear()
         self.buffer, self.last_replay = buffer, None
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
-
-
-@cache
-def _compiled_update() -> Update:
-    """Return `update_state`, compiled for each new type of step and of numbers at its first call."""
-    return torch.compile(update_state)
 
 
 class _Replay:

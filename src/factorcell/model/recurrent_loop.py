@@ -9,14 +9,16 @@ run these steps faster on a GPU (`loop_graphs`).
 Shapes: B texts, T steps, H hidden, G columns of all gates, R rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell.model.kernels import gpu_step
 from factorcell.model.kernels.recurrence import RecurrenceInputs
 
 
@@ -72,9 +74,32 @@ class RecurrentStep(Protocol):
         ...
 
 
-# Computes the next state with a step, from the gates (B, G), the product p (B, G), the state, the rows (H,) of layer
-# normalization (gains, then offsets; none without layer normalization) and the dropout factors (B, H) or None.
-Update = Callable[[RecurrentStep, Tensor, Tensor, CellState, Sequence[Tensor], Tensor | None], CellState]
+class Update(Protocol):
+    """Computes all of a step except its matrix products."""
+
+    def __call__(
+        self,
+        step: RecurrentStep,
+        gates: Tensor,
+        product: Tensor,
+        state: CellState,
+        norm: Tensor | None,
+        keep: Tensor | None,
+        is_inside: Tensor | None,
+        /,
+    ) -> CellState:
+        """Compute the next state.
+
+        Args:
+            step: The equations of the cell.
+            gates: What the inputs contribute to the gates, plus the bias (B, G).
+            product: The product p (B, G).
+            state: The state before the step.
+            norm: Gains, then offsets of layer normalization, a row (H,) per index of `Norm`; None without it.
+            keep: Dropout factors (B, H) on the candidate; None without dropout.
+            is_inside: Whether each text (B,) has this step; otherwise its state does not change.
+        """
+        ...
 
 
 def update_state(
@@ -82,10 +107,12 @@ def update_state(
     gates: Tensor,
     product: Tensor,
     state: CellState,
-    norm_rows: Sequence[Tensor],
+    norm: Tensor | None,
     keep: Tensor | None,
+    is_inside: Tensor | None,
 ) -> CellState:
-    """Compute the next state: all of a step except its matrix products (see `Update` for the arguments)."""
+    """Compute the next state in PyTorch (see `Update` for the arguments)."""
+    norm_rows = () if norm is None else norm.unbind(0)
     norm_count = len(norm_rows) // 2
 
     def normalize(index: int, values: Tensor) -> Tensor:
@@ -96,7 +123,39 @@ def update_state(
     def drop(candidate: Tensor) -> Tensor:
         return candidate if keep is None else candidate * keep
 
-    return step(gates, product, state, normalize, drop)
+    next_state = step(gates, product, state, normalize, drop)
+    if is_inside is None:
+        return next_state
+    hidden = torch.where(is_inside[:, None], next_state.hidden, state.hidden)
+    return CellState(hidden, torch.where(is_inside[:, None], next_state.memory, state.memory))
+
+
+def _update_in_one_kernel(
+    step: RecurrentStep,
+    gates: Tensor,
+    product: Tensor,
+    state: CellState,
+    norm: Tensor | None,
+    keep: Tensor | None,
+    is_inside: Tensor | None,
+) -> CellState:
+    """Compute the next state of the coupled cell in a Triton kernel (see `Update` for the arguments)."""
+    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, norm, keep, is_inside))
+
+
+@cache
+def _compiled_update() -> Update:
+    """Return `update_state`, compiled for each new type of step and of numbers at its first call."""
+    return cast(Update, torch.compile(update_state))
+
+
+# Functions that return what computes a step except its products: separate kernels of PyTorch, one Triton kernel for the
+# coupled cell, or the kernels that `torch.compile` makes.
+UPDATES: dict[str, Callable[[], Update]] = {
+    "pytorch": lambda: update_state,
+    "triton": lambda: _update_in_one_kernel,
+    "compiled": _compiled_update,
+}
 
 
 def multiply_hidden(inputs: RecurrenceInputs, hidden: Tensor, reduced: Tensor | None) -> Tensor:
@@ -115,8 +174,8 @@ def run_step(step: RecurrentStep, inputs: RecurrenceInputs, state: CellState) ->
     """Read the first input of each text without dropout; return the next state."""
     reduced = None if inputs.input_reduced is None else inputs.input_reduced[:, 0]
     gates = inputs.input_gates[:, 0] + inputs.bias
-    norm_rows = () if inputs.norm is None else inputs.norm.unbind(0)
-    return update_state(step, gates, multiply_hidden(inputs, state.hidden, reduced), state, norm_rows, None)
+    product = multiply_hidden(inputs, state.hidden, reduced)
+    return update_state(step, gates, product, state, inputs.norm, None, None)
 
 
 def run_loop(
@@ -144,25 +203,17 @@ def run_loop(
         return state.hidden[:, None][:, :0], state
     # Views of all steps are created at once, because their gradients are then joined once, after the last step.
     norm = None if inputs.norm is None else inputs.norm.expand(steps, *inputs.norm.shape)
-    all_reduced, all_zeros, all_keep, all_norm = (
+    is_inside = None if inputs.lengths is None else torch.arange(steps, device=gates.device) < inputs.lengths[:, None]
+    all_reduced, all_zeros, all_keep, all_norm, all_inside = (
         [None] * steps if array is None else array.unbind(axis)
-        for array, axis in ((inputs.input_reduced, 1), (zeros, 1), (inputs.keep, 0), (norm, 0))
+        for array, axis in ((inputs.input_reduced, 1), (zeros, 1), (inputs.keep, 0), (norm, 0), (is_inside, 1))
     )
     hidden_states = []
     for number, step_gates in enumerate(gates.unbind(1)):
         product = multiply_hidden(inputs, state.hidden, all_reduced[number])
         if (step_zeros := all_zeros[number]) is not None:
             product = product + step_zeros
-        norm_rows = () if (step_norm := all_norm[number]) is None else step_norm.unbind(0)
-        next_state = update(step, step_gates, product, state, norm_rows, all_keep[number])
-        if inputs.lengths is not None:
-            is_inside = (number < inputs.lengths)[:, None]
-            memory = torch.where(is_inside, next_state.memory, state.memory)
-            next_state = CellState(torch.where(is_inside, next_state.hidden, state.hidden), memory)
-        state = next_state
+        state = update(step, step_gates, product, state, all_norm[number], all_keep[number], all_inside[number])
         hidden_states.append(state.hidden)
     outputs = torch.stack(hidden_states, dim=1)
-    if inputs.lengths is not None:
-        is_target = torch.arange(steps, device=outputs.device) < inputs.lengths[:, None]
-        outputs = torch.where(is_target[:, :, None], outputs, 0.0)
-    return outputs, state
+    return outputs if is_inside is None else torch.where(is_inside[:, :, None], outputs, 0.0), state

@@ -26,6 +26,14 @@ def compile_cases(cases: list[str], cache: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
+@pytest.mark.slow
+def test_kernels_of_a_step_fit_shared_memory(tmp_path: Path) -> None:
+    rows = compile_cases(["step", "large step"], tmp_path)
+    assert [row["kernel"] for row in rows] == ["_forward_kernel", "_backward_kernel"] * 2
+    for row in rows:
+        assert row["shared"] <= SHARED, row
+
+
 def check(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert row["shared"] <= SHARED, row
