@@ -29,6 +29,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.model import recurrent_loop
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu_recurrence, library, softmax
@@ -44,7 +45,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # How the recurrence is computed on a GPU: the default, or a way that is forced.
 DEFAULT, LOOP, GRAPHS = "factorcell", "plain loop", "CUDA graphs"
 SEPARATE, COMPILED = "CUDA graphs, separate kernels", "CUDA graphs, compiled step"
-KERNELS = {SEPARATE: "pytorch", COMPILED: "compiled"}
+KERNELS = {SEPARATE: recurrent_loop.SEPARATE, COMPILED: recurrent_loop.COMPILED}
 LAYER_WAYS = (DEFAULT, LOOP, GRAPHS, SEPARATE)
 WORDS_LAYER = {"batch": 100, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12}
 CHARACTERS_LAYER = {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60}

@@ -18,6 +18,7 @@ from factorcell.model import loop_graphs
 from factorcell.model.adapters import ADAPTERS
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import CELLS, Cell
+from factorcell.model.kernels import gpu
 from factorcell.model.loop_graphs import LoopGraphs, bucket_size
 from factorcell.option_fields import RecurrentOptions
 
@@ -62,6 +63,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     if DEVICE == "cpu":
         monkeypatch.setattr(loop_graphs, "record", recorder)
         monkeypatch.setattr(LoopGraphs, "supports", lambda self, gates: not self.has_failed)
+        monkeypatch.setattr(gpu, "supports", lambda *arrays: False)  # Triton's interpreter is slow
     monkeypatch.setenv("FACTORCELL_KERNEL", "triton")  # neither compiled code nor, for float32 here, its GPU kernel
     monkeypatch.setattr("factorcell.model.kernels.gpu_recurrence.supports", lambda gates, matrix: False)
     return recorder
@@ -127,6 +129,18 @@ def test_every_cell_gives_the_results_of_the_loop(
             check_equal(run(cell, *arguments), expect(cell, monkeypatch, *arguments))
     if DEVICE == "cpu":
         assert recorder.replays[:4] == ["forward", "backward"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
+def test_the_kernel_of_a_step_gives_the_results_of_the_loop(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "supports", lambda *arrays: True)
+    lengths = torch.tensor([2, 0, 3], device=DEVICE)
+    for layer_norm in (False, True):
+        cell = make_cell(layer_norm=layer_norm, dropout_recurrent=0.3)
+        check_equal(run(cell, (3, 3), lengths), expect(cell, monkeypatch, (3, 3), lengths))
 
 
 def test_batches_of_other_shapes_use_the_same_recording(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +256,13 @@ def test_a_failure_falls_back_to_the_loop(
     cell = make_cell(layer_norm=True)
     expected = expect(cell, monkeypatch, (3, 4))
     monkeypatch.setattr(loop_graphs, "record", fail)
+    reason = "a loop cannot be recorded in a CUDA graph (operation not permitted when stream is capturing); "
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             check_equal(run(cell, (3, 4)), expected)
     assert [record.getMessage() for record in caplog.records if "recorded" in record.getMessage()] == [
-        "a loop cannot be recorded in a CUDA graph (operation not permitted when stream is capturing); "
-        "running it step by step"
+        reason + "using separate kernels",
+        reason + "running it step by step",
     ]
     assert cell.graphs.buffer is None
 

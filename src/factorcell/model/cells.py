@@ -30,7 +30,16 @@ from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
 from factorcell.model.loop_graphs import LoopGraphs
-from factorcell.model.recurrent_loop import CellState, Drop, Norm, RecurrentStep, run_loop, run_step
+from factorcell.model.recurrent_loop import (
+    ONE_KERNEL,
+    SEPARATE,
+    CellState,
+    Drop,
+    Norm,
+    RecurrentStep,
+    run_loop,
+    run_step,
+)
 from factorcell.option_fields import RecurrentOptions
 
 
@@ -131,7 +140,7 @@ class Cell(nn.Module):
         self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
         # The compiled code and the GPU kernel support only this class, not its subclasses.
         self.is_coupled = type(self.recurrent_step) is Coupled
-        self.graphs = LoopGraphs(self.recurrent_step, "triton" if self.is_coupled else "pytorch")
+        self.graphs = LoopGraphs(self.recurrent_step, ONE_KERNEL if self.is_coupled else SEPARATE)
 
     def pack_weight(self) -> PackedWeight | None:
         """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from factorcell.model.kernels import cuda_graphs, gpu, library
 from factorcell.model.kernels.cuda_graphs import record
 from factorcell.model.kernels.recurrence import ARRAY_FIELDS, RecurrenceInputs
-from factorcell.model.recurrent_loop import UPDATES, CellState, RecurrentStep, Update, run_loop
+from factorcell.model.recurrent_loop import ONE_KERNEL, SEPARATE, UPDATES, CellState, RecurrentStep, Update, run_loop
 
 MAX_STEPS = 128  # most steps of a graph; a piece of a longer text is replayed again in the backward pass
 MAX_GRAPHS = 48  # most graphs of a layer; the least recently used ones are removed
@@ -85,7 +85,7 @@ class LoopGraphs:
         kernels: What computes a step except its products: a function of `UPDATES`.
     """
 
-    def __init__(self, step: RecurrentStep, kernels: str = "pytorch") -> None:
+    def __init__(self, step: RecurrentStep, kernels: str = SEPARATE) -> None:
         self.step, self.kernels = step, kernels
         self.lock = threading.Lock()
         self.has_failed = False
@@ -105,16 +105,22 @@ class LoopGraphs:
         return is_enabled and gates.is_cuda and gates.numel() > 0 and gates.dtype in library.FLOATS and not is_recording
 
     def run(self, gates: Tensor, inputs: RecurrenceInputs) -> tuple[Tensor, CellState]:
-        """Compute `run_loop`. If a graph cannot be recorded, log a warning and run the loop in Python from then on."""
+        """Compute `run_loop`.
+
+        If a graph cannot be recorded, log a warning; from then on use separate kernels, or run the loop in Python.
+        """
         is_bfloat16 = library.autocasts_to_bfloat16(gates.device)
         with torch.autocast(gates.device.type, enabled=False):
             arrays = self._convert(gates, inputs, torch.bfloat16 if is_bfloat16 else torch.float32)
-            try:
-                return self._run_pieces(arrays, inputs.lengths)
-            except RuntimeError as error:
-                self._forget(None)
-                self.has_failed = True
-                log.warning("a loop cannot be recorded in a CUDA graph (%s); running it step by step", error)
+            while not self.has_failed:
+                try:
+                    return self._run_pieces(arrays, inputs.lengths)
+                except Exception as error:  # errors of the step itself are raised again by the loop
+                    self._forget(None)
+                    self.has_failed = self.kernels == SEPARATE
+                    remedy = "running it step by step" if self.has_failed else "using separate kernels"
+                    log.warning("a loop cannot be recorded in a CUDA graph (%s); %s", error, remedy)
+                    self.kernels = SEPARATE
         return run_loop(self.step, gates, inputs)
 
     @staticmethod
@@ -226,7 +232,7 @@ class LoopGraphs:
         arrays = self._allocate(layout, device)
         for name in differentiated:
             arrays[name].requires_grad_()
-        name = "pytorch" if self.kernels == "triton" and not gpu.supports(arrays["input_gates"]) else self.kernels
+        name = SEPARATE if self.kernels == ONE_KERNEL and not gpu.supports(arrays["input_gates"]) else self.kernels
         loop = _RecordedLoop(self.step, UPDATES[name](), arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel may not be recorded
             with cuda_graphs.on_recording_stream():

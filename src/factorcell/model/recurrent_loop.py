@@ -151,10 +151,11 @@ def _compiled_update() -> Update:
 
 # Functions that return what computes a step except its products: separate kernels of PyTorch, one Triton kernel for the
 # coupled cell, or the kernels that `torch.compile` makes.
+SEPARATE, ONE_KERNEL, COMPILED = "separate", "one", "compiled"
 UPDATES: dict[str, Callable[[], Update]] = {
-    "pytorch": lambda: update_state,
-    "triton": lambda: _update_in_one_kernel,
-    "compiled": _compiled_update,
+    SEPARATE: lambda: update_state,
+    ONE_KERNEL: lambda: _update_in_one_kernel,
+    COMPILED: _compiled_update,
 }
 
 
