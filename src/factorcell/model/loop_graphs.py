@@ -39,7 +39,6 @@ MAX_STEPS = 128  # most steps of a graph; a piece of a longer text is replayed a
 MAX_GRAPHS = 48  # most graphs of a layer; the least recently used ones are removed
 ALIGNMENT = 512  # bytes between the starts of arrays in the buffer are a multiple of this
 GROWTH = 1.5  # size of a new buffer relative to the size that the first graph in it needs
-WARMUP_STEPS = 2  # steps that run before each recording except the first, before which all steps run
 
 # Arrays that a graph reads. Those of the products have the type of the products, the others are float32.
 PRODUCT_ARRAYS = ("input_reduced", "weight", "left", "right")
@@ -234,9 +233,11 @@ class LoopGraphs:
             arrays[name].requires_grad_()
         name = SEPARATE if self.kernels == ONE_KERNEL and not gpu.supports(arrays["input_gates"]) else self.kernels
         loop = _RecordedLoop(self.step, UPDATES[name](), arrays, differentiated)
-        if device.type == "cuda":  # the first call of a kernel may not be recorded
+        if device.type == "cuda":  # the first call of a kernel, which may compile it, cannot be recorded
             with cuda_graphs.on_recording_stream():
-                loop.run(WARMUP_STEPS if self.graphs else None)
+                loop.forward()
+                if differentiated:
+                    loop.backward()
         forward = record(loop.forward, self.pool)
         backward = record(loop.backward, self.pool) if needs_backward else None
         loop.results = ()  # the recording of the next graph may use the memory of the intermediate values
@@ -279,39 +280,28 @@ class _RecordedLoop:
         self.step, self.update, self.arrays, self.differentiated = step, update, arrays, differentiated
         self.results: tuple[Tensor, ...] = ()
 
-    def run(self, steps: int | None) -> None:
-        """Run all steps, or the first `steps`, in both directions."""
-        self.forward(steps)
-        if self.differentiated:
-            self.backward(steps)
-
-    def forward(self, steps: int | None = None) -> None:
-        """Compute the results of all steps, or of the first `steps`, and keep what the backward pass needs."""
+    def forward(self) -> None:
+        """Compute the results, and keep what the backward pass needs."""
         arrays = self.arrays
         with torch.inference_mode(False), torch.set_grad_enabled(bool(self.differentiated)):
             if "zeros" in arrays:
                 arrays["zeros"].detach().zero_()  # other graphs use the same memory
-            gates, reduced, zeros = (
-                arrays[name][:, :steps] if name in arrays else None
-                for name in ("input_gates", "input_reduced", "zeros")
-            )
+            gates = arrays["input_gates"]
             optional: OptionalArrays = {name: arrays.get(name) for name in ARRAY_FIELDS}
-            inputs = RecurrenceInputs(**{**optional, "input_reduced": reduced, "bias": gates})  # type: ignore[arg-type]
-            outputs, state = run_loop(self.step, cast(Tensor, gates), inputs, zeros=zeros, update=self.update)
+            inputs = RecurrenceInputs(**{**optional, "bias": gates[:, 0]})  # type: ignore[arg-type]
+            outputs, state = run_loop(self.step, gates, inputs, zeros=arrays.get("zeros"), update=self.update)
         self.results = outputs, state.hidden, state.memory
         with torch.no_grad():
             for name, result in zip(RESULTS, self.results, strict=True):
-                arrays[name][:, :steps].copy_(result) if name == "outputs" else arrays[name].copy_(result)
+                arrays[name].copy_(result)
 
-    def backward(self, steps: int | None = None) -> None:
+    def backward(self) -> None:
         """Compute the gradients of the differentiated arrays from those of the results."""
         arrays = self.arrays
-        of_results = [
-            arrays[f"of_{name}"][:, :steps] if name == "outputs" else arrays[f"of_{name}"] for name in RESULTS
-        ]
         leaves = [arrays[name] for name in self.differentiated]
         with torch.inference_mode(False):
-            pairs = [(x, of_x) for x, of_x in zip(self.results, of_results, strict=True) if x.requires_grad]
+            named_results = zip(RESULTS, self.results, strict=True)
+            pairs = [(result, arrays[f"of_{name}"]) for name, result in named_results if result.requires_grad]
             results, of_results = (list(tensors) for tensors in zip(*pairs, strict=True))
             gradients = torch.autograd.grad(results, leaves, of_results, allow_unused=True)
         self.results = ()
