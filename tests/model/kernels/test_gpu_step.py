@@ -60,13 +60,13 @@ def compare(source: Arrays, product_type: torch.dtype = torch.float32, tolerance
         ((h * factor).sum() + (m.square() * factor).sum()).backward()  # type: ignore[no-untyped-call]
     for result, expected in zip(results, (state.hidden, state.memory), strict=True):
         torch.testing.assert_close(result.cpu().double(), expected, atol=1e-5, rtol=1e-5)
-    for name, array, expected in zip(NAMES, fast, exact, strict=True):
-        if array is not None and expected is not None and expected.grad is not None:
+    for name, array, leaf in zip(NAMES, fast, exact, strict=True):
+        if array is not None and leaf is not None and leaf.grad is not None:
             assert array.grad is not None, name
             assert array.grad.dtype == array.dtype
-            error = (array.grad.cpu().double() - expected.grad).norm()
+            error = (array.grad.cpu().double() - leaf.grad).norm()
             assert error <= (5e-3 if name == "product" and product_type != torch.float32 else tolerance) * (
-                1 + expected.grad.norm()
+                1 + leaf.grad.norm()
             ), name
 
 
