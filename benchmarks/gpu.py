@@ -12,6 +12,7 @@ omitted, starting with the last parts. A row is written as soon as it is measure
 import argparse
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import platform
@@ -99,14 +100,13 @@ def measure_case(case: Case, seconds: float, deadline: float) -> Iterator[Row]:
 def measure_parts(
     names: Sequence[str], precisions: Sequence[str], scale: float, seconds: float, deadline: float
 ) -> Iterator[Row]:
-    """Yield the rows of all parts, first in the first precision."""
-    for precision in precisions:
-        for name in names:
-            try:
-                for case in gpu_works.PARTS[name](scale, precision):
-                    yield from measure_case(case, seconds, deadline)
-            except Exception as error:  # such as a missing package
-                yield {"part": name, "case": name, "precision": precision, "what": "", "error": repr(error)[:200]}
+    """Yield the rows of all parts in each precision."""
+    for name, precision in itertools.product(names, precisions):
+        try:
+            for case in gpu_works.PARTS[name](scale, precision):
+                yield from measure_case(case, seconds, deadline)
+        except Exception as error:  # such as a missing package
+            yield {"part": name, "case": name, "precision": precision, "what": "", "error": repr(error)[:200]}
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -379,6 +379,6 @@ PARTS: dict[str, Callable[[float, str], Iterator[Case]]] = {
     "training": training_cases,
     "pretrained": pretrained_cases,
     "softmax": softmax_cases,
-    "compiled steps": compiled_cases,
     "large layers": large_layer_cases,
+    "compiled steps": compiled_cases,
 }
