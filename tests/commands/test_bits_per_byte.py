@@ -66,8 +66,7 @@ def test_runs_with_different_tokens_are_compared_by_bits_per_byte(
     )
     assert "gain over" not in shown
     assert (
-        "the baseline has embedding_size 5, this run 4; the baseline has hidden_size 6, this run 5: the comparison"
-        in shown
+        "the baseline has embedding_size 5, this run 4; the baseline has hidden_size 6, this run 5), so their" in shown
     )
     assert main(["report", *names, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")

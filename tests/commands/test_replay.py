@@ -108,6 +108,17 @@ def test_options_limit_the_texts_the_time_and_the_window(folder: Path) -> None:
     assert any(row["rank"] for row in every if row["system"] == "plain")
 
 
+def test_a_table_without_times_is_read_in_its_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = sorted(files.read_rows(folder / "heldout.jsonl"), key=lambda row: row["time"])
+    files.write_rows(folder / "heldout.jsonl", rows)
+    assert main(command(folder, out="timed")) == 0
+    files.write_rows(folder / "heldout.jsonl", [{k: v for k, v in row.items() if k != "time"} for row in rows])
+    capsys.readouterr()
+    assert main(command(folder, out="untimed")) == 0
+    assert "no column 'time', so the texts of a user are read in the order of the table" in capsys.readouterr().err
+    assert rows_of(folder / "untimed" / "rows.jsonl") == rows_of(folder / "timed" / "rows.jsonl")
+
+
 def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     people = folder / "people"
     save(people, data={"user": "city", "context": (), "min_user_count": 1})

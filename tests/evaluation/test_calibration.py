@@ -141,7 +141,7 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     )
     metrics, before = calibrated.metrics(), plain.metrics()
     assert metrics["accuracy"] == before["accuracy"]
-    for name in ("calibration_error", "value_nats"):
+    for name in ("calibration_error", "mean_confidence", "value_nats"):
         assert metrics[f"{name}_at_1"] == pytest.approx(before[name])
     assert "accuracy_at_1" not in metrics
     command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--target", "city", "--priors", "uniform"]
@@ -150,7 +150,9 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     assert f"{metrics['value_nats']:.4f} nats, at temperature {calibrated.temperature:.3f}" in shown
     assert main(command) == 0
     nats = f"negative log-likelihood of the true value {before['value_nats']:.4f} nats"
-    assert f"calibration error {before['calibration_error']:.4f}, {nats}" in capsys.readouterr().out
+    assert before["mean_confidence"] == pytest.approx(np.exp(plain.log_posterior).max(1).mean())
+    confidence, error = (f"{before[name]:.4f}" for name in ("mean_confidence", "calibration_error"))
+    assert f"mean confidence {confidence}, calibration error {error}, {nats}" in capsys.readouterr().out
     points = ["--points", str(tmp_path / "dev.jsonl"), "--calibrate", str(tmp_path / "dev.jsonl")]
     assert main([*command[:3], *points]) == 2
     assert "--calibrate requires --target COLUMN" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
+from tests.small_runs import as_any
 
 H = 16
 SIZES: dict[str, Any] = {"hidden_size": H, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 30}
@@ -167,6 +169,22 @@ def test_trained_base_is_stored(tmp_path: Path) -> None:
     opened = Run.open(tmp_path / "run")
     assert not torch.equal(opened.model.embedding, original[: len(run.tokenizer)])
     assert np.array_equal(opened.nats(opened.prepare(ROWS)), run.nats(run.prepare(ROWS)))
+
+
+def test_texts_without_contexts_share_one_change_of_each_map(tmp_path: Path) -> None:
+    base_model("llama").save_pretrained(tmp_path / "llama")
+    run, corpus = make_run(tmp_path / "run", make_config(tmp_path / "llama", context=(), adapt=()))
+    randomize(run)
+    context = corpus.context(np.arange(len(corpus)))
+    conditions = as_any(run.model.condition(context).select(torch.tensor([3, 0, 3])).conditions)
+    assert {shift.context_count() for shift in conditions.shifts} == {1}
+    each = as_any(run.model.backbone).maps.condition(torch.ones(len(corpus), 1))
+    conditioning = replace(
+        run.model.condition(context), conditions=replace(conditions, shifts=each, are_shifts_shared=False)
+    )
+    with torch.no_grad():
+        batch = corpus.batch(np.arange(len(corpus)))
+        torch.testing.assert_close(run.model(batch), run.model(batch, conditioning))
 
 
 def test_unadapted_model_with_a_frozen_base_trains_a_shared_change(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         arguments.dev,
         run.config,
         user_column=user_column,
-        time_column=choose_column(arguments.dev, "--time", arguments.time, run.config.data.time),
+        time_column=choose_time_column(arguments.dev, arguments.time, run.config.data.time),
         context_columns=run.schema.columns(without=user_column),
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
@@ -166,6 +166,18 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
         columns = format_names(table.columns)
         raise UserError(f"{table.name}: no column {name!r}; choose one with {option} (columns: {columns})")
     return name
+
+
+def choose_time_column(path: Path, specified_column: str | None, run_column: str) -> str | None:
+    """Return the column of times; None, with a notice, if neither the command, nor the run, nor the table has one."""
+    table = open_table(path)
+    if specified_column or run_column or "time" in table.columns:
+        return choose_column(path, "--time", specified_column, run_column)
+    terminal.notify(
+        f"{table.name} has no column 'time', so the texts of a user are read in the order of the table; "
+        "--time selects a column of times"
+    )
+    return None
 
 
 def _fit_blend(

@@ -6,7 +6,7 @@ from typing import Any
 
 from factorcell import files
 from factorcell.commands import terminal
-from factorcell.commands.completion import choose_column
+from factorcell.commands.completion import choose_column, choose_time_column
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes, read_streams, replay
@@ -29,7 +29,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         raise UserError(f"--base {base_name}: expected one of the systems of --compare ({', '.join(names)})")
     run_user_column, run_time_column = systems.user_and_time_columns(arguments.run, items)
     user_column = choose_column(arguments.heldout, "--user", arguments.user, run_user_column)
-    time_column = choose_column(arguments.heldout, "--time", arguments.time, run_time_column)
+    time_column = choose_time_column(arguments.heldout, arguments.time, run_time_column)
     config, context_columns = systems.find_config_and_columns(arguments.run, items, user_column)
     streams = read_streams(
         arguments.heldout,

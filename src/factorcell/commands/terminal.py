@@ -210,7 +210,8 @@ def format_interval(row: Mapping[str, Any], name: str) -> str:
 def _calibration_sentence(metrics: Row) -> str:
     """Return a sentence about the calibration of a classifier, at the fitted temperature and at 1 if one was fitted."""
     error, nats = metrics["calibration_error"], metrics["value_nats"]
-    sentence = f"calibration error {error:.4f}, negative log-likelihood of the true value {nats:z.4f} nats"
+    calibration = f"mean confidence {metrics['mean_confidence']:.4f}, calibration error {error:.4f}"
+    sentence = f"{calibration}, negative log-likelihood of the true value {nats:z.4f} nats"
     if "temperature" not in metrics:
         return sentence
     figures_at_1 = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} nats"

@@ -236,9 +236,9 @@ class Classification:
         row |= {} if self.combination_weights is None else {"combination_weights": dict(self.combination_weights)}
         for suffix, log_posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
             if log_posterior is not None:
-                row[f"calibration_error{suffix}"] = calibration_error(
-                    np.exp(log_posterior[is_labelled]), self.truth[is_labelled]
-                )
+                posterior = np.exp(log_posterior[is_labelled])
+                row[f"calibration_error{suffix}"] = calibration_error(posterior, self.truth[is_labelled])
+                row[f"mean_confidence{suffix}"] = float(posterior.max(1).mean()) if len(posterior) else math.nan
                 row[f"value_nats{suffix}"] = value_nats(log_posterior[is_labelled], self.truth[is_labelled])
         if self.untempered_log_posterior is not None and self.log_prior is not None and is_labelled.any():
             row["accuracy_at_1"] = float((self.untempered_log_posterior.argmax(1) == self.truth)[is_labelled].mean())

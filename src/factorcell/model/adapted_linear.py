@@ -99,10 +99,10 @@ class AdaptedLinear(nn.Module):
         inputs = x if has_steps else x[:, None]  # (B, T, D)
         y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
-            factor = inputs @ shift.left
-            is_shared = len(shift.right) != len(factor)  # one context for all inputs
-            # `baddbmm` needs no temporary array of the size of y.
-            y = y + factor @ shift.right if is_shared else torch.baddbmm(y, factor, shift.right)
+            if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
+                y = y + (inputs @ shift.left[0]) @ shift.right[0]
+            else:  # `baddbmm` needs no temporary array of the size of y
+                y = torch.baddbmm(y, inputs @ shift.left, shift.right)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
+from factorcell.model.encoder import INITIAL_STD
 from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
@@ -102,6 +103,11 @@ class Backbone(nn.Module):
     def embedding_size(cls, options: Any) -> int | None:
         """Return the size of token embeddings that a backbone with these `options` needs; by default None: any size."""
         return None
+
+    @classmethod
+    def context_std(cls, options: Any) -> float:
+        """Return the standard deviation of the initial embeddings of context variables."""
+        return INITIAL_STD
 
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
         """Return the `Conditions` of B contexts.

@@ -36,7 +36,7 @@ from factorcell.model.adapted_modules import (
 )
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.context_reading import ContextReader
-from factorcell.model.encoder import ContextEncoder
+from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
 FILE_FORMAT = 1
@@ -133,7 +133,7 @@ class ContextModel(nn.Module):
         self.maps.freeze()
         self.maps.place_adapters()
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
-        self.encoder = ContextEncoder(sizes, schema).to(model.device) if size else None
+        self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         head = model.get_output_embeddings()
         bias_shape = (size + 1, len(head.weight))
         self.output_bias = (

@@ -30,6 +30,9 @@ from factorcell.model.initial import normal
 # Standard deviation of initial embeddings. It is small, because training hardly changes the embeddings of rare values:
 # their random initial values remain as noise.
 INITIAL_STD = 0.1
+# Around a frozen base, a change that all contexts share competes with the changes of single contexts, and learns faster
+# than these by the square of the embeddings. Larger embeddings gave 1 to 4 % fewer bits per byte (LOG.md, "Backbones").
+FROZEN_BASE_STD = 0.5
 
 SEQUENCE_SIZE = 64  # size of the word embeddings and of the hidden state of `WordSequence`
 
@@ -259,8 +262,8 @@ class Prefix(VariableEmbeddings):
 class ContextEncoder(VariableEmbeddings):
     """The map of contexts to context vectors: embeddings of variables, a network over numbers, and a joint layer."""
 
-    def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
-        super().__init__(schema, config.variable_size, INITIAL_STD)
+    def __init__(self, config: ModelConfig, schema: ContextSchema, initial_std: float = INITIAL_STD) -> None:
+        super().__init__(schema, config.variable_size, initial_std)
         # The embedding of the unknown value, row 0, starts at zero: training does not change it if no value is rare.
         # Without a context layer, c is the embedding itself and could stay zero, because the gradient of L(c) R(c) is
         # zero at c = 0.
@@ -292,7 +295,7 @@ class ContextEncoder(VariableEmbeddings):
                 nn.init.normal_(first_layer.bias, std=1.0)
                 with torch.no_grad():
                     first_layer.weight.mul_(self.inputs.weight_factors())
-        self.add_texts_and_vectors(config.variable_size, INITIAL_STD)
+        self.add_texts_and_vectors(config.variable_size, initial_std)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute the context vectors (B, K) of B contexts.

@@ -20,6 +20,7 @@ from factorcell.model.adapters import Shift
 from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
 from factorcell.model.dropout import apply_dropout
+from factorcell.model.encoder import FROZEN_BASE_STD, INITIAL_STD
 from factorcell.model.initial import normal
 from factorcell.option_fields import HuggingFaceOptions
 
@@ -32,22 +33,24 @@ class TransformerConditions:
 
     Attributes:
         shifts: The shift of each projection.
+        are_shifts_shared: Whether each shift has one context, which stands for all B.
         offset: A change (B, E) of the last vectors, or None.
         prefix: Vectors (B, P, E) that are read before each text, or None.
         dtype: The number type of the vectors.
     """
 
     shifts: tuple[Shift, ...]
+    are_shifts_shared: bool = False
     offset: Tensor | None = None
     prefix: Tensor | None = None
     dtype: torch.dtype = torch.float32
 
     def select(self, rows: Tensor) -> "TransformerConditions":
-        return TransformerConditions(
-            tuple(shift.select(rows) for shift in self.shifts),
-            None if self.offset is None else self.offset[rows],
-            None if self.prefix is None else self.prefix[rows],
-            self.dtype,
+        return replace(
+            self,
+            shifts=self.shifts if self.are_shifts_shared else tuple(shift.select(rows) for shift in self.shifts),
+            offset=None if self.offset is None else self.offset[rows],
+            prefix=None if self.prefix is None else self.prefix[rows],
         )
 
 
@@ -91,6 +94,11 @@ class HuggingFaceBackbone(Backbone):
         self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
 
     @classmethod
+    def context_std(cls, options: HuggingFaceOptions) -> float:
+        """Return larger embeddings for a frozen base."""
+        return FROZEN_BASE_STD if options.is_pretrained and not options.train_base else INITIAL_STD
+
+    @classmethod
     def embedding_size(cls, options: HuggingFaceOptions) -> int:
         """Return the size of the vectors of the base."""
         if not options.is_pretrained:
@@ -131,10 +139,11 @@ class HuggingFaceBackbone(Backbone):
         if not self.has_constant:
             return TransformerConditions((), dtype=vector.dtype)
         dtype, vector = vector.dtype, with_constant(vector)
-        shifts = self.maps.condition(vector)
+        are_shifts_shared = not self.context_size  # without contexts, the changes are a LoRA
+        shifts = self.maps.condition(vector[:1] if are_shifts_shared else vector)
         offset = None if self.offset is None else vector @ self.offset
         prefix = None if self.prefix is None else torch.einsum("bk,kpe->bpe", vector, self.prefix)
-        return TransformerConditions(shifts, offset, prefix, dtype)
+        return TransformerConditions(shifts, are_shifts_shared, offset, prefix, dtype)
 
     def fold(self, conditions: TransformerConditions, shared: bool = False) -> TransformerConditions:
         """Multiply the shifts of one context into the weights; a copy of the weights per context would be too large."""

@@ -107,8 +107,9 @@ class LanguageModel(nn.Module):
         embedded = schema.embedded
         adapt = weight_adapters(model) if embedded.variables else ()
         has_encoder = bool(embedded.variables and (adapt or model.output_bias))
-        self.encoder = ContextEncoder(model, embedded) if has_encoder else None
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
+        context_std = backbone_class.context_std(config.backbone)
+        self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
         self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)

@@ -92,6 +92,12 @@ def test_streams_are_sorted_by_user_and_time() -> None:
     assert [row["text"] for row in read_streams(same, DATA)[0].rows] == ["one", "two", "three", "four"]
 
 
+def test_texts_without_times_stay_in_the_order_of_the_table() -> None:
+    rows = [{"text": text, "user": user} for text, user in (("one", "u"), ("two", "v"), ("three", "u"), ("four", "v"))]
+    streams = read_streams(rows, DATA, time_column=None)
+    assert [[row["text"] for row in stream.rows] for stream in streams] == [["one", "three"], ["two", "four"]]
+
+
 def test_times_of_all_kinds_have_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()

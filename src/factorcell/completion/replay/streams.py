@@ -117,7 +117,7 @@ def read_streams(
     config: Config,
     *,
     user_column: str = "user",
-    time_column: str = "time",
+    time_column: str | None = "time",
     context_columns: Sequence[str] = (),
     max_rows_per_user: int | None = None,
     draw: PrefixDraw = ALL_TEXTS,
@@ -131,7 +131,7 @@ def read_streams(
         source: A table, such as a path or a list of rows.
         config: The config of the runs that will complete the texts.
         user_column: The column of users.
-        time_column: The column of times, which are numbers, dates or times.
+        time_column: The column of times, which are numbers, dates or times; None: the order of the table.
         context_columns: Other columns to read. If the table lacks the column of earlier texts (`HISTORY_COLUMN`), it
             is computed from the texts of the user.
         max_rows_per_user: Maximum number of rows of each user; the earliest are used.
@@ -143,7 +143,8 @@ def read_streams(
     limits.check(rows_per_user=max_rows_per_user)
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
-    columns = tuple(dict.fromkeys((data.text, user_column, time_column, *context_columns)))
+    time_columns = () if time_column is None else (time_column,)
+    columns = tuple(dict.fromkeys((data.text, user_column, *time_columns, *context_columns)))
     reads_history = HISTORY_COLUMN in columns and HISTORY_COLUMN not in table.columns
     if reads_history:
         columns = tuple(column for column in columns if column != HISTORY_COLUMN)
@@ -159,7 +160,7 @@ def read_streams(
             if is_missing(row[user_column]):
                 raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
             row[data.text] = canonical(tokenizer.normalize_fully(row[data.text]))
-            seconds = to_seconds(row[time_column])
+            seconds = row_number if time_column is None else to_seconds(row[time_column])
             if seconds is None:
                 expected = "it must be a number or a time such as 2026-11-21T18:30, from the year 1 to 9999"
                 raise UserError(f"{where}: {time_column} is {short_repr(row[time_column])}; {expected}")
