@@ -8,6 +8,7 @@ import pytest
 from factorcell import files, lock
 from factorcell.commands.main import main
 from factorcell.config import UserError
+from factorcell.evaluation.results import save_result
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model import saved_results
 from factorcell.model.run import Run
@@ -87,6 +88,17 @@ def test_results_of_weights_that_will_change_are_not_saved(
     assert saved_results.read(run.folder) == []
     assert main(command) == 0
     assert len(saved_results.read(run.folder)) == 1
+
+
+def test_results_of_files_that_were_read_during_the_training_are_not_saved(run: Run) -> None:
+    with lock.training_lock(run.folder):
+        opened = Run.open(run.folder)
+    (warning,) = find_warnings([opened])
+    notice = save_result(opened, {"kind": "evaluate", "table": "rows"})
+    for text in (warning, notice):
+        assert "its training ended after its files were read; run the command again" in str(text)
+    assert saved_results.read(run.folder) == []
+    assert not Run.open(run.folder).was_training
 
 
 def test_a_resumed_training_deletes_the_results_of_the_stopped_one(tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ def _warnings(runs: Iterable[Run], checks_effect: bool, advice: str) -> list[str
     lines = []
     for run in runs:
         try:
-            unfinished = training_state.describe_unfinished(run.folder, run.config.training.patience)
+            patience = run.config.training.patience
+            unfinished = training_state.describe_unfinished(run.folder, patience, run.was_training)
             reasons = [*filter(None, [unfinished]), *(_insignificant_effect_reasons(run) if checks_effect else ())]
         except UserError as error:
             reasons = [f"its records cannot be read ({error.message})"]

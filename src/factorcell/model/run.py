@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import files, folders
+from factorcell import files, folders, lock
 from factorcell.config import FORMAT, PRECISIONS, Config, UserError, check_choice
 from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.result_rows import ResultRows
@@ -73,6 +73,7 @@ class Run(TextModel):
         precision: The precision of products in scoring, "float32" or "bfloat16".
         bfloat16_speedup: Time of scoring in float32 divided by the time in bfloat16; 1 if it was not measured.
         fingerprint: Bytes that identify the weights; empty until the weights are loaded.
+        was_training: Whether the training was running when the files of the run were read; they have changed since.
     """
 
     def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
@@ -95,6 +96,7 @@ class Run(TextModel):
         self.model.eval()
         self.mixture: NGramMixture | None = None
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
+        self.was_training = False
 
     def __repr__(self) -> str:
         size = self.model.parameter_count()
@@ -148,6 +150,7 @@ class Run(TextModel):
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
+        was_training = trained and bool(lock.is_locked(folder))
         if trained:
             training_state.check_weights(folder)
         config = read_config(folder)
@@ -156,6 +159,7 @@ class Run(TextModel):
             sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         run = cls(folder, config, tokenizer, schema).to(find_device(device))
         check_choice("precision", precision, PRECISIONS)
+        run.was_training = was_training
         if trained:
             run.load_weights()
             if device == AUTO and has_gpu():

@@ -13,6 +13,7 @@ LOG = "log.jsonl"
 WEIGHTS = "weights.safetensors"
 FACTS = "training.json"  # written at the end of a training
 CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
+ENDED_SINCE = "its training ended after its files were read; run the command again"
 
 
 class NoWeightsYetError(UserError):
@@ -42,14 +43,21 @@ def describe_running(folder: Path) -> str:
     return "its training is running" + (f" (step {step:,} of {steps:,})" if steps else "")
 
 
-def describe_unfinished(folder: Path, patience: int) -> str | None:
+def describe_unfinished(folder: Path, patience: int, was_running: bool = False) -> str | None:
     """Return a clause about a training that is running, or that stopped before its last step.
 
     The result is None if the training has ended. The option `patience` may have ended it before its last step.
+
+    Args:
+        folder: The folder of the run.
+        patience: The option of the training.
+        was_running: Whether the training was running when the files of the run were read.
     """
     is_running = lock.is_locked(folder)
     if is_running:
         return describe_running(folder)
+    if was_running:
+        return ENDED_SINCE
     log = files.read_rows(folder / LOG)
     step, steps = _progress(log)
     if step >= steps:
