@@ -60,8 +60,8 @@ def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     if name in names:
         return name
-    known = ", ".join(names) or "an empty list"
-    raise UserError(f"unknown {kind} {name!r}{nearest_hint(name, names)}; choose from {known}")
+    known = f"choose from {', '.join(names)}" if names else "there is none to choose"
+    raise UserError(f"unknown {kind} {name!r}{nearest_hint(name, names)}; {known}")
 
 
 def nearest_hint(name: str, valid: Iterable[str]) -> str:

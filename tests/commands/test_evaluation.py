@@ -36,7 +36,7 @@ def test_evaluate_tells_a_gain_from_the_effect_of_removing_the_context(
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     output = capsys.readouterr().out
     assert re.search(
-        r"effect of removing the context \(how much lower the perplexity is with it; without it, "
+        r"effect of removing the context \(how much lower the perplexity is with it; without city, stars, "
         rf"perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}",
         output,
     )

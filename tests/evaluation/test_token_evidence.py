@@ -1,5 +1,6 @@
 """Counts of tokens in the training texts of contexts against loops over texts, and what the commands show with them."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from factorcell.config import Config, Notice
 from factorcell.data.cache import prepare
 from factorcell.evaluation.likelihood_ratios import evidence_notices, explain, has_evidence, with_evidence
 from factorcell.evaluation.token_evidence import (
+    MIN_RATIO,
     TokenCounts,
     most_shifted_tokens,
     read_training_texts,
@@ -29,6 +31,8 @@ ROWS: list[dict[str, Any]] = [
     {"text": "lava lava rain", "city": "Hilo", "stars": "1"},
     {"text": "lava sea", "city": "Hilo", "stars": "5"},
 ]
+
+TRAIN = ROWS * 5
 
 
 @pytest.fixture
@@ -58,19 +62,22 @@ def run(tmp_path: Path) -> Run:
     ],
 )
 def test_counts_of_contexts_are_those_of_their_texts(run: Run, contexts: tuple[dict[str, str], ...]) -> None:
-    counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
+    counts = TokenCounts.of_contexts(run, read_training_texts(run, TRAIN), contexts)
     assert counts is not None
     columns = [name for name in ("city", "stars") if len({context.get(name) for context in contexts}) > 1]
     for index, context in enumerate(contexts):
-        texts = [row["text"] for row in ROWS if all(row[c] == context.get(c, row[c]) for c in columns)]
+        texts = [row["text"] for row in TRAIN if all(row[c] == context.get(c, row[c]) for c in columns)]
         words = Counter(word for text in texts for word in text.split())
         assert counts.texts[index] == len(texts)
         for token, count in zip(run.tokenizer.tokens, counts.tokens[index].tolist(), strict=True):
             assert count == (len(texts) if token == "</s>" else words[token])
     first, second = counts.tokens[:2]
     for place, is_supported in enumerate(counts.supports(0, 1)):
-        rates = first[place] / max(1, first.sum()), second[place] / max(1, second.sum())
-        assert is_supported == (rates[0] > rates[1] and rates[0] * second.sum() >= 1)
+        total, ratio = first[place] + second[place], 0.0
+        for context in (first, second):
+            expected = total * context.sum() / (first.sum() + second.sum())
+            ratio += 2 * context[place] * math.log(context[place] / expected) if context[place] else 0.0
+        assert is_supported == (first[place] * second.sum() > second[place] * first.sum() and ratio >= MIN_RATIO)
 
 
 def test_numbers_have_no_counts(run: Run) -> None:
@@ -81,9 +88,11 @@ def test_numbers_have_no_counts(run: Run) -> None:
 
 def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
     contexts = {"city": "Oslo"}, {"city": "Nice"}
-    counts = TokenCounts.of_contexts(run, read_training_texts(run, ROWS), contexts)
+    counts = TokenCounts.of_contexts(run, read_training_texts(run, TRAIN), contexts)
     assert counts is not None
-    rows = most_shifted_tokens(run, *contexts, count=100, train=ROWS)
+    assert most_shifted_tokens(run, *contexts, count=100, train=ROWS) == []  # too few texts
+    rows = most_shifted_tokens(run, *contexts, count=100, train=TRAIN)
+    assert rows
     with pytest.warns(
         Notice, match="words without evidence may be among the tokens, because the run recorded no existing"
     ):
@@ -101,9 +110,9 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
 
 def test_shifted_tokens_are_counted_in_the_training_table_of_the_run(run: Run, tmp_path: Path) -> None:
     contexts = {"city": "Oslo"}, {"city": "Nice"}
-    files.write_rows(tmp_path / "train.jsonl", ROWS)
+    files.write_rows(tmp_path / "train.jsonl", TRAIN)
     files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
-    assert most_shifted_tokens(run, *contexts) == most_shifted_tokens(run, *contexts, train=ROWS)
+    assert most_shifted_tokens(run, *contexts) == most_shifted_tokens(run, *contexts, train=TRAIN) != []
     with pytest.warns(Notice, match="because the contexts differ in columns that are not categories"):
         most_shifted_tokens(run, {"age": 3}, {"age": 4})
 

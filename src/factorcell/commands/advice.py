@@ -59,10 +59,11 @@ def _advice_lead(advice: Row) -> list[str]:
     """Return lines about the scope of the advice, the texts that it is based on, and the gain of all columns."""
     sampling = "" if advice["rows"] == advice["of"] else f" of {advice['of']:,}, sampled at random"
     texts_line = f"{advice['rows']:,} texts{sampling}, {advice['tokens_per_text']:.1f} targets per text"
+    unit_line = f"gains per {advice['unit']}; use the --tokenizer of the planned training"
     total = advice["all"]
     gain = f"{', '.join(total['columns'])}: perplexity about {total['expected']:.1%} lower"
     gain_limits = f"min gain {total['least']:.1%}, max gain {total['most']:.1%}; no confidence interval"
-    return [SCOPE, HELD_OUT, texts_line, f"{gain} ({gain_limits})"]
+    return [SCOPE, HELD_OUT, texts_line, unit_line, f"{gain} ({gain_limits})"]
 
 
 def advice_text(row: Row, is_user: bool = False) -> str:

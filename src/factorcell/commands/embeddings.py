@@ -11,6 +11,7 @@ from factorcell import files
 from factorcell.choices import DEFAULT_VALUE_COUNT
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
+from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
@@ -181,6 +182,7 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
         terminal.show("", agreement_sentence(map_content["agreement"]))
         if map_content["ellipses"]:
             terminal.show_table(map_content["ellipses"], ("group", "count", "x", "y", "wide", "high"))
+            _notify_groups_without_ellipse(map_content)
     for row in results["predictions"]:
         task = f"{row['column']} predicted from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
@@ -189,6 +191,17 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
             terminal.show("", f"{task}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
     if arguments.page:
         terminal.notify(f"report: {arguments.page}")
+
+
+def _notify_groups_without_ellipse(map_content: Row) -> None:
+    """Name the groups that the table and the map omit, because they have too few values or are not the largest."""
+    shown = {row["group"] for row in map_content["ellipses"]}
+    omitted = sorted({str(row["group"]) for row in map_content["points"]} - shown)
+    if omitted:
+        terminal.notify(
+            f"{map_content['column']}: no ellipse for groups of fewer than {embeddings.MIN_VALUES} values, and for "
+            f"those beyond the largest (--groups): {format_names(omitted)}"
+        )
 
 
 def _show_neighbours(results: Row, measure: str) -> None:

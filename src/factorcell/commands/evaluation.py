@@ -87,7 +87,7 @@ def _show(
     if difference := format_difference("gain", total):
         meaning, hint = "", ""
         if not baseline:
-            meaning = f"{EFFECT_MEANING}; without it, "
+            meaning = f"{EFFECT_MEANING}; without {', '.join(run.schema.columns())}, "
             hint = f"; {GAIN_IS_SMALLER} (--baseline RUN computes it)" if total["gain"] > 0 else ""
         figures = f"{meaning}perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets"
         terminal.show(f"{name} ({figures}): {difference}{hint}")

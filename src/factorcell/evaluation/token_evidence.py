@@ -2,12 +2,12 @@
 
 A model also changes the probability of tokens that no training text has in any of the contexts that are compared. Such
 changes come from other contexts or from the random initial weights, so they are not evidence. Let c_a(w) be the count
-of token w in the training texts with context a, and C_a the count of all tokens. The texts support that w is more
-frequent in a than in b if
+of token w in the training texts with context a, C_a the count of all tokens, and e_a(w) the count that is expected if w
+is equally frequent in a and b. The texts support that w is more frequent in a than in b if
 
-    c_a(w) / C_a > c_b(w) / C_b    and    c_a(w) C_b / C_a >= 1,
+    c_a(w) > e_a(w)    and    2 (c_a(w) log(c_a(w) / e_a(w)) + c_b(w) log(c_b(w) / e_b(w))) >= MIN_RATIO,
 
-that is, if w would be expected at least once in the texts with context b if it were as frequent there as in a.
+the log-likelihood ratio of Dunning (1993), which also holds for small counts.
 
 Shapes: K contexts, V vocabulary.
 """
@@ -26,6 +26,8 @@ from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.embeddings import bias_shift
 from factorcell.model.run import Run
+
+MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
 
 Row = dict[str, Any]
 
@@ -70,10 +72,11 @@ class TokenCounts:
 
     def supports(self, first: int, second: int) -> NDArray[np.bool_]:
         """Return for each token whether the texts support that it is more frequent in context `first` (V,)."""
-        first_counts, second_counts = self.tokens[first], self.tokens[second]
-        first_total, second_total = first_counts.sum(), second_counts.sum()
-        expected_in_second = first_counts * (second_total / max(1, first_total))
-        result: NDArray[np.bool_] = (expected_in_second > second_counts) & (expected_in_second >= 1)
+        counts = self.tokens[[first, second]].astype(np.float64)
+        totals = counts.sum(1, keepdims=True)
+        expected = np.maximum(counts.sum(0) * totals / max(1.0, totals.sum()), np.finfo(np.float64).tiny)
+        ratios = 2 * (counts * np.log(np.maximum(counts, 1) / expected)).sum(0)
+        result: NDArray[np.bool_] = (counts[0] > expected[0]) & (ratios >= MIN_RATIO)
         return result
 
 

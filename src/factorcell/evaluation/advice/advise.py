@@ -80,10 +80,11 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         progress: Whether to show a progress bar.
 
     Returns:
-        A row with six entries. `columns` has a row of estimates for each column, the best column first, with the
+        A row with seven entries. `columns` has a row of estimates for each column, the best column first, with the
         `advice` and the reason for it (`why`). `all` has the estimates for all columns together. `rows` is the number
         of rows that were read, `of` the number of rows in the table, `targets` the number of targets in the rows read,
-        and `tokens_per_text` the mean number of targets per text.
+        and `tokens_per_text` the mean number of targets per text. The gains are those of models that predict the
+        `unit`, such as "word".
 
     Raises:
         UserError: The config has no context column, or the table has too few rows.
@@ -125,6 +126,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         "of": row_count,
         "targets": corpus.target_count,
         "tokens_per_text": corpus.target_count / len(corpus),
+        "unit": corpus.tokenizer.unit,
         "columns": column_rows,
         "all": combined,
     }
