@@ -104,7 +104,7 @@ class Plan:
         lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
             passes = "1 pass" if self.config.training.epochs == 1 else f"{self.config.training.epochs:g} passes"
-            duration = self.limit_notice or f"about {format_duration(self.seconds)} on this machine"
+            duration = self.limit_notice or f"about {format_duration(self.seconds)} for its steps and evaluations"
             lines.append(f"{passes}, {duration}")
         return lines
 
