@@ -105,7 +105,7 @@ def parameters(rows: Rows, name: str) -> str:
 
 MAKERS: dict[str, Callable[[Read], str]] = {"machines": runs}
 for backbone in BACKBONES:
-    if BACKBONES[backbone].plan == "gpu":  # not measured, so the page has no tables for it
+    if not BACKBONES[backbone].on_page:
         continue
     tables: dict[str, Callable[[Read], str]] = {
         "bits per byte": partial(by_method, backbone=backbone, cell=partial(figure, key=BITS)),

@@ -87,6 +87,7 @@ class Backbone:
     dev_texts: int
     pairs: int
     options: Mapping[str, Any]
+    on_page: bool = True  # whether docs/backbones.md has its tables
 
 
 def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
