@@ -143,7 +143,7 @@ def plain_step(corpus: Corpus, length: int) -> Once:
         batch = corpus.batch(random.choice(batches))
         loss = model.sampled_nats(batch, proposal.draw()).mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -256,6 +257,29 @@ def test_unseen_values_are_errors_rare_or_missing_according_to_the_policy() -> N
     assert encode_with_schema(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
     with pytest.raises(UserError, match="unknown policy for unknown values 'ignore'"):
         encode_with_schema(rows, "ignore")
+
+
+class CountedValues(tuple[str, ...]):
+    """Values that count how often a program iterates over all of them."""
+
+    __slots__ = ()
+    iteration_count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        CountedValues.iteration_count += 1
+        return super().__iter__()
+
+
+def test_requests_do_not_read_all_values_of_a_column_again() -> None:
+    (city, _) = schema().variables
+    known = ContextSchema((replace(city, values=CountedValues(city.values)),))
+    for name, index in (("Nice", 2), ("Oslo", 1), ("Nice", 2)):
+        columns = ContextColumns(open_table([{"city": name}]), Config.of().data, known, "error")
+        (reader,) = columns.readers
+        reader.add([name], [1])
+        assert reader.encode(known.variables[0]).tolist() == [index]
+        assert [is_unseen.tolist() for is_unseen in columns.unseen_rows().values()] == [[False]]
+    assert CountedValues.iteration_count == 1
 
 
 OLSO = [{"text": "a", "city": "Olso"}]

@@ -173,12 +173,11 @@ class CategoryReader(ColumnReader):
             UserError: The policy is "error", and training never saw one of the values.
         """
         ids = self.provisional_ids()
-        index_by_name = {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
             raise self._unseen_value_error(unseen_names, ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
-        final_indices = [MISSING, *(index_by_name.get(name, other_index) for name in self.ids_by_name)]
+        final_indices = [MISSING, *(variable.index_by_value.get(name, other_index) for name in self.ids_by_name)]
         return np.array(final_indices, dtype=np.int32)[ids]
 
     def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
@@ -187,8 +186,8 @@ class CategoryReader(ColumnReader):
 
     def _unseen_names(self, variable: Variable) -> list[str]:
         """Return the values of the column that training never saw, in order of appearance."""
-        rare_filter, frequent_names = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
-        other_names = [name for name in self.ids_by_name if name not in frequent_names]
+        rare_filter = bytes.fromhex(variable.rare_filter)
+        other_names = [name for name in self.ids_by_name if not variable.index_by_value.get(name)]
         return [name for name in other_names if not may_contain(rare_filter, name)]
 
     def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:

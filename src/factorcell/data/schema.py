@@ -15,6 +15,7 @@ import math
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ class Variable:
     def source_column(self) -> str:
         """The column of the table that contains the variable."""
         return self.column or self.name
+
+    @cached_property
+    def index_by_value(self) -> dict[str, int]:
+        """The index of each value in `values`; cached, because every request needs it."""
+        return {value: index for index, value in enumerate(self.values)}
 
     @property
     def is_all_rare(self) -> bool:
