@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 import torch
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from factorcell.config import UserError
@@ -81,7 +80,7 @@ class ServerOptions:
         service = Service(self.open_model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
         return Site(service, self.settings, keys)
 
-    def open_application(self) -> Starlette:
+    def open_application(self) -> ASGIApp:
         """Open the site and return its application, which reloads a changed model or changed keys within seconds.
 
         On SIGHUP, the application reloads the model and changed keys at once.
