@@ -29,6 +29,7 @@ from factorcell.service.engine import CACHE_SIZE, Service
 from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.protocol import StrictHttpToolsProtocol
 from factorcell.service.http.site import Settings, Site
 from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
@@ -161,7 +162,8 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     """Return a uvicorn server that runs an application and does not log requests."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=StrictHttpToolsProtocol,
+        loop="asyncio",
         ws="none",
         lifespan="on",
         log_config=None,
@@ -172,7 +174,6 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         limit_concurrency=4096,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=64 << 10,  # bytes of the request line and headers
     )
     return uvicorn.Server(config)
 
