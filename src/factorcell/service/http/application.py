@@ -10,14 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from factorcell.service import error_log
@@ -38,25 +36,25 @@ COMPUTING_SHARE = 0.8
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-DEFAULT_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
+DEFAULT_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(site: Site, watcher: Watcher | None = None) -> Starlette:
+def application(site: Site, watcher: Watcher | None = None) -> ASGIApp:
     """Return an application that serves a site.
 
     The startup of the application starts the `watcher`; the shutdown closes the watcher and the site.
     """
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         if watcher is not None:
             watcher.start()
         yield
@@ -78,22 +76,17 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         Route("/metrics", _metrics_endpoint(site)),
         *pages.routes(site.settings.hint),
     ]
-    cors = Middleware(
-        CORSMiddleware,
+    guard = Guard(Router(routes, redirect_slashes=False, lifespan=lifespan), site)
+    if not site.settings.origins:
+        return guard
+    return CORSMiddleware(
+        guard,
         allow_origins=site.settings.origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("Authorization", "Content-Type"),
         expose_headers=("Retry-After",),
         max_age=CORS_SECONDS,
     )
-    app = Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        middleware=[*([cors] if site.settings.origins else []), Middleware(Guard, site=site)],
-        exception_handlers={HTTPException: _respond_without_route},
-    )
-    app.router.redirect_slashes = False
-    return app
 
 
 class Guard:
@@ -115,18 +108,20 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present_names = {name.lower() for name, _ in message["headers"]}
-                defaults = ((name.encode(), value.encode()) for name, value in DEFAULT_HEADERS.items())
-                missing = [(name, value) for name, value in defaults if name not in present_names]
+                missing = [header for header in DEFAULT_HEADERS if header[0] not in present_names]
                 message["headers"] = [*message["headers"], *missing]
             await send(message)
 
-        scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), ARRIVED: arrived, OPERATION: OTHER}
+        path = scope["raw_path"].decode("ascii", "replace")
+        scope = {**scope, "app": self, "path": path, ARRIVED: arrived, OPERATION: OTHER}
         try:
             _check_host_and_origin(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
         except Exception as error:
+            if isinstance(error, HTTPException):
+                error = _problem_without_route(error)
             problem = problems.problem_from(error, str(self.site.service.model.run.folder))
             if problem.kind == "failed":
                 error_log.log_unexpected_error(error)
@@ -235,12 +230,11 @@ def _metrics_endpoint(site: Site) -> Endpoint:
     return respond
 
 
-async def _respond_without_route(_: Request, error: Exception) -> Response:
+def _problem_without_route(error: HTTPException) -> ProblemError:
     """Return the problem of a request that matches no route."""
-    assert isinstance(error, HTTPException)
     problems_by_status = {
         404: ("not-found", "unknown path; /openapi.json lists all paths"),
         405: ("wrong-method", "this path does not support this method; the header Allow lists the supported methods"),
     }
     kind, detail = problems_by_status.get(error.status_code, ("malformed", "/docs describes valid requests"))
-    return ProblemError(kind, detail, headers=error.headers).response()
+    return ProblemError(kind, detail, headers=error.headers)

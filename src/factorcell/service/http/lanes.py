@@ -89,19 +89,30 @@ class Lane:
                 raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
             self.waiting_count += 1
         thread_future = self._pool.submit(self._run_in_thread, work, deadline, stop)
-        result_future = asyncio.wrap_future(thread_future)
-        disconnect_future = asyncio.ensure_future(wait_for_disconnect())
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()  # when the work is done or the client has disconnected
+
+        def end(_: object) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def end_from_thread(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(end, None)
+
+        disconnect_task = asyncio.ensure_future(wait_for_disconnect())
+        disconnect_task.add_done_callback(end)
+        thread_future.add_done_callback(end_from_thread)
         try:
-            await asyncio.wait((result_future, disconnect_future), return_when=asyncio.FIRST_COMPLETED)
-            if not result_future.done():
+            await ended
+            if not thread_future.done():
                 raise DisconnectedError
-            return result_future.result()
+            return thread_future.result()
         finally:
-            disconnect_future.cancel()
+            disconnect_task.cancel()
             if thread_future.cancel():
                 with self._lock:
                     self.waiting_count -= 1
-            result_future.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
             stop.set()
 
     async def stream(

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 import torch
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from factorcell.config import UserError
@@ -30,6 +29,7 @@ from factorcell.service.engine import CACHE_SIZE, Service
 from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.protocol import StrictHttpToolsProtocol
 from factorcell.service.http.site import Settings, Site
 from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
@@ -81,7 +81,7 @@ class ServerOptions:
         service = Service(self.open_model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
         return Site(service, self.settings, keys)
 
-    def open_application(self) -> Starlette:
+    def open_application(self) -> ASGIApp:
         """Open the site and return its application, which reloads a changed model or changed keys within seconds.
 
         On SIGHUP, the application reloads the model and changed keys at once.
@@ -162,7 +162,8 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     """Return a uvicorn server that runs an application and does not log requests."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=StrictHttpToolsProtocol,
+        loop="asyncio",
         ws="none",
         lifespan="on",
         log_config=None,
@@ -173,7 +174,6 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         limit_concurrency=4096,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=64 << 10,  # bytes of the request line and headers
     )
     return uvicorn.Server(config)
 
