@@ -18,7 +18,11 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import relative_path
-from factorcell.evaluation.run_warnings import format_context_effect, measure_context_effect
+from factorcell.evaluation.run_warnings import (
+    describe_schedule_change,
+    format_context_effect,
+    measure_context_effect,
+)
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
@@ -107,6 +111,8 @@ def fit(
         minutes, training = (perf_counter() - start) / 60, f"{run.training_minutes():.1f} for training"
         resumed = ", including the time before it was resumed" if should_resume else ""
         emit_notice(notify, f"took {minutes:.1f} of {budget.minutes:g} minutes, {training}{resumed}")
+        if change := describe_schedule_change(run):
+            emit_notice(notify, change)
     return run
 
 
