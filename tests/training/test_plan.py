@@ -190,17 +190,14 @@ def test_a_command_with_minutes_ends_in_time(
     assert f" minutes with a limit of {minutes:g}: " in planned
     assert float(planned.split("about ")[1].split()[0]) == pytest.approx(minutes, rel=0.1)
     took = f"took {clock() / 60:.1f} of {minutes:g} minutes, {run.training_minutes():.1f} for training"
-    change = describe_schedule_change(run)
-    assert lines[lines.index(took) :] == [took, *([change] if change else [])]
+    assert lines[lines.index(took) :] == [took, *filter(None, [describe_schedule_change(run)])]
     assert run.config == read_config(run.folder)
     assert f"epochs {float(f'{run.config.training.epochs:.3g}')}," in (run.folder / "README.md").read_text("utf-8")
     repeated = Run(tmp_path / "repeated", run.config, run.tokenizer, run.schema)
     assert Trainer(repeated, *read(TIMED_OPTIONS)).steps == last_row["step"]
 
 
-def test_a_command_with_enough_minutes_makes_the_passes_of_its_preset(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_enough_minutes_make_the_passes_of_the_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = Clock(monkeypatch, step=1.0, text=0.05)
     run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(60.0, "good"))
     corpora = read(TIMED_OPTIONS)
