@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --scale 0.02 --minutes 1         small sizes, also without a GPU, to test the script
 
 Each row is the median of repeated calls after a warm-up, by the clock of the processor, which waits for the GPU. A
-contender that fails has a row with its error, and the others are measured. What does not fit into the minutes is
-omitted, starting with the last parts. A row is written as soon as it is measured. `gpu_works.py` has the contenders.
+contender that fails has a row with its error, and the others are measured. Parts that do not fit into the minutes are
+omitted, the last ones first. A row is written as soon as it is measured. `gpu_works.py` has the contenders.
 """
 
 import argparse

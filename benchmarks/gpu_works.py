@@ -1,4 +1,4 @@
-"""What `gpu.py` measures: layers, the softmax, training steps of recurrent models and of Transformers.
+"""The cases of `gpu.py`: layers, the softmax, training steps of recurrent models and of Transformers.
 
 All texts and weights are random, so that no data and no network are needed.
 
@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,7 @@ BATCHES = 12  # batches of a training, which differ in their numbers of texts an
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # How the recurrence is computed on a GPU: the default, or a way that is forced.
 DEFAULT, LOOP, GRAPHS = "factorcell", "plain loop", "CUDA graphs"
-SEPARATE, COMPILED = "CUDA graphs, separate kernels", "CUDA graphs, compiled step"
-KERNELS = {SEPARATE: recurrent_loop.SEPARATE, COMPILED: recurrent_loop.COMPILED}
+SEPARATE = "CUDA graphs, separate kernels"
 LAYER_WAYS = (DEFAULT, LOOP, GRAPHS, SEPARATE)
 WORDS_LAYER = {"batch": 100, "steps": 40, "embedding": 200, "hidden": 240, "rank": 12}
 CHARACTERS_LAYER = {"batch": 256, "steps": 60, "embedding": 24, "hidden": 600, "rank": 60}
@@ -90,7 +89,7 @@ def computing(way: str, device: str = DEVICE) -> Iterator[None]:
     try:
         if way == LOOP:
             os.environ["FACTORCELL_KERNEL"] = "off"
-        if way in (GRAPHS, *KERNELS) and device == "cuda":
+        if way in (GRAPHS, SEPARATE) and device == "cuda":
             gpu_recurrence.supports = lambda input_gates, matrix: False
         yield
     finally:
@@ -105,13 +104,6 @@ def precise(precision: str, device: str = DEVICE) -> Any:
     return library.precision(precision, torch.device(device))
 
 
-def set_kernels(model: nn.Module, way: str) -> None:
-    """Choose what computes a step except its products, if `way` does not leave that to the layer."""
-    for cell in model.modules():
-        if isinstance(cell, Cell) and way in KERNELS:
-            cell.graphs = LoopGraphs(cell.recurrent_step, KERNELS[way])
-
-
 def layer(
     way: str, sizes: Sizes, precision: str, adapt: tuple[str, ...] = ("concat", "factor"), **options: Any
 ) -> Once:
@@ -119,7 +111,8 @@ def layer(
     batch, steps, embedding, hidden, rank = sizes.values()
     backbone_sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
     cell = Cell(RecurrentOptions(hidden_size=hidden, **options), backbone_sizes).to(DEVICE).train()
-    set_kernels(cell, way)
+    if way == SEPARATE:
+        cell.graphs = LoopGraphs(cell.recurrent_step, recurrent_loop.SEPARATE)
     inputs = torch.randn(batch, steps, embedding, device=DEVICE, requires_grad=True)
     vector = torch.randn(batch, CONTEXT, device=DEVICE, requires_grad=True)
     gradient = torch.randn(batch, steps, hidden, device=DEVICE)
@@ -261,7 +254,6 @@ def training(way: str, options: dict[str, Any], corpus: Corpus, device: str) -> 
     """Return a training step; calls repeat the first `BATCHES` batches."""
     config = with_identified_base(Config.of(**options, epochs=1e4, device=device))
     trainer = Trainer(Run(Path(), config, corpus.tokenizer, corpus.schema), corpus, corpus.select(np.arange(2)))
-    set_kernels(trainer.run.model, way)
     repeated = itertools.cycle(list(itertools.islice(trainer.batches(), BATCHES)))
 
     def once() -> int:
@@ -367,18 +359,10 @@ def base_pass(base: Any, batch: Batch, with_gradients: bool) -> Once:
     return once
 
 
-def compiled_cases(scale: float, precision: str) -> Iterator[Case]:
-    """Yield layers whose steps `torch.compile` fuses; compiling takes tens of seconds."""
-    for case in layer_cases(scale, precision, ways=(GRAPHS, COMPILED)):
-        if case.name in ("characters, layer normalization", "words, GRU"):
-            yield replace(case, part="compiled steps", contenders=case.contenders[:2])
-
-
 PARTS: dict[str, Callable[[float, str], Iterator[Case]]] = {
     "layers": layer_cases,
     "training": training_cases,
     "pretrained": pretrained_cases,
     "softmax": softmax_cases,
     "large layers": large_layer_cases,
-    "compiled steps": compiled_cases,
 }

@@ -232,7 +232,7 @@ class LoopGraphs:
         for name in differentiated:
             arrays[name].requires_grad_()
         name = SEPARATE if self.kernels == ONE_KERNEL and not gpu.supports(arrays["input_gates"]) else self.kernels
-        loop = _RecordedLoop(self.step, UPDATES[name](), arrays, differentiated)
+        loop = _RecordedLoop(self.step, UPDATES[name], arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel, which may compile it, cannot be recorded
             with cuda_graphs.on_recording_stream():
                 loop.forward()

@@ -11,8 +11,7 @@ Shapes: B texts, T steps, H hidden, G columns of all gates, R rank.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -131,32 +130,15 @@ def update_state(
 
 
 def _update_in_one_kernel(
-    step: RecurrentStep,
-    gates: Tensor,
-    product: Tensor,
-    state: CellState,
-    norm: Tensor | None,
-    keep: Tensor | None,
-    is_inside: Tensor | None,
+    step: RecurrentStep, gates: Tensor, product: Tensor, state: CellState, /, *others: Tensor | None
 ) -> CellState:
     """Compute the next state of the coupled cell in a Triton kernel (see `Update` for the arguments)."""
-    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, norm, keep, is_inside))
+    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, *others))
 
 
-@cache
-def _compiled_update() -> Update:
-    """Return `update_state`, compiled for each new type of step and of numbers at its first call."""
-    return cast(Update, torch.compile(update_state))
-
-
-# Functions that return what computes a step except its products: separate kernels of PyTorch, one Triton kernel for the
-# coupled cell, or the kernels that `torch.compile` makes.
-SEPARATE, ONE_KERNEL, COMPILED = "separate", "one", "compiled"
-UPDATES: dict[str, Callable[[], Update]] = {
-    SEPARATE: lambda: update_state,
-    ONE_KERNEL: lambda: _update_in_one_kernel,
-    COMPILED: _compiled_update,
-}
+# What computes a step except its products: separate kernels of PyTorch, or one Triton kernel for the coupled cell.
+SEPARATE, ONE_KERNEL = "separate", "one"
+UPDATES: dict[str, Update] = {SEPARATE: update_state, ONE_KERNEL: _update_in_one_kernel}
 
 
 def multiply_hidden(inputs: RecurrenceInputs, hidden: Tensor, reduced: Tensor | None) -> Tensor:

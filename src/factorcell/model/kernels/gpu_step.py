@@ -65,6 +65,12 @@ def _load(array, row, stride, columns, mask):
 
 
 @kernel
+def _load_sum(gates, product, row, gates_stride, product_stride, columns, mask):
+    """Load the `columns` of a row of two arrays, and return their sum in float32."""
+    return _load(gates, row, gates_stride, columns, mask) + _load(product, row, product_stride, columns, mask)
+
+
+@kernel
 def _standardize(x, mask, EPSILON: tl.constexpr, HIDDEN: tl.constexpr):
     """Return (x - mean) / deviation, zero outside `mask`, and 1 / deviation."""
     centered = tl.where(mask, x - tl.sum(x, axis=0) / HIDDEN, 0.0)
@@ -107,11 +113,9 @@ def _forward_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, UNITS)
     mask = columns < HIDDEN
-    x_i = _load(gates, row, gates_stride, columns, mask) + _load(product, row, product_stride, columns, mask)
-    x_f = _load(gates + HIDDEN, row, gates_stride, columns, mask)
-    x_f += _load(product + HIDDEN, row, product_stride, columns, mask)
-    x_o = _load(gates + 2 * HIDDEN, row, gates_stride, columns, mask)
-    x_o += _load(product + 2 * HIDDEN, row, product_stride, columns, mask)
+    x_i = _load_sum(gates, product, row, gates_stride, product_stride, columns, mask)
+    x_f = _load_sum(gates + HIDDEN, product + HIDDEN, row, gates_stride, product_stride, columns, mask)
+    x_o = _load_sum(gates + 2 * HIDDEN, product + 2 * HIDDEN, row, gates_stride, product_stride, columns, mask)
     m = _load(memory, row, HIDDEN, columns, mask)
     y_i, _, _ = _normalize(x_i, norm, 0, columns, mask, EPSILON, HIDDEN)
     y_f, _, _ = _normalize(x_f, norm, 1, columns, mask, EPSILON, HIDDEN)
@@ -147,11 +151,9 @@ def _backward_kernel(
         is_live = tl.load(inside + row * inside_stride) != 0
         of_h_before, of_m_ended = tl.where(is_live, 0.0, of_h), tl.where(is_live, 0.0, of_after)
         of_h, of_after = tl.where(is_live, of_h, 0.0), tl.where(is_live, of_after, 0.0)
-    x_i = _load(gates, row, gates_stride, columns, mask) + _load(product, row, product_stride, columns, mask)
-    x_f = _load(gates + HIDDEN, row, gates_stride, columns, mask)
-    x_f += _load(product + HIDDEN, row, product_stride, columns, mask)
-    x_o = _load(gates + 2 * HIDDEN, row, gates_stride, columns, mask)
-    x_o += _load(product + 2 * HIDDEN, row, product_stride, columns, mask)
+    x_i = _load_sum(gates, product, row, gates_stride, product_stride, columns, mask)
+    x_f = _load_sum(gates + HIDDEN, product + HIDDEN, row, gates_stride, product_stride, columns, mask)
+    x_o = _load_sum(gates + 2 * HIDDEN, product + 2 * HIDDEN, row, gates_stride, product_stride, columns, mask)
     m = _load(memory, row, HIDDEN, columns, mask)
     y_i, standard_i, inverse_i = _normalize(x_i, norm, 0, columns, mask, EPSILON, HIDDEN)
     y_f, standard_f, inverse_f = _normalize(x_f, norm, 1, columns, mask, EPSILON, HIDDEN)
