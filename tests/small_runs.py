@@ -34,7 +34,11 @@ def as_any(opaque: object) -> Any:
 
 
 def make_run(
-    folder: Path, context: tuple[str, ...] = CONTEXT, training: dict[str, Any] | None = None, **model: Any
+    folder: Path,
+    context: tuple[str, ...] = CONTEXT,
+    training: dict[str, Any] | None = None,
+    rows: Sequence[dict[str, Any]] = ROWS,
+    **model: Any,
 ) -> Run:
     """Create a run of words with random weights in all parameters."""
     config = Config.of(
@@ -53,7 +57,7 @@ def make_run(
             **(training or {}),
         }
     )
-    corpus = prepare(ROWS, config)
+    corpus = prepare(rows, config)
     run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     observe(run.model, corpus)
     with torch.no_grad():

@@ -48,7 +48,7 @@ def test_generate_reports_prompts_without_a_text(folder: Path, capsys: pytest.Ca
     assert "prompts without a text: question\n" in capsys.readouterr().err
     assert main(["generate", str(folder / "run"), "--context", "question=how is the sea"]) == 0
     notices = capsys.readouterr().err
-    assert "columns without a specified value, read as their expected value: city\n" in notices
+    assert "context columns without a value: city; read as the expected value of the column\n" in notices
     assert "prompts without" not in notices
 
 

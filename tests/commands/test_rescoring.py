@@ -151,7 +151,9 @@ def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys:
     assert main(words) == 0
     shown = capsys.readouterr()
     assert [line.split()[0] for line in shown.out.splitlines()] == ["weights:", "utterance", "u", "v"]
-    assert "Notice: n-best lists: no column 'role', no column 'who'; expected values are used" in shown.err
+    assert (
+        "Notice: n-best lists: no column 'role', no column 'who'; read as the expected value of the column" in shown.err
+    )
     assert main([*words, "--json", "--utt2context", str(folder / "utt.tsv")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in rows[1:]] == ["u", "v"]

@@ -132,7 +132,7 @@ def test_a_notice_counts_the_texts_with_values_that_training_did_not_see() -> No
         "read as the expected value of the column (--missing expected)",
     ]
     assert read(rows, **options, unknown="expected")[1] == [
-        f"{problem}; these values are read as missing values (--unknown expected)"
+        f"{problem}; these values are read as the expected value of the column (--unknown expected)"
     ]
     assert read(rows, **options, report_counts=False)[1] == []
     assert read(rows[:2], **options)[1] == []

@@ -2,7 +2,7 @@
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from factorcell.config import UserError
 from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
+from factorcell.evaluation.context_notices import DIFFER, context_notices, differing_columns
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.evaluation.token_evidence import TokenCounts, rank_shifted_tokens, read_training_texts
@@ -73,10 +74,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         train = options.training_table_or_notice(run, arguments.train, "no counts of words")
         training_texts = None if train is None else read_training_texts(run, train, progress=True)
         results["words"] = [_compare_contexts(run, pair, training_texts, arguments) for pair in context_pairs]
-        if run.mixture is not None:
-            results["cautions"].append(
-                "words: only the neural model is shown; the run predicts with its n-gram mixture"
-            )
+        results["cautions"] += _word_cautions(run, context_pairs)
     if arguments.page:
         from factorcell.reports import embeddings as report
 
@@ -101,6 +99,14 @@ def _short_training_cautions(run: Run, value_embeddings: Embeddings) -> list[str
     texts = f"{np.median(value_embeddings.counts):,.0f} texts per value (median)"
     effect = "with another --seed, most of them may differ"
     return [f"all neighbours are uncertain after {passes:.3g} passes with {texts}: {effect}; train longer"]
+
+
+def _word_cautions(run: Run, context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> Iterator[str]:
+    """Yield the notices about the words of pairs of contexts."""
+    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, context_pairs)))
+    yield from context_notices(run, columns, DIFFER)
+    if run.mixture is not None:
+        yield "words: only the neural model is shown; the run predicts with its n-gram mixture"
 
 
 def _compare_contexts(

@@ -11,6 +11,7 @@ from factorcell import files, input_files
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
+from factorcell.evaluation.context_notices import DIFFER, context_notices, differing_columns
 from factorcell.evaluation.likelihood_ratios import (
     STRENGTHS,
     context_text,
@@ -63,7 +64,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        files.write(arguments.page, explanation_page(model_name, rows, len(ensemble), run_warnings))
+        # `explain` has already emitted these notices.
+        notices = context_notices(ensemble[0], differing_columns([*contexts.values()]), DIFFER)
+        page = explanation_page(model_name, rows, len(ensemble), [*run_warnings, *notices])
+        files.write(arguments.page, page)
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)

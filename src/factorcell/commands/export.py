@@ -21,7 +21,4 @@ def run_export(arguments: argparse.Namespace) -> None:
         unknown=arguments.unknown,
         notify=terminal.notify,
     )
-    if context and not run.model.is_adapted:
-        terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
-    elif run.model.is_adapted:
-        options.notify_expected_columns(run.schema, context)
+    options.notify_unread_columns(run, context)

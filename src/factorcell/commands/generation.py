@@ -53,10 +53,8 @@ def run_generate(arguments: argparse.Namespace) -> None:
     open_run = functools.partial(Run.open, mixture=not arguments.no_ngram_mixture)
     run = options.open_on_device(open_run, arguments.run, arguments)
     specified_columns = _generate(run, arguments)
-    if specified_columns and not run.model.is_adapted:
-        terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
-    elif run.model.is_adapted:
-        options.notify_expected_columns(run.schema, specified_columns)
+    options.notify_unread_columns(run, specified_columns)
+    if run.model.is_adapted:
         prompts = [variable.source_column for variable in run.schema.prompts]
         if empty_prompts := [name for name in prompts if name not in specified_columns]:
             terminal.notify(f"prompts without a text: {', '.join(empty_prompts)}")
@@ -154,7 +152,7 @@ def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, argu
     """Generate a single text and print each part of it immediately."""
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
-    report_request(run, arguments.prompt)
+    report_request(run, arguments.prompt, contexts[0])
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )

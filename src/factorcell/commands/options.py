@@ -325,7 +325,7 @@ def parse_context_values(texts: Sequence[str], option: str = "--context") -> dic
 
 
 def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Print a notice for each value in the contexts that is rare, since the model treats all rare values alike."""
+    """Print a notice for each value in the contexts that is rare, since the model reads all rare values alike."""
     from factorcell.data.schema import may_contain
 
     for variable in schema.categories:
@@ -334,13 +334,25 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
             # The Bloom filter recognizes all rare values, and by coincidence a few other values.
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
-                terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")
+                terminal.notify(f"{column} {value!r} is rare ({reason}); read as the unknown value")
 
 
 def notify_expected_columns(schema: "ContextSchema", specified: Collection[str]) -> None:
     """Print a notice about the context columns, except prompts, that are not `specified`."""
+    from factorcell.data.schema import EXPECTED_READING
+
     if columns := [name for name in schema.embedded.columns() if name not in specified]:
-        terminal.notify(f"columns without a specified value, read as their expected value: {', '.join(columns)}")
+        terminal.notify(f"context columns without a value: {', '.join(columns)}; {EXPECTED_READING}")
+
+
+def notify_unread_columns(run: "Run", specified: Collection[str]) -> None:
+    """Print a notice if an unadapted run does not read the specified columns, or if an adapted run reads others too."""
+    from factorcell.model.model_card import describe_missing_context
+
+    if run.model.is_adapted:
+        notify_expected_columns(run.schema, specified)
+    elif specified:
+        terminal.notify(f"{run.folder}: {describe_missing_context(run)}")
 
 
 def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:

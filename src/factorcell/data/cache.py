@@ -24,7 +24,7 @@ from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
 from factorcell.data.readers import CategoryReader
-from factorcell.data.schema import MISSING, ContextSchema
+from factorcell.data.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
@@ -167,9 +167,9 @@ def _report_unseen(is_unseen: Mapping[str, NDArray[np.bool_]], text_count: int, 
         unknown: The policy by which the values were read, "group" or "expected".
     """
     if counts := _format_counts(is_unseen, text_count):
-        reading = "the unknown value" if unknown == "group" else "missing values"
+        reading = "read as the unknown value" if unknown == "group" else EXPECTED_READING
         problem = f"texts with values that training did not see: {counts}"
-        _warn(f"{table_name}: {problem}; these values are read as {reading} (--unknown {unknown})")
+        _warn(f"{table_name}: {problem}; these values are {reading} (--unknown {unknown})")
 
 
 def report_unseen_rows(
@@ -214,8 +214,8 @@ def report_missing(corpus: Corpus, table_name: str, optional: Collection[str] = 
     masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
     if counts := _format_counts(is_missing, len(corpus)):
-        reading = "read as the expected value of the column (--missing expected)"
-        _warn(f"{table_name}: texts with an empty context column: {counts}; {reading}")
+        problem = f"texts with an empty context column: {counts}"
+        _warn(f"{table_name}: {problem}; {EXPECTED_READING} (--missing expected)")
 
 
 def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int) -> str:

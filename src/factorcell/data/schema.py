@@ -24,6 +24,7 @@ from factorcell.config import UserError, check_choice
 
 UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: all rare values, and unseen values with `unknown="group"`
 MISSING = -1  # the id of a missing category value
+EXPECTED_READING = "read as the expected value of the column"  # clause of notices about missing values
 TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}

@@ -24,6 +24,7 @@ from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
+from factorcell.evaluation.context_notices import DIFFER, differing_columns, report_context
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
@@ -81,6 +82,8 @@ def explain(
     texts = to_values(texts, "texts")
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
+    for run in runs:
+        report_context(run, differing_columns([*contexts.values()]), DIFFER)
     context_names = list(contexts)
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)

@@ -8,7 +8,7 @@ ignored if unknown users wrote all of its texts; if there is no other one, a war
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import format_difference
+from factorcell.evaluation.text_figures import TextSums
 from factorcell.model import saved_results, training_state
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import EFFECT
@@ -24,6 +25,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.model.used_options import used_options
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
+MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
 MIN_SCHEDULE_CHANGE = 0.1  # relative change of the number of steps during a training that is reported
 EFFECT_MEANING = "how much lower the perplexity is with it"
 GAIN_IS_SMALLER = "the gain over an unadapted run is usually smaller"
@@ -35,7 +37,7 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     """Measure the effect of removing the context on held-out texts, with its interval; None for an unadapted run.
 
     The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
-    texts.
+    texts. If the run has several columns, `columns` has the effect of each column without the others.
     """
     if not run.model.is_adapted:
         return None
@@ -51,8 +53,48 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     baseline_sums = perplexity.without_context(run, sample)["perplexity"]
     # Both figures have the same texts, but the key of selected texts differs from that of the sample.
     effect = perplexity.gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
-    row = {"texts": len(sample), **effect.to_row("gain")}
+    row: Row = {"texts": len(sample), **effect.to_row("gain")}
+    if columns := _measure_columns(run, sample, baseline_sums):
+        row["columns"] = columns
     return {**row, "only_unknown_users": True} if perplexity.has_only_unknown_users(run, held_out) else row
+
+
+def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
+    """Measure the effect of each column of a run with several columns, while the others have their expected values.
+
+    Prompts, and columns of which no text has a known value, are left out. `baseline_sums` are the figures of the texts
+    with the expected context.
+    """
+    if len(run.schema.columns()) < 2:
+        return {}
+    count = min(len(sample), len(sample) * MAX_COLUMN_TARGETS // sample.target_count + 1)
+    rows = np.linspace(0, len(sample) - 1, count).astype(np.int64)
+    texts, baseline_sums = sample.select(rows), baseline_sums.select(rows)
+    effects, categories = {}, {variable.source_column for variable in run.schema.categories}
+    for column in run.schema.embedded.columns():
+        corpus = _keep_column(texts, column)
+        if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
+            sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
+            effect = perplexity.gain(sums._replace(key=baseline_sums.key), baseline_sums)
+            effects[column] = {"texts": len(texts), **effect.to_row("gain")}
+    return effects
+
+
+def _keep_column(corpus: Corpus, column: str) -> Corpus:
+    """Return a corpus with the same texts, in which all variables except those of a column are missing."""
+    schema, empty = corpus.schema, corpus.without_context(corpus.schema)
+    is_category_kept, is_number_kept, is_vector_kept, is_text_kept = (
+        np.array([variable.source_column == column for variable in variables], dtype=bool)
+        for variables in (schema.categories, schema.numbers, schema.vectors, schema.texts)
+    )
+    vectors, words = zip(corpus.vectors, empty.vectors, strict=True), zip(corpus.words, empty.words, strict=True)
+    return replace(
+        empty,
+        categories=np.where(is_category_kept, corpus.categories, empty.categories),
+        numbers=np.where(is_number_kept, corpus.numbers, empty.numbers),
+        vectors=tuple(pair[0] if is_kept else pair[1] for pair, is_kept in zip(vectors, is_vector_kept, strict=True)),
+        words=tuple(pair[0] if is_kept else pair[1] for pair, is_kept in zip(words, is_text_kept, strict=True)),
+    )
 
 
 def format_context_effect(run: Run) -> str:

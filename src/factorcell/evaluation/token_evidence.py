@@ -24,6 +24,7 @@ from factorcell import limits
 from factorcell.config import Notice
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.combination import training_table
+from factorcell.evaluation.context_notices import DIFFER, differing_columns, report_context
 from factorcell.evaluation.embeddings import bias_shift
 from factorcell.model.run import Run
 
@@ -118,6 +119,7 @@ def most_shifted_tokens(
     Raises:
         UserError: The context is invalid, or does not change the softmax bias of the run.
     """
+    report_context(run, differing_columns([context, against or {}]), DIFFER)
     source, counts = training_table(run) if train is None else train, None
     if source is not None:
         counts = TokenCounts.of_contexts(

@@ -211,7 +211,7 @@ def generate(
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     constraints, deadline = options.constraints(run), options.deadline()
-    report_request(run, prompt)
+    report_request(run, prompt, contexts[0] if contexts else ())
     prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]

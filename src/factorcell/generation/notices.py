@@ -2,6 +2,7 @@
 
 import difflib
 import warnings
+from collections.abc import Collection
 
 from factorcell.config import Notice
 from factorcell.generation.sampling import UnknownShare
@@ -18,8 +19,13 @@ def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
     return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in unknown}
 
 
-def report_request(run: Run, prompt: str) -> None:
-    """Emit a `Notice` if the run generates with its mixture, and one about out-of-vocabulary words of the prompt."""
+def report_request(run: Run, prompt: str, columns: Collection[str]) -> None:
+    """Emit notices about a request for texts.
+
+    They say that the run generates with its mixture, which words of the prompt are out of vocabulary, and what the
+    model cannot express by the specified `columns` alone.
+    """
+    run.report_context(columns)
     if run.mixture is not None:
         remedy = "--no-ngram-mixture (in Python: Run.open(..., mixture=False)) leaves it out"
         warnings.warn(Notice(f"the texts are those of the mixture with n-gram counts; {remedy}"), stacklevel=2)

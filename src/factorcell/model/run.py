@@ -338,11 +338,17 @@ class Run(TextModel):
             if has_rows(source):
                 raise
             return ResultRows()
+        self._report_columns_with_values(corpus)
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
     # The public functions of these names, with this run as their first argument.
     classify, evaluate, explain, export, generate = map(
         LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
+    )
+    # Notices of evaluation that `score` and `generate` emit.
+    report_context, _report_columns_with_values = (
+        LazyMethod(name, "factorcell.evaluation.context_notices")
+        for name in ("report_context", "report_columns_with_values")
     )
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 

@@ -18,6 +18,7 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import relative_path
+from factorcell.evaluation.context_notices import effect_notices
 from factorcell.evaluation.run_warnings import (
     describe_schedule_change,
     format_context_effect,
@@ -105,7 +106,7 @@ def fit(
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
         ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
-        for line in conditional_prior.training_notices(run):
+        for line in (*conditional_prior.training_notices(run), *effect_notices(run, run.schema.columns())):
             emit_notice(notify, line)
     if budget is not None and budget.minutes is not None:
         minutes, training = (perf_counter() - start) / 60, f"{run.training_minutes():.1f} for training"

@@ -25,7 +25,7 @@ from factorcell.model.run import Run
 from factorcell.model.spelling import spelling_model
 from tests.small_runs import ROWS, make_run
 
-pytestmark = pytest.mark.filterwarnings("ignore:n-best lists. .*expected value.* used:factorcell.config.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore:n-best lists. .*expected value:factorcell.config.Notice")
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")
 
 
@@ -132,17 +132,21 @@ def test_absent_columns_are_reported_and_similar_columns_are_errors(run: Run) ->
         ]
         return replace(nbest, utterances=tuple(changed))
 
-    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', no column 'stars'; expected values are used$"):
+    with pytest.warns(
+        Notice, match=r"^n-best lists: no column 'city', no column 'stars'; read as the expected value of the column$"
+    ):
         score_hypotheses(run, without("hall"))
     nbest = without("city", 0, 1, 2)
-    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', 3 of 6 utterances without 'stars'; expected"):
+    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', 3 of 6 utterances without 'stars'; read as"):
         score_hypotheses(run, nbest)
-    with pytest.warns(Notice, match=r"^n-best lists: 3 of 6 utterances without 'stars'; the expected value is used$"):
+    with pytest.warns(
+        Notice, match=r"^n-best lists: 3 of 6 utterances without 'stars'; read as the expected value of the column$"
+    ):
         score_hypotheses(run, nbest, context={"city": "Oslo"})
     misspelt = without("city", *range(6), cityy="Oslo")
     with pytest.raises(UserError, match=r"^n-best lists: no column 'city' .did you mean 'cityy'\?.; unknown=.expected"):
         score_hypotheses(run, misspelt)
-    with pytest.warns(Notice, match=r"^n-best lists: no column 'city'; the expected value is used$"):
+    with pytest.warns(Notice, match=r"^n-best lists: no column 'city'; read as the expected value of the column$"):
         score_hypotheses(run, misspelt, unknown="expected")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -29,6 +29,7 @@ from factorcell import bootstrap, files, limits
 from factorcell.config import Notice, UserError, check_choice
 from factorcell.data.cache import report_unseen_rows
 from factorcell.data.corpus import Corpus
+from factorcell.data.schema import EXPECTED_READING
 from factorcell.data.values import is_missing
 from factorcell.evaluation.perplexity import reads_context, value_groups
 from factorcell.evaluation.rescoring import weighting
@@ -164,8 +165,7 @@ def _absent_variables(model: Run | NGram, nbest: NBest, contexts: Sequence[Row],
             if 0 < count < len(contexts)
         ]
         if problems:
-            reading = "expected values are" if len(problems) > 1 else "the expected value is"
-            warnings.warn(Notice(f"n-best lists: {', '.join(problems)}; {reading} used"), stacklevel=2)
+            warnings.warn(Notice(f"n-best lists: {', '.join(problems)}; {EXPECTED_READING}"), stacklevel=2)
     return tuple(variable.name for variable in model.schema.variables if variable.source_column in absent)
 
 

@@ -1,0 +1,122 @@
+"""Notices about contexts that specify only some columns of a run.
+
+If column b predicts column a, the model may attribute to b much of what distinguishes the values of a. A context with a
+value of a, but none of b, then lacks this part, because b has its expected value. Another notice names a column that
+has no significant effect without the other columns.
+"""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from factorcell.config import Notice, UserError
+from factorcell.data.corpus import Corpus
+from factorcell.data.schema import MISSING, ContextSchema, Variable
+from factorcell.evaluation.comparison import format_difference
+from factorcell.evaluation.conditional_prior import Dependence, load_dependences, load_priors
+from factorcell.model.run import Run, training_facts
+
+SPECIFY, DIFFER = "specify", "differ in"  # what the contexts do with the columns
+MAX_EXAMPLE_VALUES = 1000  # number of frequent values from which an example is chosen
+
+
+def context_notices(run: Run, columns: Collection[str], relation: str = SPECIFY) -> list[str]:
+    """Return a notice for each of the `columns` that other columns predict, or that has no effect alone.
+
+    Args:
+        run: The run that reads the contexts.
+        columns: The columns that the contexts specify, or in which they differ.
+        relation: `SPECIFY` or `DIFFER`.
+    """
+    if not run.model.is_adapted:
+        return []
+    try:
+        return [*_dependence_notices(run, columns, relation), *effect_notices(run, columns)]
+    except UserError as error:
+        problem = f"its records cannot be read ({error.message})"
+        return [f"{run.folder}: {problem}; interpret its use of contexts with caution"]
+
+
+def report_context(run: Run, columns: Collection[str], relation: str = SPECIFY) -> None:
+    """Emit the notices of `context_notices`."""
+    for line in context_notices(run, columns, relation):
+        warnings.warn(Notice(line), stacklevel=3)
+
+
+def report_columns_with_values(run: Run, corpus: Corpus) -> None:
+    """Emit the notices about the columns of which a text of `corpus` has a value."""
+    report_context(run, columns_with_values(corpus))
+
+
+def columns_with_values(corpus: Corpus) -> list[str]:
+    """Return the context columns, without prompts, that are not empty in all texts."""
+    schema = corpus.schema
+    masks: list[tuple[Variable, Any]] = [
+        *zip(schema.categories, np.equal(corpus.categories, MISSING).T, strict=True),
+        *zip(schema.numbers, np.isnan(corpus.numbers).T, strict=True),
+        *zip(schema.vectors, map(np.isnan, corpus.vectors), strict=True),
+        *zip(schema.texts, (np.diff(words.offsets) == 0 for words in corpus.words), strict=True),
+    ]
+    return list(dict.fromkeys(variable.source_column for variable, is_missing in masks if not is_missing.all()))
+
+
+def differing_columns(contexts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns in which contexts differ."""
+    names = dict.fromkeys(name for context in contexts for name in context)
+    return [name for name in names if any(context.get(name) != contexts[0].get(name) for context in contexts)]
+
+
+def effect_notices(run: Run, columns: Collection[str]) -> Iterator[str]:
+    """Yield a notice for each of the `columns` whose effect, without the other columns, is not above zero.
+
+    There are none if the whole context has no such effect, because `find_warnings` then reports it.
+    """
+    total = training_facts(run.folder).get("context") or {}
+    if (total.get("gain_low") or 0) <= 0:
+        return
+    for column, row in total.get("columns", {}).items():
+        if column in columns and row.get("gain_low") is not None and row["gain_low"] <= 0:
+            effect = f"effect of removing it: {format_difference('gain', row)}, {row['texts']:,} texts"
+            problem = f"without the other columns, {column} does not significantly lower the perplexity ({effect})"
+            yield f"{run.folder}: {problem}; interpret its use of {column} with caution"
+
+
+def _dependence_notices(run: Run, columns: Collection[str], relation: str) -> Iterator[str]:
+    """Yield a notice for each of the `columns` that a column outside of them predicts."""
+    for dependence in load_dependences(run.folder):
+        if not dependence.is_strong or run.schema.variable(dependence.target).source_column not in columns:
+            continue
+        others = [name for name in _predicting_columns(run.schema, dependence) if name not in columns]
+        if others:
+            names, example = ", ".join(others), _example(run, dependence)
+            problem = f"{dependence.describe()}, but the contexts do not {relation} {names}"
+            consequence = f"the result lacks what the model learned from {names}"
+            advice = "specify it too" if relation == SPECIFY else "specify it in each context"
+            yield f"{problem}: {consequence}; {advice}{example}, or train a run without {names}"
+
+
+def _predicting_columns(schema: ContextSchema, dependence: Dependence) -> list[str]:
+    """Return the columns of the variable that alone predicts the target best; all numbers count as one variable."""
+    variables = [variable for variable in schema.embedded.variables if variable.name == dependence.variable]
+    return list(dict.fromkeys(variable.source_column for variable in variables or schema.numbers))
+
+
+def _example(run: Run, dependence: Dependence) -> str:
+    """Return an example of a probable pair of values of the target and of the category that predicts it.
+
+    The text is empty if the predicting variable is another kind of column, or that of users, who are never named.
+    """
+    schema, column = run.schema, dependence.variable
+    variable = next((variable for variable in schema.categories if variable.name == column), None)
+    prior = load_priors(run.folder, schema).get(dependence.target)
+    if variable is None or prior is None or run.config.data.user in (column, dependence.target):
+        return ""
+    counts = np.array(variable.counts[1 : MAX_EXAMPLE_VALUES + 1])
+    values = variable.values[1 : MAX_EXAMPLE_VALUES + 1]
+    corpus = run.read([""] * len(values), [{variable.source_column: value} for value in values])
+    log_joint = prior.log_probs(corpus)[:, prior.most_frequent] + np.log(np.maximum(counts, 1))
+    value = values[int(log_joint.argmax())]
+    target_column = schema.variable(dependence.target).source_column
+    return f", as in '{target_column}={prior.values[prior.most_frequent]}; {variable.source_column}={value}'"
