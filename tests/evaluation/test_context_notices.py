@@ -97,6 +97,9 @@ def test_functions_report_columns_that_predict_the_specified_ones(run: Run) -> N
         return [len(notices_of(function)) for function in functions]
 
     assert emitted([justice, advocate]) == [1] * 5
+    with pytest.warns(Notice, match="without the text") as caught:
+        run.score(texts, context=justice)
+    assert caught[0].filename == __file__  # the notice names the line that called the function
     assert emitted([bea, cid]) == [0] * 5
     assert emitted([bea, {**cid, "speaker": "bea"}])[:2] == [1, 1]  # the same speaker in both contexts
 

@@ -47,7 +47,8 @@ def report_context(run: Run, columns: Collection[str], relation: str = SPECIFY) 
 
 def report_columns_with_values(run: Run, corpus: Corpus) -> None:
     """Emit the notices about the columns of which a text of `corpus` has a value."""
-    report_context(run, columns_with_values(corpus))
+    for line in context_notices(run, columns_with_values(corpus)):
+        warnings.warn(Notice(line), stacklevel=3)
 
 
 def columns_with_values(corpus: Corpus) -> list[str]:
