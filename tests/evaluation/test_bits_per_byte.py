@@ -100,8 +100,8 @@ def test_texts_without_originals_have_perplexities_only() -> None:
 def comparison_model(run: Any, texts: list[str], folder: Path) -> ComparedModel:
     """Return a model with its figures, which are saved in a folder and loaded again."""
     evaluation = evaluate_by_columns(run, rows_of(texts))
-    text_figures.save(folder, evaluation.texts)
-    saved = text_figures.load(folder, evaluation.texts["perplexity"].key)
+    text_figures.save(folder, evaluation.texts, {})
+    saved = text_figures.load(folder, {"texts_key": evaluation.texts["perplexity"].key})
     assert saved["bits_per_byte"].texts == evaluation.texts["bits_per_byte"].texts
     return ComparedModel(folder.name, [evaluation.row], [saved])
 

@@ -1,6 +1,7 @@
 """The conditional prior against counts and finite differences, and classification with it."""
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from factorcell.evaluation.conditional_prior import (
     save_priors,
 )
 from factorcell.evaluation.likelihoods import log_likelihoods
+from factorcell.model import saved_results
 from factorcell.model.run import Run
+from factorcell.reports import report_page
 from factorcell.training.fit import fit
 from tests.small_runs import CONTEXT, ROWS, make_run
 
@@ -217,18 +220,24 @@ def test_without_other_columns_the_conditional_prior_is_that_of_training(run: Ru
         np.testing.assert_allclose(result.probabilities, joint / joint.sum(1, keepdims=True))
 
 
-def test_training_and_classify_report_columns_that_predict_the_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train, test = (tmp_path / f"{name}.jsonl" for name in ("train", "test"))
+def train_with_dependent_columns(folder: Path, notices: list[str]) -> Path:
+    """Train a run whose column `group` determines its column `kind`, and return the path of a test table."""
+    train, test = (folder / f"{name}.jsonl" for name in ("train", "test"))
     for path, seed in ((train, 5), (test, 6)):
         rows = make_rows(400, seed)
         files.write_rows(path, [{**row, "group": f"{row['kind']}{row['group']}"} for row in rows])
     config = Config.of(
         context=("kind", "group"), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, epochs=1.0
     )
+    fit(train, test, config, folder / "run", notify=notices.append)
+    return test
+
+
+def test_training_and_classify_report_columns_that_predict_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     notices: list[str] = []
-    fit(train, test, config, tmp_path / "run", notify=notices.append)
+    test = train_with_dependent_columns(tmp_path, notices)
     clause = "the other columns, mainly group, predict kind without the text (accuracy 1.00 on development texts, "
     clause += "the majority class of the training texts 0."
     assert any(line.startswith(clause) and "`classify --target kind`" in line for line in notices)
@@ -247,3 +256,26 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err
+
+
+def test_a_saved_accuracy_has_a_remark_if_the_other_columns_predict_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test, folder = train_with_dependent_columns(tmp_path, []), tmp_path / "run"
+    empty = tmp_path / "empty.jsonl"
+    files.write_rows(empty, [{**row, "group": None} for row in files.read_rows(test)])
+    clause = "the other columns, mainly group, predict kind without the text"
+    for table, accuracy in ((empty, None), (test, 1.0)):
+        assert main(["classify", str(folder), str(table), "--target", "kind"]) == 0
+        assert (clause in capsys.readouterr().err) == (accuracy is not None)
+        (*_, saved) = saved_results.read(folder)
+        assert saved["accuracy_without_text"] == accuracy
+        assert saved["accuracy_remark"] == (accuracy and f"{clause} (accuracy 1.0000)")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    measures = [f"accuracy of kind, model, {priors} priors" for priors in ("conditional", "training", "uniform")]
+    for line in card.partition("## Results")[2].splitlines():
+        cells = line.split(" | ")
+        assert (clause in line) == (cells[0] == "| test.jsonl" and cells[1] in measures), line
+    assert f"; {clause} (accuracy 1.0000))" in card.partition("## Results")[0], "the metadata of the hub has it too"
+    labels = [label for label in re.findall(r"<dt>([^<]*)</dt>", report_page([folder])) if "accuracy" in label]
+    assert labels == [f"accuracy of kind, test.jsonl: model, conditional priors; {clause} (accuracy 1.0000)"]

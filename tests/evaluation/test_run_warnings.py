@@ -118,7 +118,8 @@ def test_the_effect_of_removing_the_context_is_that_on_development_texts(
     )
     assert gain is not None
     assert gain["gain"] == pytest.approx(1 - with_context / without_context)
-    text_figures.save(run.folder, text_figures.figures_from_nats(run.nats(held_out), held_out))
+    figures = text_figures.figures_from_nats(run.nats(held_out), held_out)
+    text_figures.save(run.folder, figures, {"table": text_figures.DEVELOPMENT})
     saved_gain = measure_context_effect(run, held_out) or {}
     assert saved_gain.pop("columns") == gain.pop("columns")
     assert saved_gain == pytest.approx(gain)

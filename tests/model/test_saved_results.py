@@ -116,20 +116,57 @@ def test_latest_gains_of_each_table_and_baseline() -> None:
         {**evaluation("a.csv", "1", 9.0, over="ngram", gain=0.2), "by": {"stars": first}},
         {**evaluation("b.csv", "2", 7.0, over=None, gain=0.3), "by": {"stars": first, "city": first}},
         {**evaluation("a.csv", "1", 9.0, over="ngram", gain=0.4), "by": {"stars": second}},
-        evaluation("a.csv", "1", 9.1),
+        evaluation("a.csv", "1", 9.001),
     ]
     assert [tuple(gains) for gains in latest_gains(rows)] == [
-        ("a.csv", "stars", None, first),
-        ("a.csv", "stars", "ngram", second),
-        ("b.csv", "stars", None, first),
-        ("b.csv", "city", None, first),
+        ("a.csv", "stars", None, first, False),
+        ("a.csv", "stars", "ngram", second, False),
+        ("b.csv", "stars", None, first, False),
+        ("b.csv", "city", None, first, False),
     ]
     smaller, larger = latest_evaluations(rows)
     assert (smaller["table"], smaller["perplexity"], smaller["gains"]) == ("b.csv", 7.0, [{"over": None, "gain": 0.3}])
-    assert (larger["table"], larger["perplexity"]) == ("a.csv", 9.1)
+    assert (larger["table"], larger["perplexity"]) == ("a.csv", 9.001)
     assert larger["gains"] == [{"over": None, "gain": 0.1}, {"over": "ngram", "gain": 0.4}]
     assert "gain" not in larger
     assert latest_evaluations([]) == []
+
+
+def test_results_of_a_changed_model_are_outdated() -> None:
+    def compared(table: str, baseline: str | None, run: float, without: float, *columns: str) -> dict[str, Any]:
+        row = evaluation(table, "1", run, over=baseline, gain=1 - run / without, perplexity_without=without)
+        return {**row, "by": {column: [{"value": "1", "perplexity": run}] for column in columns}}
+
+    first = [
+        compared("a.csv", "plain", 4.7, 5.7, "stars"),
+        compared("a.csv", None, 4.7, 6.0, "stars"),
+        compared("b.csv", "plain", 4.9, 5.9, "stars"),
+    ]
+
+    def outdated(*later: dict[str, Any]) -> list[tuple[str, str | None]]:
+        tables = latest_gains([*first, *later])
+        return [(table.table, table.baseline) for table in tables if table.is_outdated]
+
+    assert outdated() == []
+    assert outdated(compared("a.csv", "plain", 4.701, 5.699)) == [], "they differ only by rounding"
+    assert outdated(compared("a.csv", "plain", 4.7, 4.8)) == [("a.csv", "plain")], "the baseline has changed"
+    assert outdated(compared("a.csv", "plain", 4.7, 4.8, "stars")) == []
+    assert outdated(evaluation("a.csv", "1", 4.5)) == [("a.csv", "plain"), ("a.csv", None)], "the run has changed"
+    assert outdated(evaluation("a.csv", "2", 4.5)) == [], "these are other texts"
+    (*_, latest) = latest_evaluations([*first, evaluation("a.csv", "1", 4.5)])
+    assert (latest["table"], latest["perplexity"], latest["gains"]) == ("a.csv", 4.5, [])
+
+
+def test_an_accuracy_has_the_remark_of_its_classification() -> None:
+    others = [{"classifier": "model, uniform priors", "accuracy": 0.7}, {"classifier": "linear", "accuracy": 1.0}]
+    row = classification("1", 1.0, priors="training", others=others, auc=1.0, accuracy_remark="city predicts stars")
+    remarks = {measurement.measure: measurement.remark for measurement in latest_measurements([row])}
+    assert remarks == {
+        "accuracy of stars, model, training priors": "city predicts stars",
+        "accuracy of stars, model, uniform priors": "city predicts stars",
+        "accuracy of stars, linear": None,
+        "auc of stars, model, training priors": None,
+    }
 
 
 def test_perplexities_have_their_unit() -> None:

@@ -136,7 +136,8 @@ def test_a_training_saves_the_nats_of_its_development_texts(tmp_path: Path) -> N
     for name in MODELS:
         run = Run.open(tmp_path / name)
         key = training_facts(run.folder)["development_key"]
-        saved, corpus = text_figures.load(run.folder, key), run.prepare(ROWS)
+        saved = text_figures.load(run.folder, {"table": text_figures.DEVELOPMENT, "texts_key": key})
+        corpus = run.prepare(ROWS)
         for figure, sums in text_figures.figures_from_nats(run.nats(corpus), corpus).items():
             assert sums.key == key
             np.testing.assert_allclose(saved[figure].numerator, sums.numerator, rtol=1e-5)

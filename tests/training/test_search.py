@@ -336,7 +336,7 @@ def make_trial(folder: Path, number: int) -> dict[str, Any]:
     run: Run = make_run(folder / f"trial-{number}", ("city",))
     corpus = run.prepare(ROWS * 2)
     texts = text_figures.figures_from_nats(run.nats(corpus) + 0.3 * number, corpus)
-    text_figures.save(run.folder, texts)
+    text_figures.save(run.folder, texts, {"table": text_figures.DEVELOPMENT})
     files.write_json(run.folder / "training.json", {"development_key": texts["perplexity"].key})
     perplexity = 2.718281828459045 ** texts["perplexity"].ratio
     return {"number": number, "state": "complete", "perplexity": perplexity, "folder": run.folder.name}

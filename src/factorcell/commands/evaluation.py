@@ -10,7 +10,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
-from factorcell.evaluation.classification import CONTEXT_CLASSIFIER, classify, has_labels
+from factorcell.evaluation.classification import classify, has_labels
 from factorcell.evaluation.comparison import (
     AT_MOST,
     LOWER_BOUND_MARK,
@@ -19,7 +19,7 @@ from factorcell.evaluation.comparison import (
     format_difference,
     format_figure,
 )
-from factorcell.evaluation.conditional_prior import classification_notices
+from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER, classification_notices
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
@@ -207,9 +207,11 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         _show_predictions(rows)
     if arguments.out:
         files.write_rows(arguments.out, rows)
+    can_other_columns_predict = CONTEXT_CLASSIFIER in result.other_predictions
     if result.has_labels:
         row = results.classification_row(run, arguments.table, arguments.target, result, metrics)
         _save_result(run, row, accuracy_figures(result))
+        can_other_columns_predict = row["accuracy_remark"] is not None
     else:
         output = f", written to {arguments.out}" if arguments.out else ""
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
@@ -218,7 +220,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
         if arguments.target and not arguments.calibrate:
             terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
-    if CONTEXT_CLASSIFIER in result.other_predictions:  # conditional priors can be used
+    if can_other_columns_predict:
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*mixture_notice(run), *training_warnings([run]))
 

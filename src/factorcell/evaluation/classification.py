@@ -25,6 +25,7 @@ from factorcell.data.values import category_name_or_none
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
 from factorcell.evaluation.combination import LinearBaseline, fit_combination, training_table, weighted_posterior
 from factorcell.evaluation.conditional_prior import (
+    CONTEXT_CLASSIFIER,
     ConditionalPrior,
     applicable_prior,
     load_priors,
@@ -38,7 +39,6 @@ Options = dict[str, Any]  # keyword arguments of `log_likelihoods`
 Floats = NDArray[np.float64]
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
-CONTEXT_CLASSIFIER = "other columns, without the text"  # names of classifiers in `Classification.other_predictions`
 
 
 def classify(

@@ -63,7 +63,8 @@ class Comparison:
     significantly better than every other model. `bits_per_byte_low` and `bits_per_byte_high` are the ends of the
     interval of `bits_per_byte`, and `bits_per_byte_bound` is whether `bits_per_byte` is only a lower bound.
     `bits_per_byte_difference_bound` is "at most" or "at least" if the difference is only a bound. `unit`, such as
-    "word", is the unit of the perplexity.
+    "word", is the unit of the perplexity. If the other context columns predict the target of `accuracy` without the
+    text, `accuracy_without_text` is their accuracy, and `accuracy_remark` says so.
     """
 
     rows: ResultRows
@@ -103,7 +104,7 @@ class Comparison:
             titles.get(COMPARED_FIGURES[name][0], "") for name in ("perplexity", "bits_per_byte", "accuracy")
         )
         columns = ["model", *perplexities.values(), gain_title, "bits_per_byte", bits_title]
-        columns += ["accuracy", accuracy_title, "parameters", "minutes"]
+        columns += ["accuracy", "accuracy_without_text", accuracy_title, "parameters", "minutes"]
         return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
 
     def titles(self) -> dict[str, str]:
@@ -128,6 +129,8 @@ class Comparison:
             notes.append(f"brackets hold 95 % confidence intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
+        remarks = {str(row["model"]): row.get("accuracy_remark") for row in self.rows}
+        notes += [f"{model}: {remark}" for model, remark in remarks.items() if remark]
         rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
         counted = [row for row in rows if "bits_per_byte_texts" in row and "texts" in row]
         if any(row["bits_per_byte_texts"] < row["texts"] for row in counted):
@@ -277,7 +280,7 @@ def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
         if row.get(name) is not None
     }
     cells |= {title: text for name, title in titles.items() if (text := format_difference(name, row))}
-    number_formats = {"parameters": ",.0f", "minutes": ".2f"}
+    number_formats = {"accuracy_without_text": ".4f", "parameters": ",.0f", "minutes": ".2f"}
     return cells | {
         name: format(row[name], number_format)
         for name, number_format in number_formats.items()

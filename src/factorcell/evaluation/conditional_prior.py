@@ -46,6 +46,9 @@ MAX_ITERATIONS = 50
 SIGNIFICANT_ERRORS = 2.0  # standard errors of the gain in nats from which ranges of numbers are used
 MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other variables are reported to predict a target
 
+CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the prior as a classifier
+Row = Mapping[str, Any]
+
 Floats = NDArray[np.float64]
 
 
@@ -75,8 +78,11 @@ class Dependence:
     def describe(self) -> str:
         """Return a clause with the two accuracies."""
         majority = f"the majority class of the training texts {self.majority:.2f}"
-        accuracies = f"accuracy {self.accuracy:.2f} on development texts, {majority}"
-        return f"the other columns, mainly {self.variable}, predict {self.target} without the text ({accuracies})"
+        return f"{self.describe_variables()} (accuracy {self.accuracy:.2f} on development texts, {majority})"
+
+    def describe_variables(self) -> str:
+        """Return a clause that the other columns predict the target."""
+        return f"the other columns, mainly {self.variable}, predict {self.target} without the text"
 
 
 class ConditionalPrior(nn.Module):
@@ -323,13 +329,32 @@ def training_notices(run: Run) -> Iterator[str]:
             yield f"{dependence.describe()}; `classify --target {dependence.target}` uses this as a prior"
 
 
+def accuracy_without_text(run: Run, target: str | None, metrics: Row) -> Row:
+    """Return the fields of a saved classification that say how well the other columns predict its target.
+
+    `metrics` are those of `Classification.metrics`. Both fields are None unless the other variables predict the target,
+    both of development texts and of the classified texts, whose other columns may be empty.
+    """
+    dependence = _strong_dependence(run, target)
+    accuracies = (row["accuracy"] for row in metrics["others"] if row["classifier"] == CONTEXT_CLASSIFIER)
+    accuracy = next(accuracies, None)
+    if dependence is None or accuracy is None or accuracy <= metrics["majority"] + MIN_ADVANTAGE:
+        return {"accuracy_without_text": None, "accuracy_remark": None}
+    remark = f"{dependence.describe_variables()} (accuracy {accuracy:.4f})"
+    return {"accuracy_without_text": accuracy, "accuracy_remark": remark}
+
+
+def _strong_dependence(run: Run, target: str | None) -> Dependence | None:
+    dependences = (dependence for dependence in load_dependences(run.folder) if dependence.is_strong)
+    return next((dependence for dependence in dependences if dependence.target == target), None)
+
+
 def classification_notices(run: Run, target: str, priors: str) -> Iterator[str]:
     """Yield a notice if the other variables predict the target of a classification with these `priors`."""
-    for dependence in load_dependences(run.folder):
-        if dependence.target == target and dependence.is_strong:
-            advice = (
-                f"to classify by the text alone, train a run without {dependence.variable}"
-                if priors == "conditional"
-                else f"{priors} priors ignore this; choose --priors conditional"
-            )
-            yield f"{dependence.describe()}; {advice}"
+    if dependence := _strong_dependence(run, target):
+        advice = (
+            f"to classify by the text alone, train a run without {dependence.variable}"
+            if priors == "conditional"
+            else f"{priors} priors ignore this; choose --priors conditional"
+        )
+        yield f"{dependence.describe()}; {advice}"

@@ -12,13 +12,14 @@ from factorcell.data.values import category_name, to_number
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
 from factorcell.evaluation.classification import classify
+from factorcell.evaluation.conditional_prior import accuracy_without_text
 from factorcell.evaluation.perplexity import Evaluation
 from factorcell.evaluation.run_warnings import training_difference
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.folders import not_a_run_error
 from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
+from factorcell.model.run import Run, training_facts
 from factorcell.model.scoring import Scorer
 from factorcell.model.training_state import ENDED_SINCE, describe_running
 
@@ -77,7 +78,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
-        text_figures.save(run.folder, texts or {})
+        text_figures.save(run.folder, texts or {}, row.get("evaluation", row))
         saved_results.append(run.folder, row)
         if isinstance(run, Run):
             model_card.write(run)
@@ -96,16 +97,15 @@ def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation, baseline: Sc
 
 
 def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
-    """Classify texts by the variable `target`, save the result in the run, and return the metrics and text figures.
+    """Classify texts by the variable `target`, save the result in the run, and return its row and text figures.
 
     Nothing is saved if no text has a true value.
     """
     result = classify(run, table, target)
-    metrics = result.metrics()
-    figures = accuracy_figures(result)
+    row, figures = classification_row(run, table, target, result, result.metrics()), accuracy_figures(result)
     if result.has_labels:
-        save_result(run, classification_row(run, table, target, result, metrics), figures)
-    return metrics, {"accuracy": figures["accuracy"]}
+        save_result(run, row, figures)
+    return row, {"accuracy": figures["accuracy"]}
 
 
 def classification_row(run: Run, table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
@@ -118,7 +118,8 @@ def classification_row(run: Run, table: Any, target: str | None, result: Classif
         "texts_key": result.key,
         **prediction_fields(run),
     }
-    return {**identity, "samples": result.samples, **metrics, "confusion": confusion}
+    other_columns = accuracy_without_text(run, target, metrics)
+    return {**identity, "samples": result.samples, **metrics, **other_columns, "confusion": confusion}
 
 
 def prediction_fields(model: Scorer) -> Row:
@@ -133,14 +134,15 @@ def prediction_fields(model: Scorer) -> Row:
     return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
 
 
-def saved_text_figures(folder: Path, key: str | None) -> Figures:
-    """Return the figures per text that a model has saved for the texts with digest `key` and for `classify`.
+def development_text_figures(folder: Path) -> Figures:
+    """Return the figures per text that a training saved for its development texts, and those of `classify`.
 
     If `classify` was called several times, the figures are those of the last call.
     """
+    development = {"table": DEVELOPMENT, "texts_key": training_facts(folder).get("development_key")}
     classification_rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
-    classified_key = classification_rows[-1].get("texts_key") if classification_rows else None
-    return {**text_figures.load(folder, key), **text_figures.load(folder, classified_key)}
+    classified = text_figures.load(folder, classification_rows[-1]) if classification_rows else {}
+    return {**text_figures.load(folder, development), **classified}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

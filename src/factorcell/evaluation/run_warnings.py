@@ -45,7 +45,8 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     sample = held_out.select(indices)
     saved_sums = None
     if run.mixture is None:  # training saved the figures of the neural model alone
-        saved_sums = text_figures.load(run.folder, text_figures.texts_digest(held_out)).get("perplexity")
+        result = {"table": text_figures.DEVELOPMENT, "texts_key": text_figures.texts_digest(held_out)}
+        saved_sums = text_figures.load(run.folder, result).get("perplexity")
     if saved_sums is None:
         adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
     else:

@@ -4,9 +4,10 @@ A figure (metric) is a ratio of sums over texts, or the exponential of such a ra
 
     perplexity = exp(sum of nats / sum of targets)        accuracy = correct texts / texts with a true value
 
-The key of a figure is a digest of the texts as the model reads them. Two models can be compared text by text if the
-keys of their figures are equal. The figures of a table are saved in the file `texts-<key>.safetensors` of the run
-folder.
+The key of a figure is a digest of the texts as the model reads them, without their contexts. Two models can be compared
+text by text if the keys of their figures are equal. The figures of an evaluation are saved in a file of the run folder,
+`texts-<digest>.safetensors`, where the digest depends on the key and on the evaluated table. Tables with the same texts
+but other contexts, such as an empty column, therefore have files of their own.
 
 The figure `bits_per_byte_exact` omits the texts whose bits are only a lower bound.
 
@@ -18,7 +19,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +28,13 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
+from factorcell.model.saved_results import EVALUATION_KEY
 from factorcell.model.spelling import spelling_nats
 
 Floats = NDArray[np.float64]
+Row = Mapping[str, Any]
+
+DEVELOPMENT = "development texts"  # the table that training evaluates
 
 
 class TextSums(NamedTuple):
@@ -135,24 +140,32 @@ def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.
     return TextSums(key, (correct & is_labelled).astype(np.float64), is_labelled.astype(np.float64))
 
 
-def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
-    """Save figures in the `folder` of a model; keep other figures that the folder has for the same texts."""
+def save(folder: Path, figures: Mapping[str, TextSums], result: Row) -> None:
+    """Save the figures of a `result` in the `folder` of a model; keep other figures of the same texts and table.
+
+    `result` has the name of the `table` and, for the predictions of an n-gram mixture, the `predictor`.
+    """
     for key in {sums.key for sums in figures.values()}:
-        merged = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
+        keyed_result = {**result, "texts_key": key}
+        merged = {**load(folder, keyed_result), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
             f"{name} {part}": torch.tensor(getattr(sums, part))
             for name, sums in merged.items()
             for part in ("numerator", "denominator")
         }
         originals = {name: sums.originals for name, sums in merged.items() if sums.originals}
-        files.save_tensors(_path(folder, key), tensors, {"key": key, "originals": originals})
+        files.save_tensors(_path(folder, keyed_result), tensors, {"key": key, "originals": originals})
 
 
-def load(folder: Path, key: str | None) -> Figures:
-    """Return the figures that `folder` has for the texts with digest `key`; an empty dict without such figures."""
-    if key is None or not key.isalnum() or not _path(folder, key).exists():
+def load(folder: Path, result: Row) -> Figures:
+    """Return the figures of each text that `folder` has for a `result`; an empty dict without such figures.
+
+    `result` is as in `save`, with the key of its figures, `texts_key`.
+    """
+    key, path = result.get("texts_key"), _path(folder, result)
+    if key is None or not path.exists():
         return {}
-    tensors, metadata = files.load_tensors(_path(folder, key))
+    tensors, metadata = files.load_tensors(path)
     names = dict.fromkeys(name.rpartition(" ")[0] for name in tensors)
     try:
         originals = metadata["originals"]
@@ -166,8 +179,10 @@ def load(folder: Path, key: str | None) -> Figures:
             for name in names
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{_path(folder, key)}: expected a file of figures per text ({error!r})") from None
+        raise UserError(f"{path}: expected a file of figures per text ({error!r})") from None
 
 
-def _path(folder: Path, key: str) -> Path:
-    return folder / f"texts-{key}.safetensors"
+def _path(folder: Path, result: Row) -> Path:
+    """Return the file of a result; the fields in its name are those by which a later result replaces an earlier one."""
+    fields = [result.get(name) for name in EVALUATION_KEY]
+    return folder / f"texts-{hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]}.safetensors"

@@ -43,11 +43,12 @@ METRICS = {
 
 
 class Result(NamedTuple):
-    """A result as text: the table, the measure, and the value with its interval."""
+    """A result as text: the table, the measure, the value with its interval, and what qualifies the value, if any."""
 
     table: str
     measure: str
     value: str
+    remark: str = ""
 
 
 def write(run: Run) -> None:
@@ -83,12 +84,12 @@ def _metadata(run: Run) -> dict[str, Any]:
 
 
 def _describe_measure(result: Measurement) -> str:
-    """Return the name of a measure, with the interval of the result and whether the value is a lower bound."""
+    """Return the name of a measure, with the interval and remark of the result and whether it is a lower bound."""
     bound = "at least, " if result.is_lower_bound else ""
     has_interval = result.low is not None and result.high is not None
     interval = f"95 % CI {result.low:.4g} to {result.high:.4g}" if has_interval else ""
-    remark = f"{bound}{interval}".rstrip(", ")
-    return f"{result.measure} ({remark})" if remark else result.measure
+    details = "; ".join(filter(None, [f"{bound}{interval}".rstrip(", "), result.remark]))
+    return f"{result.measure} ({details})" if details else result.measure
 
 
 def _yaml(value: Any, indent: str = "") -> list[str]:
@@ -226,8 +227,9 @@ def _describe_training(run: Run) -> str:
 
 def _results_table(run: Run) -> str:
     lines = ["| table | measure | value |", "|---|---|---|"]
-    for table, measure, value in result_rows(run):
-        lines.append(f"| {escape_markdown(table)} | {escape_markdown(measure)} | {value} |")
+    for table, measure, value, remark in result_rows(run):
+        cells = [escape_markdown(table), escape_markdown(measure), value + (remark and f"; {escape_markdown(remark)}")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -248,12 +250,12 @@ def result_rows(run: Run) -> list[Result]:
             rows.append(Result("development", f"{bits_per_byte.measure}{neural}", _format_value(bits_per_byte)))
     results = saved_results.read(run.folder)
     for result in saved_results.latest_measurements(results):
-        rows.append(Result(result.table, result.measure, _format_value(result)))
+        rows.append(Result(result.table, result.measure, _format_value(result), result.remark or ""))
     for evaluation in saved_results.latest_evaluations(results):
         for gain in evaluation["gains"]:
-            remark = f"; {gain['training_difference']}" if gain.get("training_difference") else ""
+            remark = gain.get("training_difference") or ""
             for measure, value in saved_results.describe_gain(gain):
-                rows.append(Result(evaluation["table"], measure, f"{value}{remark}"))
+                rows.append(Result(evaluation["table"], measure, value, remark))
     return rows
 
 

@@ -2,8 +2,12 @@
 
 A later row replaces an earlier row with the same measure of the same texts, even if the two were computed in different
 precisions. Therefore results that differ only by rounding are not listed twice.
+
+If the perplexity of a later row differs by more than rounding, the model has changed, or its reading of the table. The
+differences to baselines and the perplexities by value that an earlier row has are then outdated.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +21,7 @@ FILE = "results.jsonl"
 PERPLEXITY_MEASURES = ("perplexity", "perplexity_known", "bits_per_byte")
 CLASSIFICATION_MEASURES = ("accuracy", "macro_f1", "auc")
 EFFECT = "effect of removing the context"
+ROUNDING = 1e-3  # largest relative difference of perplexities in different precisions; 2e-4 was measured in bfloat16
 
 
 class Measurement(NamedTuple):
@@ -29,6 +34,7 @@ class Measurement(NamedTuple):
         low: Lower end of the confidence interval, if there is one.
         high: Upper end of the confidence interval, if there is one.
         is_lower_bound: Whether the true value may be larger.
+        remark: What a reader must know to interpret the value, if anything.
     """
 
     table: str
@@ -37,8 +43,11 @@ class Measurement(NamedTuple):
     low: float | None = None
     high: float | None = None
     is_lower_bound: bool = False
+    remark: str | None = None
 
 
+# A later evaluation replaces an earlier one with the same values of these fields.
+EVALUATION_KEY = ("table", "texts_key", "predictor")
 # The fields of an evaluation about its baseline: the gain, the difference in bits per byte, and what they include.
 GAIN_FIELDS = (
     *("gain", "gain_low", "gain_high", "perplexity_without", "over", "only_unknown_users", "training_difference"),
@@ -55,12 +64,14 @@ class GainTable(NamedTuple):
         column: The column.
         baseline: Name of the model that the gains are relative to; None for the effect of removing the context.
         rows: A row for each value.
+        is_outdated: Whether a later evaluation shows that the run or the baseline has changed since.
     """
 
     table: str
     column: str
     baseline: str | None
     rows: list[files.Row]
+    is_outdated: bool = False
 
 
 def read(folder: Path) -> list[files.Row]:
@@ -116,7 +127,8 @@ def measure_name(name: str, unit: str | None) -> str:
 def _measurement_fields(scores: files.Row, name: str) -> files.Row:
     """Return the fields of a `Measurement` for the value of the measure `name` in `scores`."""
     interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
-    return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
+    remark = scores.get("accuracy_remark") if name == "accuracy" else None
+    return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound")), "remark": remark}
 
 
 CALIBRATED, COMBINED = "calibrated", "combined with a linear classifier"  # ends of names of classifiers
@@ -157,10 +169,11 @@ def _accuracies(row: files.Row) -> list[files.Row]:
         is_combined=bool(row.get("combination_weights")),
     )
     shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key")}
-    predictor = {"predictor": row.get("predictor")}  # other classifiers, such as the linear one, do not use the run
-    chosen = {**row, "classifier": name, "figure": f"accuracy, {name}"}
+    # Other classifiers, such as the linear one, do not use the run.
+    of_model = {field: row.get(field) for field in ("predictor", "accuracy_remark", "accuracy_without_text")}
+    chosen = {**row, **of_model, "classifier": name, "figure": f"accuracy, {name}"}
     others = [
-        {**shared, **(predictor if is_model(other) else {}), **other, "figure": f"accuracy, {other['classifier']}"}
+        {**shared, **(of_model if is_model(other) else {}), **other, "figure": f"accuracy, {other['classifier']}"}
         for other in row.get("others", ())
     ]
     return [chosen, *others]
@@ -182,14 +195,16 @@ def latest_accuracies(rows: Iterable[files.Row]) -> list[files.Row]:
 def latest_evaluations(rows: Iterable[files.Row]) -> list[files.Row]:
     """Return the last perplexities on each table, those of the table evaluated last at the end.
 
-    `gains` has a row of `GAIN_FIELDS` for each baseline, the last one at the end.
+    `gains` has a row of `GAIN_FIELDS` for each baseline, the last one at the end, without outdated ones.
     """
     latest: dict[tuple[Any, ...], tuple[files.Row, dict[str | None, files.Row]]] = {}
     for row in rows:
         if row.get("kind") in ("evaluate", "compare"):
             evaluation = row.get("evaluation", row)
-            key = tuple(evaluation.get(name) for name in ("table", "texts_key", "predictor"))
-            _, gains = latest.pop(key, ({}, {}))
+            key = tuple(evaluation.get(name) for name in EVALUATION_KEY)
+            previous, gains = latest.pop(key, (evaluation, {}))
+            if not are_equal(previous.get("perplexity"), evaluation.get("perplexity")):
+                gains = {}
             if gain := {name: evaluation[name] for name in GAIN_FIELDS if name in evaluation}:
                 baseline = evaluation.get("over", evaluation.get("bits_per_byte_over"))
                 gains = {**{name: fields for name, fields in gains.items() if name != baseline}, baseline: gain}
@@ -215,13 +230,40 @@ def gain_title(baseline: str | None) -> str:
 
 
 def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
-    """Return the last perplexities by value, for each combination of column, table and baseline."""
-    latest: dict[tuple[Any, ...], GainTable] = {}
+    """Return the last perplexities by value, for each combination of column, table and baseline.
+
+    They are outdated if the last evaluation of the table, or the last one with the baseline, has other perplexities.
+    """
+    latest: dict[tuple[Any, ...], tuple[files.Row, list[files.Row]]] = {}
+    perplexities: dict[tuple[Any, ...], float | None] = {}  # the last ones of the run and of each baseline on a table
     for row in rows:
-        if row.get("kind") == "evaluate":
-            evaluation = row["evaluation"]
-            table, baseline = evaluation.get("table", ""), evaluation.get("over")
-            for column, rows_by_value in row["by"].items():
-                key = (column, table, evaluation.get("texts_key"), baseline)
-                latest[key] = GainTable(table, column, baseline, rows_by_value)
-    return list(latest.values())
+        if row.get("kind") in ("evaluate", "compare"):
+            evaluation = row.get("evaluation", row)
+            perplexities |= _perplexities_by_model(evaluation)
+            for column, rows_by_value in row.get("by", {}).items():
+                key = tuple(evaluation.get(name) for name in (*EVALUATION_KEY, "over"))
+                latest[column, *key] = evaluation, rows_by_value
+    return [
+        GainTable(
+            evaluation.get("table", ""),
+            column,
+            evaluation.get("over"),
+            rows_by_value,
+            not all(are_equal(value, perplexities[key]) for key, value in _perplexities_by_model(evaluation).items()),
+        )
+        for (column, *_), (evaluation, rows_by_value) in latest.items()
+    ]
+
+
+def _perplexities_by_model(evaluation: files.Row) -> dict[tuple[Any, ...], float | None]:
+    """Return the perplexities of the run and of its baseline in an evaluation, by texts and model."""
+    key = tuple(evaluation.get(name) for name in EVALUATION_KEY)
+    perplexities: dict[tuple[Any, ...], float | None] = {key: evaluation.get("perplexity")}
+    if "perplexity_without" in evaluation:
+        perplexities[*key, evaluation.get("over")] = evaluation["perplexity_without"]
+    return perplexities
+
+
+def are_equal(first: float | None, second: float | None) -> bool:
+    """Return whether two perplexities differ at most by rounding."""
+    return first == second or (is_number(first) and is_number(second) and math.isclose(first, second, rel_tol=ROUNDING))

@@ -69,7 +69,7 @@ def run_html(run: Run) -> str:
         (saved_results.EFFECT, format_difference("gain", facts.get("context") or {})),
     ]
     results = [result._asdict() for result in model_card.result_rows(run)[:MAX_ROWS]]
-    result_table = table(results, ("table", "measure", "value")) if results else ""
+    result_table = table(results, ("table", "measure", "value", "remark")) if results else ""
     return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note(INTERVAL_NOTE))
 
 

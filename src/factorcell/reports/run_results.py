@@ -1,6 +1,8 @@
 """The results of runs and of n-gram models for a report: what a folder has, and which results can be compared.
 
 Perplexities and bits per byte of several models are compared on one table: the one on which most models were evaluated.
+A table is identified by its texts and its name, because a table with the same texts may have other contexts, such as an
+empty column. Only models that read no context have the same figures on all tables with the same texts.
 Accuracies are compared for one target, one table and one kind of classifier, in the same way.
 """
 
@@ -11,15 +13,14 @@ from typing import Any
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.results import prediction_fields
 from factorcell.evaluation.run_warnings import describe_schedule_change, find_warnings, training_texts
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.finite import is_number
 from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.model.used_options import unused_options
 
 Row = Mapping[str, Any]
-
-DEVELOPMENT = "development texts"
+TableId = tuple[str, str]  # an id of the texts of a table, and its name
 
 
 def read_model(folder: Path) -> Row:
@@ -39,13 +40,17 @@ def read_model(folder: Path) -> Row:
         return model
     facts = training_facts(folder)
     development = _with_texts(folder, {"unit": unit, "gains": [], **_development_row(run, facts)})
-    if "perplexity" in development and development["texts_id"] not in {row["texts_id"] for row in evaluations}:
+    repetitions = [row for row in evaluations if _is_repetition(row, development)]
+    for row in repetitions:
+        row["tables"] = [DEVELOPMENT, *row["tables"]]
+    if "perplexity" in development and not repetitions:
         evaluations.insert(0, development)
     accuracies = [_with_accuracies(folder, row) for row in saved_results.latest_accuracies(results)]
     return {
         **model,
         "config": run.config.to_dict(),
         "is_adapted": run.model.is_adapted,
+        "reads_context": run.reads_context,
         "unused": unused_options(run.config, run.schema),
         "schema": [variable.describe() for variable in run.schema.variables],
         "log": run.log(),
@@ -69,37 +74,60 @@ def _development_row(run: Run, facts: Row) -> Row:
     return {**row, **(run.best_evaluation() or {})}
 
 
-def _with_texts(folder: Path, evaluation: Row) -> Row:
-    """Add the figures of each text, and an id of the texts, which does not depend on the tokenizer if this is known."""
-    figures = text_figures.load(folder, evaluation.get("texts_key"))
+def _is_repetition(evaluation: Row, development: Row) -> bool:
+    """Return whether an evaluation, on a table with any name, repeats that of the development texts in training."""
+    figures = [row.get("perplexity") for row in (evaluation, development)]
+    return evaluation["texts_id"] == development["texts_id"] and saved_results.are_equal(*figures)
+
+
+def _with_texts(folder: Path, evaluation: Row) -> dict[str, Any]:
+    """Add the figures of each text, an id of the texts, and the names of the table, `tables`.
+
+    The id does not depend on the tokenizer if the original texts are known.
+    """
+    figures = text_figures.load(folder, evaluation)
     originals = figures["bits_per_byte"].originals if "bits_per_byte" in figures else ""
     texts_id = originals or f"{evaluation.get('table')}, {evaluation.get('texts')} texts"
-    return {**evaluation, "figures": figures if evaluation.get("has_texts", True) else {}, "texts_id": texts_id}
+    figures = figures if evaluation.get("has_texts", True) else {}
+    return {**evaluation, "figures": figures, "texts_id": texts_id, "tables": [evaluation.get("table")]}
 
 
 def _with_accuracies(folder: Path, scores: Row) -> Row:
     """Add the accuracy of each text, if the folder has those of these very scores."""
-    figures = text_figures.load(folder, scores.get("texts_key"))
+    figures = text_figures.load(folder, scores)
     sums = figures.get(str(scores.get("figure")))
     is_saved = sums is not None and abs(sums.ratio - scores["accuracy"]) < 1e-9
     return {**scores, "figures": {"accuracy": sums} if is_saved else {}}
 
 
-def compared_texts(models: Sequence[Sequence[Row]]) -> str | None:
-    """Return the id of the texts on which most models were evaluated.
+def compared_table(models: Sequence[Sequence[Row]]) -> TableId | None:
+    """Return the id of the table of which most models have figures.
 
-    If several sets of texts are equally frequent, those with saved figures of each text come first, because only their
-    differences have intervals, and then the set with the most texts.
+    Of several tables that are equally frequent, those on which most models were evaluated come first, then those with
+    saved figures of each text, because only their differences have intervals, and then the one with the most texts.
     """
-    without_figures = {
-        row["texts_id"] for trainings in models for row in _evaluations(trainings) if not row.get("figures")
-    }
-    ids = [
-        {row["texts_id"]: (row["texts_id"] not in without_figures, row.get("texts", 0)) for row in _evaluations(runs)}
-        for runs in models
-    ]
-    most_frequent: str | None = _most_frequent(ids)
-    return most_frequent
+    evaluations = [row for trainings in models for run in trainings for row in run.get("evaluations") or ()]
+    tables = dict.fromkeys((row["texts_id"], name) for row in reversed(evaluations) for name in reversed(row["tables"]))
+
+    def rank(table: TableId) -> tuple[int, int, bool, int]:
+        rows = [[row for run in trainings if (row := evaluation_on(run, table))] for trainings in models]
+        evaluated = [row for rows_of_model in rows for row in rows_of_model]
+        named_count = sum(any(table[1] in row["tables"] for row in rows_of_model) for rows_of_model in rows)
+        has_figures = all(row.get("figures") for row in evaluated)
+        return sum(map(bool, rows)), named_count, has_figures, max(row.get("texts") or 0 for row in evaluated)
+
+    return max(tables, key=rank, default=None)
+
+
+def evaluation_on(run: Row, table: TableId | None) -> Row:
+    """Return the last perplexities of a run on a table; empty without any."""
+    if table is None:
+        return {}
+    texts_id, name = table
+    same_texts = [row for row in run.get("evaluations") or () if row["texts_id"] == texts_id]
+    same_table = [row for row in same_texts if name in row["tables"]]
+    rows = same_table or ([] if run.get("reads_context") else same_texts)
+    return rows[-1] if rows else {}
 
 
 def compared_accuracies(models: Sequence[Sequence[Row]]) -> tuple[Any, ...] | None:
@@ -137,16 +165,6 @@ def _most_frequent(sizes_by_id: Iterable[Mapping[Any, Any]]) -> Any:
     return max(reversed(totals), key=lambda key: totals[key], default=None)
 
 
-def _evaluations(trainings: Sequence[Row]) -> list[Row]:
-    return [row for run in trainings for row in run.get("evaluations") or ()]
-
-
-def main_evaluation(run: Row) -> Row:
-    """Return the perplexities of a run on its largest table, the last evaluated one of several; empty without any."""
-    evaluations = run.get("evaluations") or ()
-    return max(reversed(evaluations), key=lambda row: int(row.get("texts", 0)), default={})
-
-
 def main_accuracies(run: Row) -> list[Row]:
     """Return the accuracies to show first: those of the chosen classifier, and of the plain model if it is another.
 
@@ -164,17 +182,18 @@ def main_accuracies(run: Row) -> list[Row]:
     return [first] if kind == "model" else [first, *(is_same_prior or alone)[-1:]]
 
 
-def figures_on(run: Row, texts_id: str | None, accuracy: tuple[Any, ...] | None) -> tuple[Row, Figures]:
-    """Return the metrics of a run on the compared texts, and the contribution of each text to them.
+def figures_on(run: Row, table: TableId | None, accuracy: tuple[Any, ...] | None) -> tuple[Row, Figures]:
+    """Return the metrics of a run on the compared table, and the contribution of each text to them.
 
     The metrics have no gain over the baseline with which `evaluate` compared the run.
     """
-    evaluation: Row = next((row for row in run.get("evaluations") or () if row["texts_id"] == texts_id), {})
+    evaluation = evaluation_on(run, table)
     same_kind = [row for row in run.get("accuracies") or () if accuracy_key(row) == accuracy]
     scores: Row = next((row for row in reversed(same_kind) if "confusion" in row), same_kind[-1] if same_kind else {})
     seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
-    classification = {name: scores.get(name) for name in ("classifier", "accuracy", "accuracy_low", "accuracy_high")}
+    accuracy_fields = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_without_text", "accuracy_remark")
+    classification = {name: scores.get(name) for name in ("classifier", *accuracy_fields)}
     sizes = {"parameters": run.get("parameters"), "minutes": None if seconds is None else seconds / 60}
-    omitted = ("figures", "gains", "has_texts", "texts_id")
+    omitted = ("figures", "gains", "has_texts", "texts_id", "tables")
     metrics = {name: value for name, value in evaluation.items() if name not in omitted}
     return {**sizes, **metrics, **classification}, {**evaluation.get("figures", {}), **scores.get("figures", {})}

@@ -23,10 +23,11 @@ from factorcell.model.saved_results import describe_gain, gain_title, measure_na
 from factorcell.reports import charts
 from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
 from factorcell.reports.run_results import (
-    DEVELOPMENT,
+    TableId,
     accuracy_key,
     compared_accuracies,
-    compared_texts,
+    compared_table,
+    evaluation_on,
     figures_on,
     main_accuracies,
     read_model,
@@ -37,6 +38,7 @@ Row = Mapping[str, Any]
 VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f"}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
 SIZES = ("parameters", "minutes")
+OUTDATED = "omitted, because a model has changed since; evaluate again with --by"
 KEY_FIGURES_BY_TEXT = ("bits_per_byte", "accuracy")  # of models that read different tokens
 
 
@@ -131,25 +133,26 @@ def _sort_key(run: Row) -> tuple[bool, bool]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A comparison of models on one table, with the id and the name of the table and the key of the accuracies."""
+    """A comparison of models on one table, with the id of the table and the key of the accuracies."""
 
     comparison: Comparison
-    texts_id: str | None
-    table: str
+    table_id: TableId | None
     accuracy: tuple[Any, ...] | None
 
     @classmethod
     def of(cls, models: Sequence[Sequence[Row]], titles: Sequence[str]) -> "_Compared":
         """Compare models on the table on which most of them were evaluated."""
-        texts_id, accuracy = compared_texts(models), compared_accuracies(models)
+        table_id, accuracy = compared_table(models), compared_accuracies(models)
         compared_models = []
         for trainings, title in zip(models, titles, strict=True):
-            rows, texts = zip(*(figures_on(run, texts_id, accuracy) for run in trainings), strict=True)
+            rows, texts = zip(*(figures_on(run, table_id, accuracy) for run in trainings), strict=True)
             compared_models.append(ComparedModel(title, rows, texts))
-        comparison = compare_models(compared_models)
-        names = [str(row["table"]) for row in comparison if row.get("perplexity") is not None and row.get("table")]
-        table_name = next((name for name in names if name != DEVELOPMENT), names[0] if names else "")
-        return cls(comparison, texts_id, table_name, accuracy)
+        return cls(compare_models(compared_models), table_id, accuracy)
+
+    @property
+    def table(self) -> str:
+        """The name of the table of the perplexities; empty without any."""
+        return self.table_id[1] if self.table_id else ""
 
     @property
     def has_one_vocabulary(self) -> bool:
@@ -172,7 +175,8 @@ class _Compared:
 def _accuracy_name(scores: Row, table_name: str | None) -> str:
     target = f"accuracy of {scores['target']}" if scores.get("target") else "accuracy"
     place = ", ".join(filter(None, [target, table_name]))
-    return f"{place}: {scores['classifier']}" if scores.get("classifier") else place
+    name = f"{place}: {scores['classifier']}" if scores.get("classifier") else place
+    return "; ".join(filter(None, [name, scores.get("accuracy_remark")]))
 
 
 def _compared_figures(compared: _Compared) -> list[tuple[str, str]]:
@@ -209,8 +213,7 @@ def _figures_of_model(compared: _Compared, trainings: Sequence[Row]) -> list[tup
         for name in ("perplexity", "accuracy", "bits_per_byte")
         if is_number(row.get(name))
     }
-    evaluations = run.get("evaluations") or ()
-    gains: Sequence[Row] = next((item["gains"] for item in evaluations if item["texts_id"] == compared.texts_id), ())
+    gains: Sequence[Row] = evaluation_on(run, compared.table_id).get("gains", ())
     gains = [gain for gain in gains if gain.get("over")] or gains
     shown = [figures.pop("perplexity")] if "perplexity" in figures else []
     for label, text in describe_gain(gains[-1])[:1] if gains else ():
@@ -300,7 +303,8 @@ def _result_tables(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> st
         content += table(differences, [*first, "table", "difference", "value", "remark"])
     if accuracies:
         columns = dict.fromkeys((*first, "table", "target", "classifier", "accuracy"), "")
-        content += table(accuracies, {**columns, "macro_f1": ".3f", "auc": ".3f"})
+        columns |= {"macro_f1": ".3f", "auc": ".3f", "remark": ""}
+        content += table([{**scores, "remark": scores.get("accuracy_remark")} for scores in accuracies], columns)
     return content + "".join(_single_notes(models[0][0]) if is_single else ())
 
 
@@ -336,8 +340,11 @@ def _context(run: Row) -> str:
 def _gains_and_confusion(run: Row, index: int) -> str:
     """Return the gains of one run by value, and its confusion matrix, as charts and collapsible tables."""
     tables, figures = "", list[str]()
-    for table_name, variable, baseline, rows in run.get("by") or ():
+    for table_name, variable, baseline, rows, is_outdated in run.get("by") or ():
         title = f"Perplexity on {table_name} by {variable}"
+        if is_outdated:
+            tables += note(f"{title}, {gain_title(baseline)}: {OUTDATED}")
+            continue
         if rows_with_gain := [row for row in rows if is_number(row.get("gain"))]:
             figure = charts.gains_by_value(rows_with_gain, baseline)
             name = gain_title(baseline)

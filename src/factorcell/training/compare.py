@@ -153,7 +153,7 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     if target and run.model.is_adapted:
         scores, accuracy_figures = classify_and_save(run, table, target)
         row |= {key: value for key, value in scores.items() if key in CLASSIFICATION_SCORES and is_number(value)}
-        row |= {"target": target, "priors": scores["priors"]}
+        row |= {name: scores[name] for name in ("target", "priors", "accuracy_without_text", "accuracy_remark")}
         figures = {**figures, **accuracy_figures}
     save_result(run, row, figures)
     return row, figures

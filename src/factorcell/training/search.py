@@ -26,9 +26,9 @@ from factorcell.data.corpus import Corpus
 from factorcell.escapes import escape_hidden
 from factorcell.evaluation import comparison, results
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
-from factorcell.evaluation.results import Row, saved_text_figures
+from factorcell.evaluation.results import Row, development_text_figures
 from factorcell.finite import format_option, is_number
-from factorcell.model.run import Run, training_facts
+from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import search_space
 from factorcell.training.fit import Notify, emit_notice, not_resumable_error, read_corpora, write_training_facts
@@ -390,8 +390,7 @@ def compare_trials(rows: Sequence[Row], folder: Path) -> list[Row]:
     trained_rows = [row for row in rank_trials(rows) if row["perplexity"] is not None]
     models = []
     for row in trained_rows:
-        run_folder = folder / row["folder"]
-        figures = saved_text_figures(run_folder, training_facts(run_folder).get("development_key"))
+        figures = development_text_figures(folder / row["folder"])
         models.append(comparison.ComparedModel("", [row], [figures]))
     columns_by_trial: dict[int, Row] = {
         row["number"]: {name: row[name] for name in ("gain", "gain_low", "gain_high", "ahead") if name in row}

@@ -23,7 +23,7 @@ from factorcell.config import UserError, check_format
 from factorcell.data.canaries import plant_canaries
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.interrupts import Stop
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
@@ -294,7 +294,7 @@ class Trainer:
         if is_best:
             self.progress.best, self.progress.evaluations_since_best = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
-            text_figures.save(self.run.folder, figures)
+            text_figures.save(self.run.folder, figures, {"table": DEVELOPMENT})
         else:
             self.progress.evaluations_since_best += 1
         return {"split": "dev", **row, "best": self.progress.best}
