@@ -84,7 +84,7 @@ def evaluation(perplexity: float, known: float = 60.0, table: str = "test.csv", 
     """Return the perplexities of 40 texts of words, with their figures."""
     figures = {"perplexity": text_sums(math.log(perplexity))}
     row = {"table": table, "texts_id": "a", "unit": "word", "perplexity": perplexity, "perplexity_known": known}
-    return {**row, "tables": [table], "texts": 40, "gains": [], "figures": figures, **more}
+    return {**row, "texts": 40, "gains": [], "figures": figures, **more}
 
 
 def two_runs() -> list[dict[str, Any]]:

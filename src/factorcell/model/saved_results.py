@@ -203,7 +203,7 @@ def latest_evaluations(rows: Iterable[files.Row]) -> list[files.Row]:
             evaluation = row.get("evaluation", row)
             key = tuple(evaluation.get(name) for name in EVALUATION_KEY)
             previous, gains = latest.pop(key, (evaluation, {}))
-            if not are_equal(previous.get("perplexity"), evaluation.get("perplexity")):
+            if not _are_equal(previous.get("perplexity"), evaluation.get("perplexity")):
                 gains = {}
             if gain := {name: evaluation[name] for name in GAIN_FIELDS if name in evaluation}:
                 baseline = evaluation.get("over", evaluation.get("bits_per_byte_over"))
@@ -249,7 +249,7 @@ def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
             column,
             evaluation.get("over"),
             rows_by_value,
-            not all(are_equal(value, perplexities[key]) for key, value in _perplexities_by_model(evaluation).items()),
+            not all(_are_equal(value, perplexities[key]) for key, value in _perplexities_by_model(evaluation).items()),
         )
         for (column, *_), (evaluation, rows_by_value) in latest.items()
     ]
@@ -264,6 +264,6 @@ def _perplexities_by_model(evaluation: files.Row) -> dict[tuple[Any, ...], float
     return perplexities
 
 
-def are_equal(first: float | None, second: float | None) -> bool:
+def _are_equal(first: float | None, second: float | None) -> bool:
     """Return whether two perplexities differ at most by rounding."""
     return first == second or (is_number(first) and is_number(second) and math.isclose(first, second, rel_tol=ROUNDING))

@@ -40,10 +40,7 @@ def read_model(folder: Path) -> Row:
         return model
     facts = training_facts(folder)
     development = _with_texts(folder, {"unit": unit, "gains": [], **_development_row(run, facts)})
-    repetitions = [row for row in evaluations if _is_repetition(row, development)]
-    for row in repetitions:
-        row["tables"] = [DEVELOPMENT, *row["tables"]]
-    if "perplexity" in development and not repetitions:
+    if "perplexity" in development:
         evaluations.insert(0, development)
     accuracies = [_with_accuracies(folder, row) for row in saved_results.latest_accuracies(results)]
     return {
@@ -74,22 +71,12 @@ def _development_row(run: Run, facts: Row) -> Row:
     return {**row, **(run.best_evaluation() or {})}
 
 
-def _is_repetition(evaluation: Row, development: Row) -> bool:
-    """Return whether an evaluation, on a table with any name, repeats that of the development texts in training."""
-    figures = [row.get("perplexity") for row in (evaluation, development)]
-    return evaluation["texts_id"] == development["texts_id"] and saved_results.are_equal(*figures)
-
-
-def _with_texts(folder: Path, evaluation: Row) -> dict[str, Any]:
-    """Add the figures of each text, an id of the texts, and the names of the table, `tables`.
-
-    The id does not depend on the tokenizer if the original texts are known.
-    """
+def _with_texts(folder: Path, evaluation: Row) -> Row:
+    """Add the figures of each text, and an id of the texts, which does not depend on the tokenizer if this is known."""
     figures = text_figures.load(folder, evaluation)
     originals = figures["bits_per_byte"].originals if "bits_per_byte" in figures else ""
     texts_id = originals or f"{evaluation.get('table')}, {evaluation.get('texts')} texts"
-    figures = figures if evaluation.get("has_texts", True) else {}
-    return {**evaluation, "figures": figures, "texts_id": texts_id, "tables": [evaluation.get("table")]}
+    return {**evaluation, "figures": figures if evaluation.get("has_texts", True) else {}, "texts_id": texts_id}
 
 
 def _with_accuracies(folder: Path, scores: Row) -> Row:
@@ -107,12 +94,12 @@ def compared_table(models: Sequence[Sequence[Row]]) -> TableId | None:
     saved figures of each text, because only their differences have intervals, and then the one with the most texts.
     """
     evaluations = [row for trainings in models for run in trainings for row in run.get("evaluations") or ()]
-    tables = dict.fromkeys((row["texts_id"], name) for row in reversed(evaluations) for name in reversed(row["tables"]))
+    tables = dict.fromkeys((row["texts_id"], row["table"]) for row in reversed(evaluations))
 
     def rank(table: TableId) -> tuple[int, int, bool, int]:
         rows = [[row for run in trainings if (row := evaluation_on(run, table))] for trainings in models]
         evaluated = [row for rows_of_model in rows for row in rows_of_model]
-        named_count = sum(any(table[1] in row["tables"] for row in rows_of_model) for rows_of_model in rows)
+        named_count = sum(any(row["table"] == table[1] for row in rows_of_model) for rows_of_model in rows)
         has_figures = all(row.get("figures") for row in evaluated)
         return sum(map(bool, rows)), named_count, has_figures, max(row.get("texts") or 0 for row in evaluated)
 
@@ -125,7 +112,7 @@ def evaluation_on(run: Row, table: TableId | None) -> Row:
         return {}
     texts_id, name = table
     same_texts = [row for row in run.get("evaluations") or () if row["texts_id"] == texts_id]
-    same_table = [row for row in same_texts if name in row["tables"]]
+    same_table = [row for row in same_texts if row["table"] == name]
     rows = same_table or ([] if run.get("reads_context") else same_texts)
     return rows[-1] if rows else {}
 
@@ -194,6 +181,6 @@ def figures_on(run: Row, table: TableId | None, accuracy: tuple[Any, ...] | None
     accuracy_fields = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_without_text", "accuracy_remark")
     classification = {name: scores.get(name) for name in ("classifier", *accuracy_fields)}
     sizes = {"parameters": run.get("parameters"), "minutes": None if seconds is None else seconds / 60}
-    omitted = ("figures", "gains", "has_texts", "texts_id", "tables")
+    omitted = ("figures", "gains", "has_texts", "texts_id")
     metrics = {name: value for name, value in evaluation.items() if name not in omitted}
     return {**sizes, **metrics, **classification}, {**evaluation.get("figures", {}), **scores.get("figures", {})}
