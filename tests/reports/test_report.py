@@ -1,6 +1,5 @@
 """Pages of runs and of the demo: valid HTML, safe, without requests, and with the values of their rows."""
 
-import itertools
 import math
 import re
 from pathlib import Path
@@ -235,54 +234,6 @@ def test_only_figures_of_one_table_are_compared() -> None:
     assert "not evaluated on test.csv, so not compared: hotels unadapted" in page.text
     assert "gain over hotels unadapted" not in page.text
     assert page.text.count("50.00") == 1  # among the results, with its table
-
-
-def test_models_are_compared_on_the_named_table_of_several_with_the_same_texts() -> None:
-    plain, adapted = two_runs()
-    tables = {"test.csv": 72.0, "norating.csv": 79.0, "nocity.csv": 73.0}
-    for names in itertools.permutations(tables):
-        evaluations = [evaluation(tables[name], table=name) for name in names]
-        content = runs.run_report([plain, {**adapted, "evaluations": evaluations}])
-        assert "perplexities and bits per byte are those of test.csv" in content
-        comparison, _, results = content[content.index("<h2>Comparison") :].partition("<h2>Results")
-        assert {"80.12", "72.00*", "+10.1% "} <= set(re.findall(r"<td[^>]*>([^<]*)<", comparison))
-        assert "79.00" not in comparison
-        assert "79.00" in results
-    only_copy = {**adapted, "evaluations": [evaluation(72.0, table="norating.csv")], "title": "c", "folder": "runs/c"}
-    page = Page(runs.run_report([plain, adapted, only_copy]))
-    assert "not evaluated on test.csv, so not compared: c" in page.text
-    without_context = {**only_copy, "reads_context": False}
-    assert "so not compared" not in Page(runs.run_report([plain, adapted, without_context])).text
-
-
-def test_an_outdated_table_of_values_is_replaced_by_a_note() -> None:
-    _, adapted = two_runs()
-    city, rating = adapted["by"]
-    content = runs.run_report([{**adapted, "by": [city._replace(is_outdated=True), rating]}])
-    assert (
-        "Perplexity on dev.csv by city, effect of removing the context: omitted, because a model has changed" in content
-    )
-    assert HOSTILE.split()[-1] + " 3" not in Page(content).text
-    assert "<summary>Perplexity on dev.csv by rating" in content
-
-
-def test_an_accuracy_that_other_columns_determine_has_a_remark_everywhere() -> None:
-    plain, adapted = two_runs()
-    remark = "the other columns, mainly city, predict rating without the text (accuracy 0.8400)"
-    scores = {**adapted["accuracies"][0], "accuracy_without_text": 0.84, "accuracy_remark": remark}
-    worse = {**adapted, "accuracies": [{**adapted["accuracies"][0], "accuracy": 0.6}], "folder": "w", "title": "worse"}
-    remarkable = {**adapted, "accuracies": [scores]}
-    headline = "accuracy of rating: model, uniform priors"
-    assert headline in dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([adapted])))
-    for pages in ([remarkable], [plain, remarkable], [plain, remarkable, worse]):
-        content = runs.run_report(pages)
-        labels = [label for label, _ in re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", content) if headline in label]
-        assert all(label.endswith(f"{headline}; {remark}") for label in labels if "worse" not in label)
-        assert sum(remark in label for label in labels) == 1
-        assert f">{remark}</td>" in content[content.index("<h2>Results") :]
-        if len(pages) > 1:
-            assert f"hotels FactorCell: {remark}" in content
-            assert "accuracy without text" in content
 
 
 def test_perplexities_of_different_tokens_are_not_in_the_headline() -> None:
