@@ -45,7 +45,7 @@ from factorcell.option_fields import option as option
 
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
-LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that are computed inside the softmax product
+LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
 LOSSES = ("full", "sampled")
 DECAYS = ("cosine", "linear", "none")

@@ -1,6 +1,7 @@
 """Tests of the softmax head: logits, losses and biases against plain sums, and the proposal distribution."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variab
 from factorcell.data.tokenizer import CharacterTokenizer
 from factorcell.data.vocabulary import SPECIAL_IDS, START
 from factorcell.model.head import HeadSizes
+from factorcell.model.kernels import softmax
 from factorcell.model.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.model.output_bias import TABLES
 from factorcell.option_fields import CharacterOptions, SoftmaxOptions
@@ -129,6 +131,19 @@ def test_exact_nats_equal_the_equations(biases: tuple[str, ...], chunk: int, mon
         assert float(steps[b].exp().sum()) == pytest.approx(1)
         assert float(steps[b, START]) == -torch.inf
         assert float(steps[b, inputs["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
+
+
+def test_the_softmax_reads_the_token_embeddings_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = []
+
+    def record_table(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        tables.append(table)
+        return softmax.nats(values, table, bias, targets)
+
+    monkeypatch.setattr("factorcell.model.output.softmax", SimpleNamespace(nats=record_table))
+    output, inputs = make_output(OUTPUT_BIASES), make_inputs()
+    output.nats(inputs["hidden"], inputs["targets"], context_bias(output, inputs))
+    assert [table is output.embedding for table in tables] == [True]
 
 
 def test_inclusion_probabilities_equal_frequencies_in_samples() -> None:

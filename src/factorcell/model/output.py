@@ -1,16 +1,16 @@
 """The softmax head, which computes logits from hidden states h.
 
-    logits = E P h + b + Q c + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
+    logits = E P h + b + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
 
-E are the token embeddings of the input layer, P is a projection, b a bias per token and c the context vector. Low-rank
-biases Q c are computed together with E P h, as one product [P h, c] . [E, Q]. a(c) (B, V) is the sum of all other
-biases that depend on the context (`output_bias`).
+E are the token embeddings of the input layer, P is a projection, b a bias per token and c the context vector. a(c) is
+the sum of all biases that depend on the context (`output_bias`), such as Q c. The bias b + a(c) (B, V) is computed once
+for all tokens of a text. The product [P h, c] . [E, Q] would compute Q c too, but it copies E, which takes longer.
 
 Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A step of
 training with a sampled loss reads only U tokens and M buckets of the hash table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import LOW_RANK_BIASES
 from factorcell.data.context import Context
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.head import Head, HeadSizes
@@ -30,7 +29,7 @@ from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, Pairs
 from factorcell.option_fields import SoftmaxOptions
 
-MAX_BIASES = 1 << 21  # largest number of biases, one for each text and token, that are computed at once
+MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
 
 
 @dataclass(frozen=True)
@@ -167,14 +166,8 @@ class SoftmaxHead(Head):
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
         """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
-        bias = (self.bias + self.start_mask).expand(len(context_bias.features), -1)
-        for name, features, coefficients in self._bias_factors(context_bias.features, self.tables()):
-            if name in LOW_RANK_BIASES:
-                bias = torch.addmm(bias, features, coefficients.T)
-        separate_bias = self._separate_bias(context_bias, self.tables(), self._all_pairs(context_bias))
-        if separate_bias is not None:
-            bias = bias + separate_bias
-        return ContextBias(context_bias.features, context_bias.categories, bias)
+        bias = self._bias(context_bias, self.tables(), self.bias + self.start_mask)
+        return ContextBias(context_bias.features, context_bias.categories, bias.expand(len(context_bias.features), -1))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
@@ -210,18 +203,13 @@ class SoftmaxHead(Head):
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
         """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
-        tables = self.tables()
-        vectors, table = self._logit_factors(hidden, context_bias.features, tables)
-        shared_bias = self.bias + self.start_mask
-        if self.hashed is None and all(name in LOW_RANK_BIASES for name in self.adapters):
-            return softmax.nats(vectors.flatten(0, 1), table, shared_bias, targets.flatten()).view(targets.shape)
+        tables, shared_bias = self.tables(), self.bias + self.start_mask
+        arrays = torch.arange(len(hidden), device=hidden.device), self.project(hidden), targets
+        parts = (torch.split(array, max(1, MAX_BIASES // len(self.embedding))) for array in arrays)
         nats = []
-        texts_at_once = max(1, MAX_BIASES // len(self.embedding))
-        for texts in torch.split(torch.arange(len(hidden), device=hidden.device), texts_at_once):
-            selected = context_bias.select(texts)
-            separate_bias = self._separate_bias(selected, tables, self._all_pairs(selected))
-            bias = cast(Tensor, separate_bias).add_(shared_bias)
-            nats.append(softmax.nats(vectors[texts].flatten(0, 1), table, bias, targets[texts].flatten()))
+        for texts, vectors, part_targets in zip(*parts, strict=True):
+            bias = self._bias(context_bias.select(texts), tables, shared_bias)
+            nats.append(softmax.nats(vectors.flatten(0, 1), self.embedding, bias, part_targets.flatten()))
         return torch.cat(nats).view(targets.shape)
 
     def sampled_nats(
@@ -243,66 +231,42 @@ class SoftmaxHead(Head):
             sampled_rows: The rows that the training step reads of the tables in `row_tables`.
             row_values: The values of these rows.
         """
-        if self.hashed is None:
-            (token_tables,) = row_values
-            bucket_values = None
-        else:
-            token_tables, (bucket_values,) = row_values
-        vectors, table = self._logit_factors(hidden, context_bias.features, token_tables)
+        token_tables, *bucket_tables = row_values
         bias = self.bias.index_select(0, sampled_rows.tokens)
-        separate_bias = self._separate_bias(context_bias, token_tables, sampled_rows.pairs, bucket_values)
-        if separate_bias is not None:
-            bias = bias + separate_bias
+        bucket_values = bucket_tables[0][0] if bucket_tables else None
+        bias = self._bias(context_bias, token_tables, bias, sampled_rows.pairs, bucket_values)
         sample_columns = torch.searchsorted(sampled_rows.tokens, samples.tokens)
         log_inclusion = samples.log_inclusion[sampled_rows.tokens]
         nats = softmax.sampled_nats(
-            vectors.flatten(0, 1), table, bias, targets.flatten(), sample_columns, log_inclusion
+            self.project(hidden).flatten(0, 1), token_tables[0], bias, targets.flatten(), sample_columns, log_inclusion
         )
         return nats.view(targets.shape)
 
-    def _bias_factors(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the name, the features (B, F) and the coefficients (U, F) of each adapted bias in `tables`."""
-        _, *coefficient_tables = tables
-        features_by_bias = torch.split(features, [table.shape[1] for table in coefficient_tables], 1)
-        return zip(self.adapters, features_by_bias, coefficient_tables, strict=True)
-
-    def _logit_factors(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product is the logits with low-rank biases."""
-        projected, (embedding, *_) = self.project(hidden), tables
-        low_rank = [
-            (bias_features[:, None].expand(-1, hidden.shape[1], -1), coefficients)
-            for name, bias_features, coefficients in self._bias_factors(features, tables)
-            if name in LOW_RANK_BIASES
-        ]
-        if not low_rank:
-            return projected, embedding
-        repeated_features, coefficient_tables = zip(*low_rank, strict=True)
-        return torch.cat([projected, *repeated_features], dim=2), torch.cat([embedding, *coefficient_tables], dim=1)
-
-    def _separate_bias(
+    def _bias(
         self,
         context_bias: ContextBias,
         tables: Sequence[Tensor],
-        pairs: Pairs | None,
+        shared_bias: Tensor,
+        pairs: Pairs | None = None,
         bucket_values: Tensor | None = None,
-    ) -> Tensor | None:
-        """Sum the adapted biases (B, U) except those of low rank; return None if there are no such biases.
+    ) -> Tensor:
+        """Return `shared_bias` (U,) plus the adapted biases of B contexts (B, U); without adapted biases, as it is.
 
-        `bucket_values` are the values (M, 1) of the buckets of `pairs`, if the caller has read them.
+        Args:
+            context_bias: The inputs of the adapted biases.
+            tables: The values of `tables` for U tokens.
+            shared_bias: The bias of these tokens (U,) in all contexts.
+            pairs: The pairs of the hashed bias for these tokens; by default those of all tokens.
+            bucket_values: The values (M, 1) of the buckets of `pairs`, if the caller has read them.
         """
-        biases = [
-            features @ coefficients.T
-            for name, features, coefficients in self._bias_factors(context_bias.features, tables)
-            if name not in LOW_RANK_BIASES
-        ]
-        if pairs is not None and self.hashed is not None:
-            if bucket_values is None:
-                bucket_values = F.embedding(pairs.buckets, self.hashed.weight)
-            biases.append(pairs.biases(bucket_values))
-        if len(biases) > 1:
-            return torch.stack(biases).sum(0)
-        return biases[0] if biases else None
-
-    def _all_pairs(self, context_bias: ContextBias) -> Pairs | None:
-        """Return the pairs with a hashed bias for all tokens, or None without a hashed bias."""
-        return None if self.hashed is None else self.hashed.pairs(context_bias.categories)
+        _, *coefficient_tables = tables
+        features_by_bias = torch.split(context_bias.features, [table.shape[1] for table in coefficient_tables], 1)
+        bias = shared_bias
+        for features, coefficients in zip(features_by_bias, coefficient_tables, strict=True):
+            bias = bias + features @ coefficients.T
+        if self.hashed is None:
+            return bias
+        pairs = self.hashed.pairs(context_bias.categories) if pairs is None else pairs
+        if bucket_values is None:
+            bucket_values = F.embedding(pairs.buckets, self.hashed.weight)
+        return bias + pairs.biases(bucket_values)

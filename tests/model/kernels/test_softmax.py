@@ -150,3 +150,15 @@ def test_cross_entropies_in_chunks_equal_exact_nats(chunk: int, monkeypatch: pyt
                 nats = F.cross_entropy(inputs[0] @ inputs[1].T + rows, targets, reduction="none")
             results.append((nats.detach(), torch.autograd.grad((nats * torch.arange(12)).sum(), inputs)))
         torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("count", [1, softmax.MIN_COMPILED_TARGETS - 1, softmax.MIN_COMPILED_TARGETS])
+@pytest.mark.parametrize("needs_gradients", [True, False])
+def test_nats_of_few_targets_equal_cross_entropies_in_double_precision(count: int, needs_gradients: bool) -> None:
+    torch.manual_seed(0)
+    values, table, bias = torch.randn(count, 30), torch.randn(500, 30), torch.randn(1, 500)
+    targets = torch.randint(500, (count,))
+    with torch.set_grad_enabled(needs_gradients):
+        nats = softmax.nats(values, table, bias, targets)
+    expected = F.cross_entropy(values.double() @ table.double().T + bias, targets, reduction="none")
+    torch.testing.assert_close(nats.double(), expected, rtol=1e-5, atol=1e-5)

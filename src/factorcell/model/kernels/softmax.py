@@ -2,10 +2,8 @@
 
     nats = log sum_v exp(x . e_v + b_v) - (x . e_target + b_target)
 
-x is the vector that predicts a target, e_v the row of token v in a table, and b_v the bias of token v. In a model with
-a low-rank softmax bias Q c, x = [P h, c] and e_v = [E_v, Q_v], where P h is the projected hidden state and E_v the
-embedding of token v. The bias b is (V,), or (C, V) if it differs between C texts; each text then has N / C consecutive
-targets.
+x is the vector that predicts a target, e_v the row of token v in a table, and b_v the bias of token v. The bias b is
+(V,), or (C, V) if it differs between C texts; each text then has N / C consecutive targets.
 
 Shapes: N targets, V vocabulary, D size of x, S samples, C texts.
 """
@@ -26,12 +24,15 @@ from factorcell.model.kernels.signatures import SOFTMAX
 
 MAX_LOGITS = 16_000_000  # largest number of logits in memory at one time: 64 MB
 MAX_GPU_LOGITS = 1 << 28  # largest number of logits in the memory of a GPU: 4 GB for the logits and their gradients
+MIN_COMPILED_TARGETS = 32  # fewer targets are computed faster by PyTorch if no gradients are needed
 MIN_JOB_TOKENS = 48  # fewest tokens that a thread computes in one job: the columns of the widest packed panel
 
 
 def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """Return the exact nats (N,) of `targets` (N,) from `values` (N, D), `table` (V, D) and `bias` (V,) or (C, V)."""
-    if len(values) and library.supports(values, table, bias):
+    # Compiled code first copies the table into the order in which it reads it, which pays off only with enough targets.
+    is_worthwhile = len(values) >= MIN_COMPILED_TARGETS or torch.is_grad_enabled()
+    if len(values) and is_worthwhile and library.supports(values, table, bias):
         compiled: Tensor = _Compiled.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
         return compiled
     return cross_entropies(values, table, bias, targets)
@@ -60,8 +61,8 @@ def _cross_entropy(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor)
     if bias.dim() == 1:
         logits = F.linear(values, table, bias).to(bias.dtype)
     else:
-        biases = bias.repeat_interleave(len(values) // max(1, len(bias)), 0)
-        logits = F.linear(values, table).to(bias.dtype) + biases
+        logits = F.linear(values, table).to(bias.dtype)
+        logits.view(len(bias), len(values) // max(1, len(bias)), len(table)).add_(bias[:, None])
     return F.cross_entropy(logits, targets, reduction="none")
 
 
@@ -82,7 +83,7 @@ def sampled_nats(
     targets = targets.view(text_count, -1)
     corrected_bias = corrected_bias.expand(text_count, -1)
     target_logits = (values * F.embedding(targets, table)).sum(2) + corrected_bias.gather(1, targets)
-    sample_logits = (values @ F.embedding(samples[None], table).transpose(1, 2)).to(target_logits.dtype)
+    sample_logits = (values @ F.embedding(samples, table).T).to(target_logits.dtype)
     sample_logits = sample_logits + corrected_bias.gather(1, samples.expand(text_count, -1))[:, None]
     # A target that is also a sample counts once.
     sample_logits = sample_logits.masked_fill(samples == targets[:, :, None], -torch.inf)
