@@ -1,6 +1,7 @@
 """The server process: it starts, stops on request, loses nothing when killed, and loads a new run."""
 
 import asyncio
+import gc
 import shutil
 import signal
 import socket
@@ -83,6 +84,15 @@ def test_errors_do_not_contain_the_path_of_the_run(run: Path, tmp_path: Path, mo
     assert "the model" not in detail
     folder = site.service.model.run.folder
     assert problems.problem_from(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
+
+
+def test_objects_of_the_start_are_excluded_from_garbage_collection(run: Path, tmp_path: Path) -> None:
+    gc.unfreeze()
+    options = ServerOptions(run, f"sqlite:///{tmp_path / 'users.db'}")
+    site = options.open_site()
+    assert gc.get_freeze_count() > 10_000
+    assert not any(value is site.service.model for value in gc.get_objects())
+    site.close()
 
 
 def test_responses_are_sent_without_delay() -> None:

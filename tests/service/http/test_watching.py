@@ -1,7 +1,9 @@
 """New models and keys while the server runs: all are noticed, no request fails, and damaged ones change nothing."""
 
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.model.run import Run
-from factorcell.service.engine import Service
+from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.http import keys
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
@@ -70,6 +72,23 @@ def test_new_run_replaces_the_served_one(
     watched.reload()
     watched.check_once()
     assert service.model is not second
+
+
+def test_the_replaced_model_is_freed_without_a_garbage_collection(watched: Watcher, folders: tuple[Path, Path]) -> None:
+    service = watched.site.service
+    service.complete(CompletionRequest("a", user="ann"))
+    service.accept("ann", "abba")
+    models = [weakref.ref(value) for value in (service.model, service.model.run, service.model.run.model)]
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        replace(watched, folders[1])
+        watched.check_once()
+        service.complete(CompletionRequest("a", user="ann"))
+        assert [model() for model in models] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt", "digests.json"])
