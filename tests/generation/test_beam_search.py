@@ -11,6 +11,7 @@ from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import Beam, search_beam, search_stochastic_beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator
+from factorcell.model.recurrent import RecurrentState
 from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
 from tests.small_runs import make_letters
 
@@ -158,3 +159,17 @@ def test_a_search_without_time_returns_empty_texts() -> None:
 def test_numbers_out_of_range_are_refused(construct: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         construct()
+
+
+def test_a_step_copies_the_states_of_unfinished_texts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, select = [], RecurrentState.select
+
+    def record_count(state: RecurrentState, rows: torch.Tensor) -> RecurrentState:
+        counts.append(len(rows))
+        return select(state, rows)
+
+    monkeypatch.setattr(RecurrentState, "select", record_count)
+    constraints = Constraints(max_tokens=4, min_tokens=4)
+    task = WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([0]), constraints)
+    search_beam(task, Beam(width=2))
+    assert counts[1:] == [2, 2, 2, 2]  # the first is the initial state

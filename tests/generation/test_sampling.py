@@ -21,6 +21,7 @@ from factorcell.generation.sampling import (
     sampling_requests,
 )
 from tests.brute_force import conditioning, enumerate_texts
+from tests.model.kernels.test_library import compiled
 from tests.small_runs import make_letters, make_run
 
 RUN = make_letters(spread=1.0)
@@ -156,6 +157,20 @@ def test_greedy_takes_the_most_probable_token() -> None:
         Sampler(top_p=1e-6),
     ):
         assert [text.tokens for text in generate_texts(2, constraints, sampler)] == [text.tokens for text in texts]
+
+
+@compiled
+def test_each_context_reads_the_prompt_once_in_a_single_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, forward = [], RUN.model.backbone.forward
+
+    def record_shape(inputs: torch.Tensor, *arguments: Any) -> Any:
+        shapes.append(tuple(inputs.shape[:2]))
+        return forward(inputs, *arguments)
+
+    monkeypatch.setattr(RUN.model.backbone, "forward", record_shape)
+    texts = generate_texts(6, Constraints(max_tokens=1, min_tokens=1), prompt=(A, B, A))
+    assert len(texts) == 6
+    assert shapes == [(2, 3), (6, 1)]
 
 
 def test_texts_continue_the_prompt() -> None:

@@ -123,8 +123,8 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
         continued = extended.masked_fill(is_end, -torch.inf).topk(min(beam.width, extended.shape[1]), dim=1)
         ended = extended.masked_fill(~is_end, -torch.inf).topk(min(beam.num_texts, extended.shape[1]), dim=1)
         parents = hypotheses
-        for extensions in (ended, continued):
-            hypotheses = parents.select_extensions(tokens, extensions.indices, states)
+        for extensions, extended_states in ((ended, None), (continued, states)):  # a state is a large copy
+            hypotheses = parents.select_extensions(tokens, extensions.indices, extended_states)
             last_tokens = hypotheses.tokens[:, -1]
             is_finished = (last_tokens == constraints.end) | constraints.ends_with_stop(hypotheses.tokens, step + 1)
             is_finished = is_finished.view(extensions.values.shape)
@@ -136,8 +136,9 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
         max_scores = log_probs.amax(1) / (constraints.max_tokens + 1) ** beam.length_penalty
         min_scores = log_probs.new_tensor([finished[index].min_score for index in unfinished])
         active = (max_scores > min_scores).nonzero()[:, 0]
-        hypotheses = hypotheses.select(_hypothesis_rows(active, log_probs.shape[1]))
-        unfinished, log_probs = [unfinished[row] for row in active.tolist()], log_probs[active]
+        if len(active) < len(unfinished):
+            hypotheses = hypotheses.select(_hypothesis_rows(active, log_probs.shape[1]))
+            unfinished, log_probs = [unfinished[row] for row in active.tolist()], log_probs[active]
     # The remaining texts have reached the limit of tokens or of time.
     finish(unfinished, hypotheses.tokens[:, len(task.prompt) + 1 :], log_probs)
     return [[text for _, text in best_texts.scored_texts] for best_texts in finished]

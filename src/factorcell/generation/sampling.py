@@ -47,7 +47,7 @@ class Hypotheses:
         state = None if self.state is None else self.state.select(rows)
         return Hypotheses(self.tokens[rows], self.context_rows[rows], state)
 
-    def extend(self, tokens: Tensor, state: BackboneState, parents: Tensor | None = None) -> "Hypotheses":
+    def extend(self, tokens: Tensor, state: BackboneState | None, parents: Tensor | None = None) -> "Hypotheses":
         """Return these texts, or those with the indices `parents`, with one more token each.
 
         Args:
@@ -59,7 +59,7 @@ class Hypotheses:
         texts = texts if parents is None else texts.select(parents)
         return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.context_rows, texts.state)
 
-    def select_extensions(self, tokens: Tensor, selected: Tensor, state: BackboneState) -> "Hypotheses":
+    def select_extensions(self, tokens: Tensor, selected: Tensor, state: BackboneState | None) -> "Hypotheses":
         """Return selected extensions of the texts of B contexts.
 
         Each context has N / B texts, in consecutive rows, and therefore N / B * L possible extensions.
@@ -67,7 +67,7 @@ class Hypotheses:
         Args:
             tokens: The L possible next tokens of each text (N, L).
             selected: The indices of K extensions among those of each context (B, K).
-            state: The state of the backbone after all tokens of these texts (N).
+            state: The state of the backbone after all tokens of these texts (N); None if it is not needed.
         """
         context_count = len(selected)
         texts_per_context = len(tokens) // max(1, context_count)
@@ -136,15 +136,19 @@ class WritingTask:
 
     def begin(self) -> Hypotheses:
         """Return texts that consist only of the prompt."""
-        start = self.model.specials.start
-        texts = Hypotheses(torch.full_like(self.context_rows[:, None], start), self.context_rows)
+        tokens = self.context_rows.new_tensor([self.model.specials.start, *self.prompt])
+        if not self.prompt:
+            return Hypotheses(tokens.expand(len(self.context_rows), -1), self.context_rows)
+        contexts, positions = torch.unique(self.context_rows, return_inverse=True)
+        prompts = tokens.expand(len(contexts), -1)  # each context reads the prompt once
+        if self._compiled is not None:
+            _, state = self._compiled.read(Hypotheses(prompts[:, :-1], contexts), len(self.prompt))
+            return Hypotheses(prompts, contexts, state).select(positions)
+        texts = Hypotheses(prompts[:, :1], contexts)
         for token in self.prompt:
-            if self._compiled is not None:
-                _, state = self._compiled.read(texts)
-            else:
-                state, _ = self.read(texts, lambda _rows, log_probs: (log_probs[:, 0],))  # only the state is used
-            texts = texts.extend(torch.full_like(self.context_rows, token), state)
-        return texts
+            state, _ = self.read(texts, lambda _rows, log_probs: (log_probs[:, 0],))  # only the state is used
+            texts = texts.extend(torch.full_like(contexts, token), state)
+        return texts.select(positions)
 
     def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
         """Read the last token of each text and choose the next tokens.
@@ -218,20 +222,24 @@ class _CompiledTask:
             unknown.add((log_probs[:, 0] + logits[:, 1] - logits[:, 0]).exp())
             return state, tokens, log_probs
 
-    def read(self, texts: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Read the last token of each text; return the vectors (N, H) and the state of the backbone after them."""
+    def read(self, texts: Hypotheses, count: int = 1) -> tuple[Tensor, BackboneState]:
+        """Read the last `count` tokens of each text.
+
+        Returns:
+            The vectors (N, H) after the last token, and the state of the backbone after it.
+        """
         rows = torch.arange(len(texts.tokens))
         if len(rows) <= MAX_TEXTS_PER_BLOCK:
             blocks = [texts]  # without the copies of `select`
         else:
             blocks = [texts.select(block_rows) for block_rows in torch.split(rows, MAX_TEXTS_PER_BLOCK)]
         with torch.inference_mode():
-            results = [self._read_block(number, block) for number, block in enumerate(blocks)]
+            results = [self._read_block(number, block, count) for number, block in enumerate(blocks)]
             first_state, *other_states = [state for _, state in results]
             return torch.cat([vectors for vectors, _ in results]), first_state.cat(other_states)
 
-    def _read_block(self, number: int, block: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Read the last token of each text of a block.
+    def _read_block(self, number: int, block: Hypotheses, count: int) -> tuple[Tensor, BackboneState]:
+        """Read the last `count` tokens of each text of a block.
 
         The conditions of the block are cached, because they are large and rarely change between steps.
         """
@@ -244,9 +252,9 @@ class _CompiledTask:
             conditions = self.conditioning.conditions.select(block.context_rows)
             self.cached_blocks[number] = block.context_rows, conditions
         state = self.conditioning.start.select(block.context_rows) if block.state is None else block.state
-        inputs = self.model.embedding[block.tokens[:, -1]][:, None]
+        inputs = self.model.embedding[block.tokens[:, -count:]]
         vectors, new_state = self.model.backbone.forward(inputs, conditions, state)
-        return vectors[:, 0], new_state
+        return vectors[:, -1], new_state
 
 
 class Step(NamedTuple):

@@ -52,6 +52,8 @@ class CacheState:
 
     def cat(self, others: Sequence["CacheState"]) -> "CacheState":
         """Return the state of the texts of this state, followed by those of `others`."""
+        if not others:
+            return self  # without a copy
         states = [self, *others]
         lengths = torch.cat([state.lengths for state in states])
         template = next((state for state in states if state.layers), None)
