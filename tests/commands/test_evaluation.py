@@ -187,7 +187,10 @@ NEW: list[list[dict[str, object]]] = [
 ]
 
 
-UNCALIBRATED = "the probabilities are usually too high; --calibrate DEV fits them to a table with values\n"
+UNCALIBRATED = (
+    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table "
+    "with values\n"
+)
 
 
 @pytest.mark.parametrize("rows", NEW)

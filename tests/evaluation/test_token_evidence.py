@@ -141,13 +141,36 @@ def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path
     contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
     rows = explain(run, ["lava sea", "lava lava", ""], contexts, train=ROWS)
     assert [token["counts"] for token in rows[0]["tokens"][:2]] == [{"Oslo": 0, "Nice": 0}, {"Oslo": 1, "Nice": 1}]
-    assert list(evidence_notices(rows)) == [
+    assert list(evidence_notices(rows))[:2] == [
         "no evidence, because training saw them in none of the contexts that are compared: lava",
         "'lava lava': training saw none of its words in these contexts; the result is a guess",
     ]
     without_counts = explain(run, ["lava sea"], contexts)
     assert list(evidence_notices(without_counts)) == []
     assert without_counts[0]["ratio"] == pytest.approx(rows[0]["ratio"], rel=1e-4)
+
+
+def test_explanations_name_tokens_that_are_rarer_in_the_context_they_speak_for(run: Run) -> None:
+    contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
+    rows = explain(run, ["snow sun sea"], contexts, train=ROWS)
+    assert rows[0]["token_counts"] == {"Oslo": 7, "Nice": 9}  # with the ends of two texts each
+    assert [token["counts"] for token in rows[0]["tokens"]] == [
+        {"Oslo": 3, "Nice": 0},
+        {"Oslo": 0, "Nice": 5},
+        {"Oslo": 1, "Nice": 1},
+        {"Oslo": 2, "Nice": 2},
+    ]
+
+    def rarer(ratios: list[float]) -> list[str]:
+        for token, ratio in zip(rows[0]["tokens"], ratios, strict=True):
+            token["ratio"] = ratio
+        return list(evidence_notices(rows))
+
+    cause = "the words before them, or single passages, cause such ratios"
+    assert rarer([1.5, -1.5, 1.5, 1.5]) == []  # sea and the end are a larger share of the shorter texts of Oslo
+    start = "rarer in the training texts of the context that they are marked for"
+    assert rarer([-1.5, 1.5, 0.0, 0.0]) == [f"{start}: snow, sun; {cause}"]
+    assert rarer([-0.9, 0.9, -1.1, 0.0]) == [f"{start}: sea; {cause}"]  # ratios under 1 nat are not clear
 
 
 def test_commands_count_words_in_the_training_table(

@@ -14,10 +14,10 @@ from factorcell.config import UserError
 from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
-from factorcell.evaluation.context_notices import DIFFER, context_notices, differing_columns
+from factorcell.evaluation.context_notices import common_columns, context_notices, differing_columns
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.evaluation.run_warnings import find_warnings
-from factorcell.evaluation.token_evidence import TokenCounts, rank_shifted_tokens, read_training_texts
+from factorcell.evaluation.token_evidence import NOT_CATEGORIES, TokenCounts, rank_shifted_tokens, read_training_texts
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.wording import agreement_sentence, visible_token
 
@@ -73,8 +73,10 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     if context_pairs:
         train = options.training_table_or_notice(run, arguments.train, "no counts of words")
         training_texts = None if train is None else read_training_texts(run, train, progress=True)
-        results["words"] = [_compare_contexts(run, pair, training_texts, arguments) for pair in context_pairs]
-        results["cautions"] += _word_cautions(run, context_pairs)
+        comparisons = [_compare_contexts(run, pair, training_texts, arguments) for pair in context_pairs]
+        results["words"] = [comparison for comparison, _ in comparisons]
+        are_counted = [is_counted for _, is_counted in comparisons]
+        results["cautions"] += _word_cautions(run, context_pairs, train is None or all(are_counted))
     if arguments.page:
         from factorcell.reports import embeddings as report
 
@@ -101,10 +103,14 @@ def _short_training_cautions(run: Run, value_embeddings: Embeddings) -> list[str
     return [f"all neighbours are uncertain after {passes:.3g} passes with {texts}: {effect}; train longer"]
 
 
-def _word_cautions(run: Run, context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> Iterator[str]:
-    """Yield the notices about the words of pairs of contexts."""
+def _word_cautions(
+    run: Run, context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]], are_counted: bool
+) -> Iterator[str]:
+    """Yield the notices about the words of pairs of contexts, which are counted in the training texts or not."""
+    if not are_counted:
+        yield f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
     columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, context_pairs)))
-    yield from context_notices(run, columns, DIFFER)
+    yield from context_notices(run, columns, common_columns(itertools.chain.from_iterable(context_pairs)))
     if run.mixture is not None:
         yield "words: only the neural model is shown; the run predicts with its n-gram mixture"
 
@@ -114,10 +120,11 @@ def _compare_contexts(
     pair: tuple[Mapping[str, str], Mapping[str, str]],
     training_texts: Corpus | None,
     arguments: argparse.Namespace,
-) -> Row:
+) -> tuple[Row, bool]:
     """Return the tokens that the softmax bias of the first context raises or lowers most, relative to the second.
 
-    The texts `context` and `against` state the values in which the two contexts differ, with their training texts.
+    The texts `context` and `against` state the values in which the two contexts differ, with their training texts. The
+    second result is whether the tokens were counted in these texts.
     """
     first, second = pair
     counts = None
@@ -143,7 +150,7 @@ def _compare_contexts(
             f"{text} ({count:,} texts)"
             for text, count in zip((first_text, second_text), counts.texts.tolist(), strict=True)
         )
-    return {"context": first_text, "against": second_text, "rows": token_rows}
+    return {"context": first_text, "against": second_text, "rows": token_rows}, counts is not None
 
 
 def _map_embeddings(value_embeddings: Embeddings, column_name: str, arguments: argparse.Namespace) -> Row:

@@ -37,6 +37,10 @@ from factorcell.model.saved_results import EFFECT
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
 
+UNCALIBRATED = (
+    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table with "
+    "values"
+)
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
 
 Row = dict[str, Any]
@@ -219,7 +223,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         task = f"{counted_texts} classified ({result.name}){output}"
         terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
         if arguments.target and not arguments.calibrate:
-            terminal.notify("the probabilities are usually too high; --calibrate DEV fits them to a table with values")
+            terminal.notify(UNCALIBRATED)
     if can_other_columns_predict:
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
     terminal.notify(*mixture_notice(run), *training_warnings([run]))

@@ -4,6 +4,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from factorcell import files, input_files
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
-from factorcell.evaluation.context_notices import DIFFER, context_notices, differing_columns
+from factorcell.evaluation.context_notices import context_notices
 from factorcell.evaluation.likelihood_ratios import (
     STRENGTHS,
+    compared_columns,
     context_text,
     evidence_notices,
     explain,
@@ -40,8 +42,9 @@ def run_explain(arguments: argparse.Namespace) -> None:
     """Run `factorcell explain`."""
     contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
     ensemble_folders = [arguments.run, *arguments.ensemble]
-    ensemble = [options.open_on_device(Run.open, folder, arguments) for folder in ensemble_folders]
-    compared_runs = [options.open_on_device(Run.open, folder, arguments) for folder in arguments.compare_with]
+    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
+    ensemble = [options.open_on_device(open_run, folder, arguments) for folder in ensemble_folders]
+    compared_runs = [options.open_on_device(open_run, folder, arguments) for folder in arguments.compare_with]
     texts, text_contexts = _read_texts(arguments, ensemble[0])
     run_warnings = find_warnings([*ensemble, *compared_runs])
     options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
@@ -65,7 +68,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
         from factorcell.reports.explain import explanation_page
 
         # `explain` has already emitted these notices.
-        notices = context_notices(ensemble[0], differing_columns([*contexts.values()]), DIFFER)
+        notices = context_notices(ensemble[0], *compared_columns([*contexts.values()], text_contexts))
         page = explanation_page(model_name, rows, len(ensemble), [*run_warnings, *notices])
         files.write(arguments.page, page)
         terminal.notify(f"report: {arguments.page}")

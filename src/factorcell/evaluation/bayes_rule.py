@@ -46,7 +46,7 @@ class Classification:
         truth: The index of the true candidate of each text (B,), -1 for a text without one.
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
-        is_missing: Whether each text has no true value (B,); None if this is unknown.
+        true_values: The true value of each text, also if it is no candidate (B,); None if these values are unknown.
         priors: The name of the priors, such as "uniform".
         samples: The number of sampled tokens of the softmax; 0 if the softmax is exact.
         combination_weights: The weights of a combination of several classifiers, by their names; None for other
@@ -67,7 +67,7 @@ class Classification:
     log_posterior: Floats
     truth: NDArray[np.int64]
     is_distractor: NDArray[np.bool_]
-    is_missing: NDArray[np.bool_] | None = None
+    true_values: Sequence[str | None] | None = None
     priors: str = "uniform"
     samples: int = 0
     combination_weights: Mapping[str, float] | None = None
@@ -110,19 +110,20 @@ class Classification:
     def rows(self) -> ResultRows:
         """Return one row per text: `row` (from zero), `predicted`, `true` (or None) and `probabilities` by candidate.
 
+        `true` is the value in the table, which may be none of the candidates.
         Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
         rows = ResultRows()
         for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
             pairs = zip(self.names, probabilities.tolist(), strict=True)
             probability_by_candidate = {name: round(probability, 6) for name, probability in pairs}
-            true_name = self.names[self.truth[index]] if self.truth[index] >= 0 else None
+            candidate = self.names[self.truth[index]] if self.truth[index] >= 0 else None
             truncation = {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
             rows.append(
                 {
                     "row": index if self.source_rows is None else int(self.source_rows[index]),
                     "predicted": self.names[predicted],
-                    "true": true_name,
+                    "true": candidate if self.true_values is None else self.true_values[index],
                     **truncation,
                     "probabilities": probability_by_candidate,
                 }
@@ -197,8 +198,9 @@ class Classification:
         row: Row = {"priors": self.priors, "texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
         row["left_out"] = int((~is_included).sum())
-        if self.is_missing is not None:
-            missing_count = int((~is_included & self.is_missing).sum())
+        if self.true_values is not None:
+            is_missing = np.array([value is None for value in self.true_values], dtype=bool)
+            missing_count = int((~is_included & is_missing).sum())
             row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
         return {
             **row,

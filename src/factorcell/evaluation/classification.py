@@ -191,10 +191,9 @@ class _Task:
             labels = _read_category_names(source, variable.source_column)
             true_values = [labels[row] for row in corpus.source_rows]
         likelihoods = log_likelihoods(run, corpus, [{self.target: name} for name in names], **options)
-        is_missing = np.array([name is None for name in true_values], dtype=bool)
         result = apply_bayes_rule(names, likelihoods, true_values, self.distractors, corpus.truncated)
         source_rows, key = corpus.source_rows, texts_digest(corpus, self.target, *names)
-        uniform = replace(result, is_missing=is_missing, source_rows=source_rows, key=key, samples=options["samples"])
+        uniform = replace(result, true_values=true_values, source_rows=source_rows, key=key, samples=options["samples"])
         log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(corpus, names)}
         log_priors["training"] = training_log_prior(variable, names)
         return _ClassifiedTexts(corpus, uniform, log_priors)

@@ -6,7 +6,7 @@ has no significant effect without the other columns.
 """
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,30 +18,29 @@ from factorcell.evaluation.comparison import format_difference
 from factorcell.evaluation.conditional_prior import Dependence, load_dependences, load_priors
 from factorcell.model.run import Run, training_facts
 
-SPECIFY, DIFFER = "specify", "differ in"  # what the contexts do with the columns
 MAX_EXAMPLE_VALUES = 1000  # number of frequent values from which an example is chosen
 
 
-def context_notices(run: Run, columns: Collection[str], relation: str = SPECIFY) -> list[str]:
+def context_notices(run: Run, columns: Collection[str], specified: Collection[str] = ()) -> list[str]:
     """Return a notice for each of the `columns` that other columns predict, or that has no effect alone.
 
     Args:
         run: The run that reads the contexts.
         columns: The columns that the contexts specify, or in which they differ.
-        relation: `SPECIFY` or `DIFFER`.
+        specified: Further columns that all contexts specify.
     """
     if not run.model.is_adapted:
         return []
     try:
-        return [*_dependence_notices(run, columns, relation), *effect_notices(run, columns)]
+        return [*_dependence_notices(run, columns, specified), *effect_notices(run, columns)]
     except UserError as error:
         problem = f"its records cannot be read ({error.message})"
         return [f"{run.folder}: {problem}; interpret its use of contexts with caution"]
 
 
-def report_context(run: Run, columns: Collection[str], relation: str = SPECIFY) -> None:
+def report_context(run: Run, columns: Collection[str], specified: Collection[str] = ()) -> None:
     """Emit the notices of `context_notices`."""
-    for line in context_notices(run, columns, relation):
+    for line in context_notices(run, columns, specified):
         warnings.warn(Notice(line), stacklevel=3)
 
 
@@ -69,6 +68,11 @@ def differing_columns(contexts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if any(context.get(name) != contexts[0].get(name) for context in contexts)]
 
 
+def common_columns(contexts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the columns of which all contexts have a value."""
+    return set.intersection(*map(set, contexts))
+
+
 def effect_notices(run: Run, columns: Collection[str]) -> Iterator[str]:
     """Yield a notice for each of the `columns` whose effect, without the other columns, is not above zero.
 
@@ -84,18 +88,17 @@ def effect_notices(run: Run, columns: Collection[str]) -> Iterator[str]:
             yield f"{run.folder}: {problem}; interpret its use of {column} with caution"
 
 
-def _dependence_notices(run: Run, columns: Collection[str], relation: str) -> Iterator[str]:
-    """Yield a notice for each of the `columns` that a column outside of them predicts."""
+def _dependence_notices(run: Run, columns: Collection[str], specified: Collection[str]) -> Iterator[str]:
+    """Yield a notice for each of the `columns` that a column without a value predicts."""
     for dependence in load_dependences(run.folder):
         if not dependence.is_strong or run.schema.variable(dependence.target).source_column not in columns:
             continue
-        others = [name for name in _predicting_columns(run.schema, dependence) if name not in columns]
+        others = [name for name in _predicting_columns(run.schema, dependence) if name not in {*columns, *specified}]
         if others:
             names, example = ", ".join(others), _example(run, dependence)
-            problem = f"{dependence.describe()}, but the contexts do not {relation} {names}"
+            problem = f"{dependence.describe()}, but the contexts do not specify {names}"
             consequence = f"the result lacks what the model learned from {names}"
-            advice = "specify it too" if relation == SPECIFY else "specify it in each context"
-            yield f"{problem}: {consequence}; {advice}{example}, or train a run without {names}"
+            yield f"{problem}: {consequence}; specify it too{example}, or train a run without {names}"
 
 
 def _predicting_columns(schema: ContextSchema, dependence: Dependence) -> list[str]:
@@ -120,4 +123,4 @@ def _example(run: Run, dependence: Dependence) -> str:
     log_joint = prior.log_probs(corpus)[:, prior.most_frequent] + np.log(np.maximum(counts, 1))
     value = values[int(log_joint.argmax())]
     target_column = schema.variable(dependence.target).source_column
-    return f", as in '{target_column}={prior.values[prior.most_frequent]}; {variable.source_column}={value}'"
+    return f", as in {target_column}={prior.values[prior.most_frequent]} with {variable.source_column}={value}"

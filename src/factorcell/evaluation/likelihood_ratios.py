@@ -11,7 +11,7 @@ Shapes: K contexts, T targets of a text.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -24,7 +24,7 @@ from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
-from factorcell.evaluation.context_notices import DIFFER, differing_columns, report_context
+from factorcell.evaluation.context_notices import common_columns, differing_columns, report_context
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
@@ -72,7 +72,8 @@ def explain(
         likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
         with each context, unless the contexts differ in columns that are not categories. The counts of an
         out-of-vocabulary token are None, because training did not count it. The ratio of a token that does not occur is
-        not evidence.
+        not evidence. Rows of texts then have `token_counts`, the number of all tokens in the training texts with each
+        context.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
@@ -82,10 +83,10 @@ def explain(
     texts = to_values(texts, "texts")
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
-    for run in runs:
-        report_context(run, differing_columns([*contexts.values()]), DIFFER)
     context_names = list(contexts)
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
+    for run in runs:
+        report_context(run, *compared_columns([*contexts.values()], text_contexts))
     nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), Explanation()
     tokenizer, token_counts = runs[0].tokenizer, None
@@ -108,6 +109,8 @@ def explain(
                 figures["counts"] = dict(zip(context_names, counts, strict=True))
             tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
         totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
+        if token_counts is not None:
+            totals["token_counts"] = dict(zip(context_names, token_counts.tokens.sum(1).tolist(), strict=True))
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     return rows
 
@@ -191,6 +194,13 @@ def read_texts(source: Any, column: str, context_columns: Sequence[str] = ()) ->
     return [text for text, *_ in rows.values()], [dict(zip(columns, row[1:], strict=True)) for row in rows.values()]
 
 
+def compared_columns(
+    contexts: Sequence[ContextValues], text_contexts: Iterable[ContextValues]
+) -> tuple[list[str], set[str]]:
+    """Return the columns in which the contexts differ, and those that they, or the contexts of all texts, specify."""
+    return differing_columns(contexts), common_columns(contexts) | common_columns(text_contexts)
+
+
 def context_text(context: ContextValues) -> str:
     """Format a context as `rating=5; city=Oslo`, or as `expected` if it has no values."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
@@ -211,7 +221,11 @@ def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield notices about rows of `explain`: tokens without evidence, and texts that have no token with evidence."""
+    """Yield notices about rows of `explain`.
+
+    They name tokens without evidence, texts that have no token with evidence, and tokens with a clear ratio that are
+    rarer in the training texts of the context that they speak for.
+    """
     tokens = [token for row in rows for token in row["tokens"]]
     if unsupported := dict.fromkeys(token["token"] for token in tokens if not has_evidence(token)):
         words = format_names([*unsupported])
@@ -220,6 +234,18 @@ def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
         *words, _end = row["tokens"]
         if words and not any(token["known"] and has_evidence(token) for token in words):
             yield f"{row['text']!r:.80}: training saw none of its words in these contexts; the result is a guess"
+    if rarer := dict.fromkeys(token["token"] for row in rows for token in row["tokens"] if _is_rarer(token, row)):
+        cause = "the words before them, or single passages, cause such ratios"
+        yield f"rarer in the training texts of the context that they are marked for: {format_names([*rarer])}; {cause}"
+
+
+def _is_rarer(token: Row, row: Row) -> bool:
+    """Return whether a token with a clear ratio is rarer in the training texts of the context that it speaks for."""
+    counts = token.get("counts")
+    if counts is None or None in counts.values() or abs(token.get("ratio", 0.0)) < STRENGTHS[1]:
+        return False
+    first, second = (float(count / max(1, row["token_counts"][name])) for name, count in counts.items())
+    return first < second if token["ratio"] > 0 else second < first
 
 
 def strength(ratio: float) -> int:

@@ -24,11 +24,12 @@ from factorcell import limits
 from factorcell.config import Notice
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.combination import training_table
-from factorcell.evaluation.context_notices import DIFFER, differing_columns, report_context
+from factorcell.evaluation.context_notices import common_columns, differing_columns, report_context
 from factorcell.evaluation.embeddings import bias_shift
 from factorcell.model.run import Run
 
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
+NOT_CATEGORIES = "the contexts differ in columns that are not categories"  # why no texts are counted
 
 Row = dict[str, Any]
 
@@ -119,15 +120,15 @@ def most_shifted_tokens(
     Raises:
         UserError: The context is invalid, or does not change the softmax bias of the run.
     """
-    report_context(run, differing_columns([context, against or {}]), DIFFER)
+    contexts = [context, against or {}]
+    report_context(run, differing_columns(contexts), common_columns(contexts))
     source, counts = training_table(run) if train is None else train, None
     if source is not None:
         counts = TokenCounts.of_contexts(
             run, read_training_texts(run, source), [context, against or {}], unknown=unknown
         )
     if counts is None:
-        reason = "the contexts differ in columns that are not categories"
-        reason = "the run recorded no existing training table; pass train=TABLE" if source is None else reason
+        reason = "the run recorded no existing training table; pass train=TABLE" if source is None else NOT_CATEGORIES
         warnings.warn(Notice(f"words without evidence may be among the tokens, because {reason}"), stacklevel=2)
     return rank_shifted_tokens(run, context, against, counts, count=count, frequent=frequent, unknown=unknown)
 

@@ -20,6 +20,7 @@ def add_explain_arguments(parser: Parser) -> None:
     parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     help_text = "other runs whose ratios are shown separately, for comparison"
     parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    options.add_no_ngram_mixture(parser)
     _add_train(parser)
     options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
     options.add_computing(parser, precision="float32", unknown="error")
