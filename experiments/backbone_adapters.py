@@ -28,16 +28,23 @@ class SharedLoRA(Adapter):
         return Shift(self.left.expand(len(vector), -1, -1), self.right.expand(len(vector), -1, -1))
 
 
-class Hypernetwork(Factor):
+class Hypernetwork(Adapter):
     """A change of W of rank R from a network with two layers of the context vector."""
+
+    needs_rank = True
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
+        self.factor = Factor(sizes)
         self.hidden = nn.Parameter(torch.randn(sizes.context, sizes.context) * sizes.context**-0.5)
 
     def forward(self, vector: Tensor) -> Shift:
         """Return L (B, D, R) and R (B, R, O)."""
-        return super().forward(torch.tanh(vector @ self.hidden))
+        return self.factor.forward(torch.tanh(vector @ self.hidden))
+
+    def start_unadapted(self) -> None:
+        """Set R to zero."""
+        self.factor.start_unadapted()
 
 
 register_adapter("shared", SharedLoRA)

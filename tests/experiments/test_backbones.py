@@ -251,8 +251,8 @@ def test_adapters_start_unadapted_and_compute_their_equations() -> None:
             torch.nn.init.normal_(parameter)
     left, right = hypernetwork(vector).left, hypernetwork(vector).right
     hidden = torch.tanh(vector @ hypernetwork.hidden)
-    torch.testing.assert_close(left, torch.einsum("bh,hdr->bdr", hidden, hypernetwork.left))
-    torch.testing.assert_close(right, torch.einsum("bh,hro->bro", hidden, hypernetwork.right))
+    torch.testing.assert_close(left, torch.einsum("bh,hdr->bdr", hidden, hypernetwork.factor.left))
+    torch.testing.assert_close(right, torch.einsum("bh,hro->bro", hidden, hypernetwork.factor.right))
     shift = shared(vector)
     for part, expected in ((shift.left, shared.left), (shift.right, shared.right)):
         torch.testing.assert_close(part, expected.expand(2, -1, -1))

@@ -187,6 +187,16 @@ def test_gradient_checkpointing_gives_the_same_gradients_from_another_thread(tok
         model.gradient_checkpointing_enable({"use_reentrant": True})
 
 
+def test_autocast_computes_the_change_of_each_context_in_bfloat16(tokens: Tensor) -> None:
+    model = new_model().requires_grad_(False)
+    for context in (CONTEXTS, CONTEXTS[0]):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(tokens, context=context).logits
+        expected = model(tokens, context=context).logits
+        change = expected - new_base("llama")(tokens).logits.detach()
+        assert float((logits - expected).norm()) < 0.05 * float(change.norm())
+
+
 def test_compiled_model_has_one_graph_and_the_same_logits(tokens: Tensor) -> None:
     model = new_model()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -202,12 +212,15 @@ def test_without_variables_the_adapters_are_a_lora_of_peft(tokens: Tensor) -> No
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
     lora = peft.get_peft_model(new_base("llama"), peft.LoraConfig(r=2, lora_alpha=6, target_modules=names))
     torch.manual_seed(4)
-    for projection in model.maps.projections:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.3)
+    for projection, shift in zip(model.maps.projections, model.maps.condition(torch.ones(1, 1)), strict=True):
         layer = lora.get_submodule(f"base_model.model.{projection.path}")
-        left, right = projection.adapters["factor"].left, projection.adapters["factor"].right
-        right.data.normal_(0, 0.3)  # type: ignore[operator]
-        layer.lora_A["default"].weight.data = left.data[0].T.clone()  # type: ignore[index, union-attr]
-        layer.lora_B["default"].weight.data = right.data[0].T.clone()  # type: ignore[index, union-attr]
+        assert shift.left is not None
+        assert shift.right is not None
+        layer.lora_A["default"].weight.data = shift.left.detach()[0].T.clone()  # type: ignore[index, union-attr]
+        layer.lora_B["default"].weight.data = shift.right.detach()[0].T.clone()  # type: ignore[index, union-attr]
     torch.testing.assert_close(model(tokens).logits, lora(tokens).logits, atol=1e-5, rtol=1e-5)
     assert model.get_nb_trainable_parameters()[0] == lora.get_nb_trainable_parameters()[0]
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from factorcell.model.adapters import LayerSizes, Shift, find_adapter
+from factorcell.model.adapters import LayerSizes, Shift, new_adapters
 from factorcell.model.initial import uniform
 
 UNCHANGED = Shift()
@@ -35,10 +35,13 @@ class AdaptedLinear(nn.Module):
         weight: W (D, O).
         bias: b (O,), or None.
         adapters: The adapters by name.
+        scaling: A factor on L R.
 
     References:
         Jaech and Ostendorf, Low-Rank RNN Adaptation for Context-Aware Language Modeling, TACL 2018, equations 2 to 4.
     """
+
+    scaling: float = 1.0
 
     def __init__(
         self,
@@ -63,15 +66,11 @@ class AdaptedLinear(nn.Module):
             weight: Initial W (D, O), such as that of a pretrained layer; default: uniform (Glorot and Bengio 2010).
         """
         super().__init__()
-        sizes = LayerSizes(context, inputs, outputs, rank)
         self.weight = nn.Parameter(
             uniform((inputs, outputs), (6 / (inputs + outputs)) ** 0.5) if weight is None else weight
         )
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-        adapter_classes = {name: find_adapter(name) for name in adapt}
-        self.adapters = nn.ModuleDict(
-            {name: adapter(sizes) for name, adapter in adapter_classes.items() if rank or not adapter.needs_rank}
-        )
+        self.adapters = nn.ModuleDict(new_adapters(adapt, LayerSizes(context, inputs, outputs, rank)))
 
     def condition(self, vector: Tensor) -> Shift:
         """Compute the change of this map in B contexts.
@@ -100,9 +99,9 @@ class AdaptedLinear(nn.Module):
         y = inputs @ self.matrix(shift)
         if shift.left is not None and shift.right is not None:
             if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
-                y = y + (inputs @ shift.left[0]) @ shift.right[0]
-            else:  # `baddbmm` needs no temporary array of the size of y
-                y = torch.baddbmm(y, inputs @ shift.left, shift.right)
+                y = y.add_((inputs @ shift.left[0]) @ shift.right[0], alpha=self.scaling)
+            else:  # in place, because PyTorch would copy y before it adds the product; autocast does not cast for it
+                y = y.baddbmm_(inputs @ shift.left, shift.right.to(y.dtype), alpha=self.scaling)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         bias = self.shifted_bias(shift)
@@ -122,7 +121,7 @@ class AdaptedLinear(nn.Module):
         """
         matrix = self.matrix(shift)
         if shift.left is not None and shift.right is not None:
-            matrix = matrix + shift.left @ shift.right
+            matrix = torch.add(matrix, shift.left @ shift.right, alpha=self.scaling)
         if shift.scale is not None:
             matrix = matrix * shift.scale[:, None]
         return Shift(bias=shift.bias, matrix=matrix.view(matrix.shape[-2:]) if shared else matrix)

@@ -11,6 +11,7 @@ part of every change. All changes are zero before training; therefore training s
 Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 from factorcell.config import UserError
 from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
-from factorcell.model.adapters import Adapter, Shift
+from factorcell.model.adapter_groups import AdapterGroup
+from factorcell.model.adapters import Adapter, LayerSizes, Shift, new_adapters
 from factorcell.model.backbone import BackboneSizes
 
 _THREAD = threading.local()
@@ -33,8 +35,8 @@ class Adaptation:
     rows have the same context.
 
     Args:
-        contexts: Context vectors with their constant (B, K + 1), from which each map computes its change when it is
-            called; or the shifts of all maps in B contexts.
+        contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
+            when its first map is called; or the shifts of all maps in B contexts.
         count: The number of contexts, B.
         output_bias: A change (B, V) of the logits, or None.
     """
@@ -42,6 +44,7 @@ class Adaptation:
     def __init__(self, contexts: Tensor | tuple[Shift, ...], count: int, output_bias: Tensor | None = None) -> None:
         self.contexts, self.count, self.output_bias = contexts, count, output_bias
         self._repeated: dict[int, Adaptation] = {1: self}
+        self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
 
     @classmethod
     def of_shifts(cls, shifts: tuple[Shift, ...], output_bias: Tensor | None = None) -> "Adaptation":
@@ -50,8 +53,16 @@ class Adaptation:
 
     def shift(self, projection: "Projection", rows: int) -> Shift:
         """Return the change of a map whose inputs have `rows` rows."""
-        contexts = self.for_rows(rows).contexts
-        return projection.condition(contexts) if isinstance(contexts, Tensor) else contexts[projection.number]
+        adaptation, group = self.for_rows(rows), projection.group
+        if not isinstance(adaptation.contexts, Tensor):
+            return adaptation.contexts[projection.number]
+        if adaptation._latest is None or adaptation._latest[0] is not group:
+            adaptation._latest = group, group.condition(adaptation.contexts)
+        return adaptation._latest[1][projection.number - group.projections[0].number]
+
+    def restarted(self) -> "Adaptation":
+        """Return this adaptation without the shifts that a group has computed."""
+        return Adaptation(self.contexts, self.count, self.output_bias)
 
     def for_rows(self, rows: int) -> "Adaptation":
         """Return this adaptation with each context repeated, so that it has `rows` contexts; one context fits all."""
@@ -98,37 +109,29 @@ def current_adaptation() -> Adaptation | None:
 class Projection(AdaptedLinear):
     """A linear map of a model, which reads its change from the `Adaptation` of the current pass.
 
+    Its adapters are those of its group; `AdaptedLinear.adapters` is empty.
+
     Attributes:
         number: The index of this map in the shifts of a pass.
         path: The name of the map in its model, such as `model.layers.0.self_attn.q_proj`.
+        group: The group of this map.
         weight: The weights in the layout of the model, which `matrix` returns as W (D, O). A transposed copy would need
             memory, and a transposed view cannot be divided among processes (FSDP).
 
     Args:
         linear: The map of the model, whose weights become those of this map.
-        sizes: Size of the context with its constant, and the adapters.
-        scaling: A factor on the change of W of the adapters that need a rank.
+        scaling: A factor on L R.
     """
 
-    def __init__(self, linear: nn.Module, sizes: BackboneSizes, *, number: int, path: str, scaling: float) -> None:
+    def __init__(self, linear: nn.Module, *, number: int, path: str, group: "MapGroup", scaling: float) -> None:
         weight, bias = _weight_of(linear, path), cast(nn.Parameter | None, linear.bias)
         self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
         inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
-        super().__init__(
-            inputs, outputs, sizes.context, adapt=sizes.adapt, rank=sizes.rank, bias=bias is not None, weight=weight
-        )
+        super().__init__(inputs, outputs, 0, adapt=(), bias=bias is not None, weight=weight)
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
-        self.number, self.path, self.scaling = number, path, scaling
-        for adapter in self.adapters.values():
-            cast(Adapter, adapter).start_unadapted()
-
-    def condition(self, vector: Tensor) -> Shift:
-        """Compute the change of this map in B contexts, in the number type of its weights and on their device."""
-        shift = super().condition(vector.to(self.weight.device))
-        if self.scaling != 1 and shift.left is not None:
-            shift = Shift(shift.left * self.scaling, shift.right, shift.bias, shift.scale)
-        return shift.to(self.weight.dtype)
+        self.number, self.path, self.group, self.scaling = number, path, group, scaling
+        self.train(linear.training)
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
@@ -139,6 +142,70 @@ class Projection(AdaptedLinear):
             adaptation = current_adaptation()
             shift = UNCHANGED if adaptation is None else adaptation.shift(self, len(x))
         return super().forward(x, shift)
+
+
+class MapGroup:
+    """The adapted maps of a module such as an attention layer, whose changes are computed in one product.
+
+    Attributes:
+        projections: The maps.
+        adapters: Their adapters, which become a part of the module under the name `adapters`.
+
+    Args:
+        parent: The module, in which a `Projection` replaces each map.
+        maps: The paths of the maps, and the maps.
+        first: The number of the first map; the numbers of the maps are consecutive.
+        sizes: Size of the context with its constant, the adapters and the rank.
+        scaling: A factor on L R.
+    """
+
+    def __init__(
+        self,
+        parent: nn.Module,
+        maps: Sequence[tuple[str, nn.Module]],
+        *,
+        first: int,
+        sizes: BackboneSizes,
+        scaling: float,
+    ) -> None:
+        self._parent, self._kinds = parent, [type(linear) for _, linear in maps]
+        self.projections = [
+            Projection(linear, number=number, path=path, group=self, scaling=scaling)
+            for number, (path, linear) in enumerate(maps, first)
+        ]
+        adapters: list[list[Adapter]] = []
+        for projection in self.projections:
+            setattr(parent, projection.path.rpartition(".")[2], projection)
+            inputs, outputs = projection.matrix().shape
+            layer_sizes = LayerSizes(sizes.context, inputs, outputs, sizes.rank)
+            adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
+            for adapter in adapters[-1]:
+                adapter.start_unadapted()
+        self.adapters = AdapterGroup(adapters)
+        parent.adapters = self.adapters
+
+    def condition(self, vector: Tensor) -> list[Shift]:
+        """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
+        weight = self.projections[0].weight
+        return cast(list[Shift], self.adapters(vector.to(weight.device), weight.dtype))
+
+    @torch.no_grad()
+    def restore(self, shifts: Sequence[Shift]) -> None:
+        """Replace the projections by linear maps of their former class, with folded shifts; remove the adapters."""
+        for projection, kind, shift in zip(self.projections, self._kinds, shifts, strict=True):
+            matrix, bias = projection.matrix(shift).detach(), projection.shifted_bias(shift)
+            inputs, outputs = matrix.shape
+            linear: Any
+            if issubclass(kind, nn.Linear):
+                linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+                linear.weight = nn.Parameter(matrix.T.contiguous(), requires_grad=False)
+            else:
+                linear = cast(Any, kind)(outputs, inputs)
+                linear.weight = nn.Parameter(matrix.contiguous(), requires_grad=False)
+            if bias is not None:
+                linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
+            setattr(self._parent, projection.path.rpartition(".")[2], linear.train(projection.training))
+        del self._parent.adapters
 
 
 class AdaptedModules:
@@ -169,31 +236,27 @@ class AdaptedModules:
         if unknown := sorted(set(targets) - set(names)):
             raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
         self.projections: list[Projection] = []
-        self._parents: list[tuple[nn.Module, type[nn.Module]]] = []
-        for parent, path, linear in maps:
-            name = path.rpartition(".")[2]
-            if not targets or name in targets:
-                projection = Projection(linear, sizes, number=len(self.projections), path=path, scaling=scaling)
-                projection.train(linear.training)
-                setattr(parent, name, projection)
-                self.projections.append(projection)
-                self._parents.append((parent, type(linear)))
+        self._groups: list[MapGroup] = []
+        adapted = [row for row in maps if not targets or row[1].rpartition(".")[2] in targets]
+        for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
+            maps_of_parent = [(path, linear) for _, path, linear in rows]
+            group = MapGroup(parent, maps_of_parent, first=len(self.projections), sizes=sizes, scaling=scaling)
+            self._groups.append(group)
+            self.projections += group.projections
 
     def place_adapters(self) -> None:
-        """Move the adapters of each map to the device of its weights; a model may be divided among several devices."""
-        for projection in self.projections:
-            projection.adapters.to(projection.weight.device)
+        """Move the adapters of each group to the device of its maps; a model may be divided among several devices."""
+        for group in self._groups:
+            group.adapters.to(group.projections[0].weight.device)
 
     def freeze(self) -> None:
         """Exclude W and b of all maps from training."""
         for projection in self.projections:
-            for parameter in (projection.weight, projection.bias):
-                if parameter is not None:
-                    parameter.requires_grad_(False)
+            projection.requires_grad_(False)
 
     def condition(self, vector: Tensor) -> tuple[Shift, ...]:
         """Return the shifts of all maps from context vectors with their constant (B, K + 1)."""
-        return tuple(projection.condition(vector) for projection in self.projections)
+        return tuple(shift for group in self._groups for shift in group.condition(vector))
 
     def fold(self, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
         """Return the shifts of one context multiplied into the weights, so that passes take as long as unadapted."""
@@ -201,25 +264,14 @@ class AdaptedModules:
             projection.fold(shift, shared=True) for projection, shift in zip(self.projections, shifts, strict=True)
         )
 
-    @torch.no_grad()
     def restore(self, shifts: Sequence[Shift]) -> None:
         """Replace all projections by plain linear maps of their former class, with the shifts of one context folded in.
 
         A map without a bias gets one if its shift has a bias.
         """
-        for projection, (parent, kind), shift in zip(self.projections, self._parents, self.fold(shifts), strict=True):
-            matrix, bias = projection.matrix(shift).detach(), projection.shifted_bias(shift)
-            inputs, outputs = matrix.shape
-            linear: Any
-            if issubclass(kind, nn.Linear):
-                linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-                linear.weight = nn.Parameter(matrix.T.contiguous(), requires_grad=False)
-            else:
-                linear = cast(Any, kind)(outputs, inputs)
-                linear.weight = nn.Parameter(matrix.contiguous(), requires_grad=False)
-            if bias is not None:
-                linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
-            setattr(parent, projection.path.rpartition(".")[2], linear.train(projection.training))
+        folded = iter(self.fold(shifts))
+        for group in self._groups:
+            group.restore(list(itertools.islice(folded, len(group.projections))))
 
 
 def with_constant(vector: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ class Shift:
     @classmethod
     def sum(cls, shifts: Sequence["Shift"]) -> "Shift":
         """Combine shifts of the same map: concatenate L and R along the rank, add biases, multiply scales."""
+        if len(shifts) == 1:
+            return shifts[0]
         left_factors = [shift.left for shift in shifts if shift.left is not None]
         right_factors = [shift.right for shift in shifts if shift.right is not None]
         biases = [shift.bias for shift in shifts if shift.bias is not None]
@@ -138,39 +140,61 @@ class Adapter(nn.Module):
         """
 
 
-class Concat(Adapter):
+class LinearAdapter(Adapter):
+    """Base class of adapters whose parameters P (K, ...) do nothing else than multiply the context vector c.
+
+    One product can therefore compute the changes of many maps (`adapter_groups`).
+    """
+
+    def forward(self, vector: Tensor) -> Shift:
+        """Return the shift of B contexts from their context vectors (B, K)."""
+        return self.shift(
+            *((vector @ parameter.flatten(1)).view(-1, *parameter.shape[1:]) for parameter in self.parameters())
+        )
+
+    @staticmethod
+    def shift(*products: Tensor) -> Shift:
+        """Return the shift of B contexts from the products c P (B, ...) of each parameter, in their order."""
+        raise NotImplementedError
+
+
+class Concat(LinearAdapter):
     """The ConcatCell: the context vector as an additional input, which shifts the bias (TACL 2018, equation 2)."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
         self.weight = nn.Parameter(normal((sizes.context, sizes.outputs), sizes.context**-0.5))
 
-    def forward(self, vector: Tensor) -> Shift:
+    @staticmethod
+    def shift(*products: Tensor) -> Shift:
         """Return the shift V c (B, O) of the bias."""
-        return Shift(bias=vector @ self.weight)
+        (bias,) = products
+        return Shift(bias=bias)
 
     def start_unadapted(self) -> None:
         """Set V to zero."""
         nn.init.zeros_(self.weight)
 
 
-class Scale(Adapter):
+class Scale(LinearAdapter):
     """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). C starts small, so the map starts nearly unadapted."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
         self.weight = nn.Parameter(normal((sizes.context, sizes.outputs), 0.1, sizes.context**-0.5))
 
-    def forward(self, vector: Tensor) -> Shift:
+    @staticmethod
+    def shift(*products: Tensor) -> Shift:
         """Return the factors s (B, O)."""
-        return Shift(scale=1 + vector @ self.weight)
+        (change,) = products
+        return Shift(scale=1 + change)
 
     def start_unadapted(self) -> None:
         """Set C to zero."""
         nn.init.zeros_(self.weight)
 
 
-class Factor(Adapter):
+class Factor(LinearAdapter):
     """The FactorCell: a change of W of rank R, from basis tensors (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
 
     needs_rank = True
@@ -182,11 +206,11 @@ class Factor(Adapter):
         self.left = nn.Parameter(normal((sizes.context, sizes.inputs, sizes.rank), sizes.inputs**-0.5))
         self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.outputs), 0.1, sizes.rank**-0.5))
 
-    def forward(self, vector: Tensor) -> Shift:
+    @staticmethod
+    def shift(*products: Tensor) -> Shift:
         """Return L (B, D, R) and R (B, R, O)."""
-        left = vector @ self.left.flatten(1)
-        right = vector @ self.right.flatten(1)
-        return Shift(left.view(-1, *self.left.shape[1:]), right.view(-1, *self.right.shape[1:]))
+        left, right = products
+        return Shift(left, right)
 
     def start_unadapted(self) -> None:
         """Set R to zero."""
@@ -213,6 +237,12 @@ def find_adapter(name: str) -> type[Adapter]:
     """Return the class of the adapter called `name`: built in, registered, or from an installed package."""
     adapter: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check_adapter_class)
     return adapter
+
+
+def new_adapters(names: Sequence[str], sizes: LayerSizes) -> dict[str, Adapter]:
+    """Return the adapters of a linear map by name; at rank 0, omit the adapters that need a rank."""
+    classes = {name: find_adapter(name) for name in names}
+    return {name: adapter(sizes) for name, adapter in classes.items() if sizes.rank or not adapter.needs_rank}
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:

@@ -359,8 +359,14 @@ def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
 
 
 def _checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass."""
-    return contextlib.nullcontext(), applied(current_adaptation())
+    """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass.
+
+    The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
+    """
+    adaptation = current_adaptation()
+    if adaptation is None:
+        return applied(None), applied(None)
+    return applied(adaptation.restarted()), applied(adaptation.restarted())
 
 
 def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
