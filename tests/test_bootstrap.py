@@ -1,5 +1,6 @@
 """The bootstrap, compared with draws that are summed up one by one."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,22 @@ def test_percentile_interval_contains_95_percent_of_the_finite_draws() -> None:
     assert bootstrap.percentile_interval(np.array([np.nan, 1.0])).low is None
 
 
+PERCENT: dict[str, Any] = {"number_format": ".1f", "scale": 100, "unit": "%"}
 TEXTS: list[tuple[Interval, dict[str, Any], str, int]] = [
-    (Interval(0.0215, 0.01, 0.032), {"number_format": ".1f", "scale": 100, "unit": "%"}, "+2.1% [+1.0, +3.2]", 1),
+    (Interval(0.0215, 0.01, 0.032), PERCENT, "+2.1% [+1.0, +3.2]", 1),
     (Interval(-1.0, -2.0, -0.5), {"number_format": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
     (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] not significant", 0),
     (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] not significant", 0),
     (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] not significant", 0),
-    (Interval(1e-2, 1e-3, 2e-2), {}, "+0.01 [+0.001, +0.02]", 1),
-    (Interval(2e-4, 3.8e-4, 7e-3), {"number_format": ".3f"}, "+0.0002 [+0.00038, +0.007]", 1),
-    (Interval(2e-4, -3.8e-4, 2e-5), {"number_format": ".3f"}, "+0.0002 [-0.00038, +2e-05] not significant", 0),
+    (Interval(1e-2, 1e-3, 2e-2), {}, "+0.010 [+0.001, +0.020]", 1),
+    (Interval(2e-4, 3.8e-4, 7e-3), {"number_format": ".3f"}, "+0.0002 [+0.0004, +0.0070]", 1),
+    (Interval(2e-4, -3.8e-4, 2e-5), {"number_format": ".3f"}, "+0.00020 [-0.00038, +0.00002] not significant", 0),
+    (Interval(2.2e-4, -7.2e-5, 5.03e-4), PERCENT, "+0.022% [-0.007, +0.050] not significant", 0),
+    (Interval(7.54e-4, 3.68e-4, 1.153e-3), PERCENT, "+0.08% [+0.04, +0.12]", 1),
+    (Interval(1.2e-3, 6e-4, 1.4e-3), PERCENT, "+0.12% [+0.06, +0.14]", 1),
+    (Interval(7e-6, -3e-4, 4e-4), PERCENT, "+0.001% [-0.030, +0.040] not significant", 0),
+    (Interval(0.273, 0.261, math.inf), PERCENT, "+27.3% [+26.1, +inf]", 1),
+    (Interval(3.3e-5), PERCENT, "+0.0033%", 0),
     (Interval(0.0, 0.0, 0.5), {}, "+0.00 [+0.00, +0.50] not significant", 0),
     (Interval(0.5), {}, "+0.50", 0),
 ]

@@ -8,7 +8,7 @@ Shapes: U units, D draws, S sums.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,30 +54,42 @@ class Interval(NamedTuple):
     def to_text(self, number_format: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
         """Format a difference with its interval: "+2.1% [+1.0, +3.2]".
 
-        The text ends in "not significant" if `sign` is 0.
+        The three numbers have the same number of decimals, which is larger than that of `number_format` if this format
+        hides that a number is not zero or that an end differs from the estimate. The text ends in "not significant" if
+        `sign` is 0.
         """
-        number_format = f"+{number_format}"
-        point = f"{_format_number(self.point, number_format, scale)}{unit}"
+        ends = [] if self.low is None or self.high is None else [self.low, self.high]
+        decimals = _distinguishing_decimals(self.point, ends, int(number_format.strip(".f")), scale)
+        number_format = f"+.{decimals}f"
+        point = f"{scale * self.point:{number_format}}{unit}"
         if self.low is None or self.high is None:
             return point
-        ends = format_ends(self.low, self.high, number_format, scale)
-        return f"{point} {ends}" + ("" if self.sign else " not significant")
+        ends_text = format_ends(scale * self.low, scale * self.high, number_format)
+        return f"{point} {ends_text}" + ("" if self.sign else " not significant")
 
 
-def format_ends(low: float, high: float, number_format: str, scale: float = 1.0) -> str:
-    """Format the ends of an interval: "[+1.0, +3.2]"; an end is displayed as zero only if it is zero."""
-    return f"[{_format_number(low, number_format, scale)}, {_format_number(high, number_format, scale)}]"
+def format_ends(low: float, high: float, number_format: str) -> str:
+    """Format the ends of an interval: "[+1.0, +3.2]"."""
+    return f"[{low:{number_format}}, {high:{number_format}}]"
 
 
-def _format_number(number: float, number_format: str, scale: float) -> str:
-    """Format `scale` times a number; if the format displays it as zero, use two significant digits.
+def _distinguishing_decimals(point: float, ends: Sequence[float], decimals: int, scale: float) -> int:
+    """Return the number of decimals, at least `decimals`, for `scale` times an estimate and the ends of its interval.
 
-    Numbers that are as small as rounding errors are displayed as zero.
+    It is the smallest number that displays neither a nonzero number as zero nor an end as the estimate. If it exceeds
+    `decimals`, the largest of the numbers has at least two significant digits. Differences that are as small as
+    rounding errors are ignored.
     """
-    text = format(scale * number, number_format)
-    if abs(number) < ROUNDING_ERROR or float(text) != 0:
-        return text
-    return format(scale * number, f"{'+' if number_format.startswith('+') else ''}.2g")
+    # Each pair of numbers differs, and so must their texts.
+    pairs = [(number, 0.0) for number in (point, *ends)] + [(end, point) for end in ends]
+    pairs = [(first, second) for first, second in pairs if abs(first - second) >= ROUNDING_ERROR]
+    distinguishing = decimals
+    while any(round(scale * first, distinguishing) == round(scale * second, distinguishing) for first, second in pairs):
+        distinguishing += 1
+    if distinguishing == decimals:
+        return decimals
+    largest = scale * max(map(abs, (point, *ends)))
+    return max(distinguishing, 1 - math.floor(math.log10(largest)))
 
 
 def resampling_counts(unit_count: int, draw_count: int = DRAW_COUNT, seed: int = 0) -> Floats:
