@@ -17,7 +17,7 @@ from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_letters, make_run
 
-DIFFERENCE = r"[+-]\d+\.\d+% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
+DIFFERENCE = r"[+-]\d+\.\d+% \[[+-]\d+\.\d+, [+-]\d+\.\d+\]"
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert card.count("| test.jsonl | perplexity per word |") == card.count(accuracy) == 1
     assert f"| test.jsonl | perplexity per word | {rows[3]['evaluation']['perplexity']:.4g} |" in card
     assert f"| other.jsonl | perplexity per word | {rows[2]['evaluation']['perplexity']:.4g} |" in card
-    assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d% ", card)
+    assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d+% ", card)
     (baseline_row,) = files.read_rows(folder / "plain" / "results.jsonl")
     baseline = {name: baseline_row["evaluation"][name] for name in ("table", "texts", "perplexity")}
     expected = evaluate(Run.open(folder / "plain"), ROWS)["perplexity"]
@@ -366,7 +366,8 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert page.index(">test.jsonl</td>") > page.index(">other.jsonl</td>")  # both tables, the last evaluated one last
     head = page[: page.index("<section>")]
     assert "perplexity per word, test.jsonl" in head  # the larger table
-    assert "accuracy of city, test.jsonl: model, training priors" in head
+    label = f"accuracy of city, test.jsonl: model, training priors; majority class {rows[-1]['majority']:.4f}"
+    assert label in head
     assert "Perplexity on other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
 

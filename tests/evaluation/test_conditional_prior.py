@@ -278,4 +278,5 @@ def test_a_saved_accuracy_has_a_remark_if_the_other_columns_predict_the_target(
         assert (clause in line) == (cells[0] == "| test.jsonl" and cells[1] in measures), line
     assert f"; {clause} (accuracy 1.0000))" in card.partition("## Results")[0], "the metadata of the hub has it too"
     labels = [label for label in re.findall(r"<dt>([^<]*)</dt>", report_page([folder])) if "accuracy" in label]
-    assert labels == [f"accuracy of kind, test.jsonl: model, conditional priors; {clause} (accuracy 1.0000)"]
+    suffix = f"majority class {saved['majority']:.4f}; {clause} (accuracy 1.0000)"
+    assert labels == [f"accuracy of kind, test.jsonl: model, conditional priors; {suffix}"]

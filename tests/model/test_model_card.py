@@ -46,7 +46,7 @@ def test_card_shows_the_results(run: Run) -> None:
     (best_bits,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
     assert f"| development | bits per byte | at least {best_bits:.4g} |" in text
     assert best_bits == pytest.approx(result["bits_per_byte"], rel=1e-5)  # the same rows
-    assert re.search(r"\| rows \| effect of removing the context \| [+-]\d+\.\d% ", text)
+    assert re.search(r"\| rows \| effect of removing the context \| [+-]\d+\.\d+% ", text)
     assert text.endswith(model_card.render(run))
 
 

@@ -204,6 +204,8 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
     metrics = result.metrics()
     rows = [{**row, "row": row["row"] + 1} for row in result.rows()]  # users count rows from 1
     if result.has_labels:
+        if not metrics["others"] and not arguments.json:  # otherwise, the table of other classifiers has the name
+            terminal.show(f"classifier: {result.name}")
         terminal.show_classification(result, metrics, as_json=arguments.json)
     elif arguments.json:
         terminal.show_json(rows)
@@ -213,7 +215,8 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         files.write_rows(arguments.out, rows)
     can_other_columns_predict = CONTEXT_CLASSIFIER in result.other_predictions
     if result.has_labels:
-        row = results.classification_row(run, arguments.table, arguments.target, result, metrics)
+        points = arguments.points and results.describe_points(arguments.points, result, arguments.within)
+        row = results.classification_row(run, arguments.table, arguments.target, result, metrics, points)
         _save_result(run, row, accuracy_figures(result))
         can_other_columns_predict = row["accuracy_remark"] is not None
     else:

@@ -1,5 +1,6 @@
 """Open models by their folders, and save and read the results in these folders."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,29 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     return row, {"accuracy": figures["accuracy"]}
 
 
-def classification_row(run: Run, table: Any, target: str | None, result: Classification, metrics: Row) -> Row:
-    """Return the row of a classification that `save_result` saves."""
+def classification_row(
+    run: Run, table: Any, target: str | None, result: Classification, metrics: Row, points: Row | None = None
+) -> Row:
+    """Return the row of a classification that `save_result` saves.
+
+    `target` is the column of the true values, or None if these are the nearest of `points`, a row of `describe_points`.
+    """
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
     identity = {
         "kind": "classify",
         "table": table_name(table),
         "target": target,
+        **({} if points is None else {"points": points}),
         "texts_key": result.key,
         **prediction_fields(run),
     }
     other_columns = accuracy_without_text(run, target, metrics)
     return {**identity, "samples": result.samples, **metrics, **other_columns, "confusion": confusion}
+
+
+def describe_points(path: str | Path, result: Classification, within: float) -> Row:
+    """Return a row about the points of a classification: their table and number, and the maximum distance or None."""
+    return {"table": table_name(path), "count": len(result.names), "within": within if math.isfinite(within) else None}
 
 
 def prediction_fields(model: Scorer) -> Row:

@@ -113,7 +113,7 @@ def _named_measures(row: files.Row) -> Iterator[tuple[files.Row, str, str]]:
         for name in PERPLEXITY_MEASURES:
             yield scores, name, measure_name(name, scores.get("unit"))
     for accuracies in _accuracies(row):
-        target = f" of {row['target']}" if row.get("target") else ""
+        target = f" of {accuracies['target']}" if accuracies.get("target") else ""
         for name in CLASSIFICATION_MEASURES:
             yield accuracies, name, f"{name.replace('_', ' ')}{target}, {accuracies['classifier']}"
 
@@ -155,6 +155,15 @@ def is_model(scores: Mapping[str, Any]) -> bool:
     return str(scores["classifier"]).startswith("model,")
 
 
+def describe_target(row: Mapping[str, Any]) -> str | None:
+    """Return the name of what a result of `classify` predicts: a column, or the nearest point of a table of points."""
+    points = row.get("points")
+    if points is None:
+        return row.get("target")
+    limit = "" if points["within"] is None else f", within {points['within']:g}"
+    return f"the nearest of {points['count']:,} points of {points['table']}{limit}"
+
+
 def _accuracies(row: files.Row) -> list[files.Row]:
     """Return a row with the name, `classifier`, and the accuracy of each classifier of a result of `classify`.
 
@@ -168,10 +177,11 @@ def _accuracies(row: files.Row) -> list[files.Row]:
         is_calibrated="temperature" in row,
         is_combined=bool(row.get("combination_weights")),
     )
-    shared = {field: row.get(field) for field in ("table", "target", "texts", "texts_key")}
+    target = describe_target(row)
+    shared = {"target": target, **{field: row.get(field) for field in ("table", "texts", "texts_key", "majority")}}
     # Other classifiers, such as the linear one, do not use the run.
     of_model = {field: row.get(field) for field in ("predictor", "accuracy_remark", "accuracy_without_text")}
-    chosen = {**row, **of_model, "classifier": name, "figure": f"accuracy, {name}"}
+    chosen = {**row, **of_model, "target": target, "classifier": name, "figure": f"accuracy, {name}"}
     others = [
         {**shared, **(of_model if is_model(other) else {}), **other, "figure": f"accuracy, {other['classifier']}"}
         for other in row.get("others", ())

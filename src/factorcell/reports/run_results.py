@@ -179,7 +179,7 @@ def figures_on(run: Row, table: TableId | None, accuracy: tuple[Any, ...] | None
     scores: Row = next((row for row in reversed(same_kind) if "confusion" in row), same_kind[-1] if same_kind else {})
     seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
     accuracy_fields = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_without_text", "accuracy_remark")
-    classification = {name: scores.get(name) for name in ("classifier", *accuracy_fields)}
+    classification = {name: scores.get(name) for name in ("classifier", "majority", *accuracy_fields)}
     sizes = {"parameters": run.get("parameters"), "minutes": None if seconds is None else seconds / 60}
     omitted = ("figures", "gains", "has_texts", "texts_id")
     metrics = {name: value for name, value in evaluation.items() if name not in omitted}

@@ -176,7 +176,8 @@ def _accuracy_name(scores: Row, table_name: str | None) -> str:
     target = f"accuracy of {scores['target']}" if scores.get("target") else "accuracy"
     place = ", ".join(filter(None, [target, table_name]))
     name = f"{place}: {scores['classifier']}" if scores.get("classifier") else place
-    return "; ".join(filter(None, [name, scores.get("accuracy_remark")]))
+    majority = f"majority class {scores['majority']:.4f}" if is_number(scores.get("majority")) else ""
+    return "; ".join(filter(None, [name, majority, scores.get("accuracy_remark")]))
 
 
 def _compared_figures(compared: _Compared) -> list[tuple[str, str]]:
@@ -293,7 +294,8 @@ def _result_tables(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> st
                     for measure, text in describe_gain(gain)
                 ]
             accuracies += [
-                {**name, **scores, "accuracy": _format_accuracy(scores)} for scores in run.get("accuracies") or ()
+                {**name, **scores, "accuracy": _format_accuracy(scores), "majority class": scores.get("majority")}
+                for scores in run.get("accuracies") or ()
             ]
     first = [] if is_single else ["model"]
     measures = dict.fromkeys(key for cells in perplexities for key in cells if key not in ("model", "table", "texts"))
@@ -303,7 +305,7 @@ def _result_tables(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> st
         content += table(differences, [*first, "table", "difference", "value", "remark"])
     if accuracies:
         columns = dict.fromkeys((*first, "table", "target", "classifier", "accuracy"), "")
-        columns |= {"macro_f1": ".3f", "auc": ".3f", "remark": ""}
+        columns |= {"majority class": ".4f", "macro_f1": ".3f", "auc": ".3f", "remark": ""}
         content += table([{**scores, "remark": scores.get("accuracy_remark")} for scores in accuracies], columns)
     return content + "".join(_single_notes(models[0][0]) if is_single else ())
 

@@ -1,0 +1,40 @@
+"""`classify --points`: results of different tables of points."""
+
+from pathlib import Path
+
+import pytest
+
+from factorcell import files
+from factorcell.commands.main import main
+from tests.small_runs import ROWS, make_run
+
+
+def test_classifications_by_several_tables_of_points_are_distinguished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
+    run.save_weights({})
+    places = [{"name": name, "lat": lat, "lon": lon} for name, lat, lon in (("a", 60, 10), ("b", 44, 7), ("c", 0, 0))]
+    files.write_rows(tmp_path / "all.jsonl", places)
+    files.write_rows(tmp_path / "north.jsonl", places[:2])
+    files.write_rows(tmp_path / "test.jsonl", ROWS)
+    command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points"]
+    majorities = {}
+    for name, options, target in (
+        ("all.jsonl", [], "the nearest of 3 points of all.jsonl"),
+        ("north.jsonl", [], "the nearest of 2 points of north.jsonl"),
+        ("north.jsonl", ["--within", "100"], "the nearest of 2 points of north.jsonl, within 100"),
+    ):
+        assert main([*command, str(tmp_path / name), *options]) == 0
+        output = capsys.readouterr().out
+        assert output.startswith("classifier: model, uniform priors\naccuracy ")
+        majorities[target] = output.split("always predicting it: accuracy ")[1].splitlines()[0]
+    card = (run.folder / "README.md").read_text(encoding="utf-8")
+    assert main(["report", str(run.folder), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for target in majorities:
+        assert card.count(f"| test.jsonl | accuracy of {target}, model, uniform priors |") == 1
+        assert page.count(f'<td data-title="target">{target}</td>') == 1
+    target = "the nearest of 2 points of north.jsonl"
+    headline = f"accuracy of {target}, test.jsonl: model, uniform priors; majority class {majorities[target]}"
+    assert headline in page[: page.index("<section>")]
