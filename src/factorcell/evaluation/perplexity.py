@@ -211,11 +211,11 @@ def _have_equal_vocabularies(run: Scorer, baseline: Scorer) -> bool:
 def _evaluate_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: Any, unknown: str) -> Evaluation:
     """Evaluate the baseline on the texts of `corpus`, which `run` has prepared.
 
-    An adapted baseline, and one with other tokens, reads its own columns in `source`.
+    A baseline that depends on a context, and one with other tokens, reads its own columns in `source`.
     """
     if not _have_equal_vocabularies(run, baseline):
         baseline_corpus = baseline.prepare(source, unknown=unknown)
-    elif isinstance(baseline, Run) and baseline.model.is_adapted:
+    elif reads_context(baseline):
         baseline_corpus = baseline.prepare(source, unknown=unknown)
         if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
             folders = f"{baseline.folder} and {run.folder}"

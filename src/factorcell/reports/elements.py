@@ -28,6 +28,7 @@ CREDIT = "Made with factorcell, language models that adapt to context (Jaech and
 NUMBER = re.compile(r"(≥ |at most |at least )?[-+−]?\d\S*( [±+\[pn].*)?")
 INTERVAL = re.compile(r" (\[[^\[\]]*\].*)")  # the interval after a number, and a remark
 MAX_COLUMNS = 4  # of tables that keep their columns on a phone; each row of a wider table becomes a list there
+MAX_TITLE_LETTERS = 60  # most letters of the titles of a table that fits on a phone
 MAX_KEY_FIGURES = 4
 
 
@@ -110,7 +111,7 @@ def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> st
     titles = {name: name.replace("_", " ") for name in texts_by_column}
     classes_by_column = {name: _class_attribute("num" if name in numeric else "") for name in titles}
     content = "".join(f"<th{classes_by_column[name]}>{escape(title)}</th>" for name, title in titles.items())
-    is_wide = len(titles) > MAX_COLUMNS
+    is_wide = len(titles) > MAX_COLUMNS or sum(map(len, titles.values())) > MAX_TITLE_LETTERS
     for row_texts in zip(*texts_by_column.values(), strict=True):
         named_texts = zip(texts_by_column, row_texts, strict=True)
         cells = (_cell(titles[name] if is_wide else "", text, name in numeric) for name, text in named_texts)

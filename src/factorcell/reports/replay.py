@@ -136,9 +136,12 @@ def _tables(summary: Row) -> str:
     figure = mrr_by_system(mrr_rows, summary["systems"])
     content = elements.chart(figure, "mrr", "MRR of the systems with 95 % intervals")
     for title, over in (("Averaged over queries", "queries"), ("Averaged over users", "users")):
-        rows, (*columns, _milliseconds) = replay_table(summary, over)
-        rows = [{**row, "system": display_name(row["system"])} for row in rows]
-        content += f"<h3>{title}</h3>{elements.table(rows, columns)}"
+        rows, (system, *columns, _milliseconds) = replay_table(summary, over)
+        rows = [{**row, system: display_name(row[system])} for row in rows]
+        differences = [name for name in columns if "difference" in name]
+        metrics = [name for name in columns if name not in differences]
+        content += f"<h3>{title}</h3>{elements.table(rows, [system, *metrics])}"
+        content += elements.table(rows, [system, *differences])  # a single table would be wider than the page
     latencies = [{**row, "system": display_name(row["system"])} for row in summary["milliseconds"]]
     number_formats = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
     content += "<h3>Latency in milliseconds: median and 95th percentile</h3>"
