@@ -14,6 +14,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Vocabulary
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import mixed_nats
@@ -184,6 +185,13 @@ def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
     assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
     assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
     assert files.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
+
+
+def test_a_mixture_as_a_baseline_reads_its_context(runs: list[Run], tmp_path: Path) -> None:
+    mixed, _ = mix(runs[:1], small_runs.ROWS, tmp_path / "mix", by="city")
+    row = evaluate(runs[0], small_runs.ROWS, baseline=mixed)
+    assert row["gain"] == pytest.approx(0, abs=1e-6)
+    assert row["perplexity_without"] == pytest.approx(row["perplexity"])
 
 
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from factorcell.model import ngram_mixture
 from factorcell.model.run import Run, training_facts
 from factorcell.training.check import check
 from factorcell.training.fit import fit, read_corpora
+from factorcell.training.mixture import mix, open_scorer
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.plan import Budget, plan
 from tests.small_runs import ROWS
@@ -160,3 +161,15 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_mixture_is_refused_where_min_users_protects_texts() -> None:
     with pytest.raises(UserError, match="n-gram counts would reveal what min_users protects"):
         Config.of(user="city", min_users=2, ngram_mixture=True)
+
+
+def test_a_saved_mixture_opens_its_runs_without_ngrams_as_they_were_mixed(tmp_path: Path) -> None:
+    run, _ = train(tmp_path / "run", ngram_mixture=True)
+    neural = Run.open(run.folder, mixture=False)
+    for model, name in ((neural, "neural"), (Run.open(run.folder), "whole")):
+        mixed, _ = mix([model], ROWS, tmp_path / name)
+        opened = open_scorer(tmp_path / name)
+        corpus = opened.prepare(ROWS)
+        assert np.array_equal(opened.nats(corpus), mixed.nats(corpus))
+        assert np.allclose(opened.nats(corpus), model.nats(model.prepare(ROWS)), atol=1e-5)
+    assert not np.allclose(neural.nats(corpus), run.nats(corpus), atol=1e-2)

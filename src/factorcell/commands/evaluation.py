@@ -25,7 +25,7 @@ from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.run_warnings import (
     EFFECT_MEANING,
-    GAIN_IS_SMALLER,
+    GAIN_DIFFERS,
     mixed_comparison_notices,
     mixture_notice,
     training_warnings,
@@ -92,7 +92,7 @@ def _show(
         meaning, hint = "", ""
         if not baseline:
             meaning = f"{EFFECT_MEANING}; without {', '.join(run.schema.columns())}, "
-            hint = f"; {GAIN_IS_SMALLER} (--baseline RUN computes it)" if total["gain"] > 0 else ""
+            hint = f"; {GAIN_DIFFERS} (--baseline RUN computes it)" if total["gain"] > 0 else ""
         figures = f"{meaning}perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets"
         terminal.show(f"{name} ({figures}): {difference}{hint}")
         if total.get("only_unknown_users"):

@@ -223,7 +223,7 @@ def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
 def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
     """Yield notices about rows of `explain`.
 
-    They name tokens without evidence, texts that have no token with evidence, and tokens with a clear ratio that are
+    They name tokens without evidence, texts that have no token with evidence, and marked tokens that are
     rarer in the training texts of the context that they speak for.
     """
     tokens = [token for row in rows for token in row["tokens"]]
@@ -240,9 +240,9 @@ def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _is_rarer(token: Row, row: Row) -> bool:
-    """Return whether a token with a clear ratio is rarer in the training texts of the context that it speaks for."""
+    """Return whether a marked token is rarer in the training texts of the context that it speaks for."""
     counts = token.get("counts")
-    if counts is None or None in counts.values() or abs(token.get("ratio", 0.0)) < STRENGTHS[1]:
+    if counts is None or None in counts.values() or abs(token.get("ratio", 0.0)) < STRENGTHS[0]:
         return False
     first, second = (float(count / max(1, row["token_counts"][name])) for name, count in counts.items())
     return first < second if token["ratio"] > 0 else second < first

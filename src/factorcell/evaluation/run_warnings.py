@@ -28,7 +28,7 @@ MAX_TEXTS = 1000  # development texts on which the effect is measured
 MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
 MIN_SCHEDULE_CHANGE = 0.1  # relative change of the number of steps during a training that is reported
 EFFECT_MEANING = "how much lower the perplexity is with it"
-GAIN_IS_SMALLER = "the gain over an unadapted run is usually smaller"
+GAIN_DIFFERS = "the gain over an unadapted run may be smaller"
 
 Row = dict[str, Any]
 
@@ -109,7 +109,7 @@ def format_context_effect(run: Run) -> str:
         return ""
     text = f"; {EFFECT} ({EFFECT_MEANING}): {effect}"
     if not row.get("only_unknown_users"):
-        return f"{text}; {GAIN_IS_SMALLER}" if row["gain"] > 0 else text
+        return f"{text}; {GAIN_DIFFERS}" if row["gain"] > 0 else text
     effect_of_other_columns = text if run.schema.columns(without=run.config.data.user) else ""
     return f"{effect_of_other_columns}; {unknown_users_notice(run, 'development text')}"
 

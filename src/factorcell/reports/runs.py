@@ -271,7 +271,7 @@ def _training_notes(models: Sequence[Sequence[Row]], comparison: Comparison) -> 
     if names := [name for name, run in runs.items() if run.get("predictor")]:
         notes.append(
             f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "
-            "other models includes; learning curves show the neural model alone"
+            "other models includes; any learning curves show the neural model alone"
         )
     return notes
 
@@ -319,7 +319,7 @@ def _single_notes(run: Row) -> list[str]:
     paragraphs = [note("; ".join(facts))]
     if run.get("predictor"):
         mixture = "predictions of the mixture of the neural model and n-gram counts"
-        paragraphs.append(note(f"{mixture}; learning curves show the neural model alone"))
+        paragraphs.append(note(f"{mixture}; any learning curves show the neural model alone"))
     return paragraphs
 
 

@@ -9,6 +9,7 @@ Shapes: N targets, M models.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
 from factorcell.model.precision import FLOAT32
+from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, mixed_nats
 from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
 from factorcell.training.per_value import INDEX_FILE as SEPARATE_INDEX_FILE
@@ -76,19 +78,22 @@ class Mixture:
         saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
         try:
             paths = [folder / path for path in saved["models"]]
+            have_ngrams = [bool(value) for value in saved["have_ngrams"]]
             column = {"name": saved["by"], "kind": "category", "values": saved["values"], "counts": saved["counts"]}
             schema = ContextSchema.from_dict({"variables": [column] if saved["by"] else []})
             variable = next(iter(schema.variables), None)
             weights = np.array(saved["weights"], dtype=np.float64)
             has_valid_shape = weights.shape == (1 if variable is None else len(variable.values), len(paths))
+            has_valid_shape &= len(have_ngrams) == len(paths)
             # These comparisons also reject NaN.
             if not (paths and has_valid_shape and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):
                 raise ValueError("expected weights of at least 0 that sum to 1 over the models, for each value")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / INDEX_FILE}: not a mixture ({error})") from None
         models: list[Scorer] = []
-        for path in paths:
-            models.append(open_scorer(path, device=device, precision=precision))
+        for path, has_ngrams in zip(paths, have_ngrams, strict=True):
+            open_neural = partial(Run.open, mixture=False)
+            models.append((open_scorer if has_ngrams else open_neural)(path, device=device, precision=precision))
             precision = getattr(models[-1], "precision", precision)  # all models use the precision of the first
         return cls(folder, models, variable, weights)
 
@@ -99,6 +104,7 @@ class Mixture:
         variable = self.variable or Variable("", "category")
         content = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
+            "have_ngrams": [not isinstance(model, Run) or model.mixture is not None for model in self.models],
             "by": variable.name or None,
             "values": variable.values,
             "counts": variable.counts,

@@ -91,7 +91,7 @@ def add_separate_arguments(parser: Parser) -> None:
 
 def add_mix_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell mix`."""
-    help_text = "folders of runs, or folders written by separate or mix"
+    help_text = "folders of runs, or folders written by `baseline ngram`, separate or mix"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
     parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this column")
