@@ -249,9 +249,9 @@ def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], ar
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *SOURCES)
     terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
-    if gains:
+    if risen := [(text, nats) for text, nats in gains if nats > 0]:
         terminal.show("", "popular texts whose log probability the history raised most")
-        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
+        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))
     return None
 
 

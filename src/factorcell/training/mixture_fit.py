@@ -84,8 +84,8 @@ class MixtureFit:
         """
         gain = self.gain.to_text(".1f", 100.0, "%")
         line = (
-            f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, n-gram "
-            f"counts and a cache) {self.mixed:.2f}, a gain of {gain} over the model alone"
+            f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, "
+            f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {gain} over the model alone"
         )
         if is_saved:
             return [f"{line}; the run predicts with the mixture"]
