@@ -230,7 +230,10 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     is_divided = case.method_name == "separate" and case.backbone.frozen
     models = 1 + len(backbone_measures.candidates(texts)[0]) if is_divided else 1
     config, size = fit_size(config, case.method.size, parameters // models, len(corpus.tokenizer), corpus.schema)
-    config = config.with_options(epochs=round(case.backbone.tokens / corpus.target_count, 4))
+    # Prompts count as tokens of a batch: with larger batches, all methods make the same number of steps.
+    batch_tokens = round(config.training.batch_tokens * corpus.read_lengths.sum() / corpus.target_count)
+    epochs = round(case.backbone.tokens / corpus.target_count, 4)
+    config = config.with_options(epochs=epochs, batch_tokens=batch_tokens)
     scorer: Scorer
     row: dict[str, Any] = {"size": {case.method.size: size}, "reference_parameters": parameters}
     if case.method_name == "separate":
