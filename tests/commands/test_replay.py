@@ -8,6 +8,7 @@ import pytest
 
 from factorcell import files
 from factorcell.commands.main import main
+from factorcell.completion.online import LearningRule
 from factorcell.completion.replay.summary import summarise
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -83,6 +84,16 @@ def test_replay_resumes(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "mrr_difference" in shown[0]
     assert main(command(folder, "--seed", "1")) == 2
     assert "was written with other texts or options" in capsys.readouterr().err
+
+
+def test_a_replay_does_not_continue_with_a_changed_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(folder)) == 0
+    rows = rows_of(folder / "out" / "rows.jsonl")
+    LearningRule("sgd", 0.01).save(Run.open(folder / "run"))
+    capsys.readouterr()
+    assert main(command(folder)) == 2
+    assert "has changed since the rows were written" in capsys.readouterr().err
+    assert rows_of(folder / "out" / "rows.jsonl") == rows
 
 
 def test_systems_are_chosen_by_default(folder: Path) -> None:

@@ -1,10 +1,12 @@
 """The command `replay`, which evaluates completion systems on a log of texts."""
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from factorcell import files
+from factorcell import digests, files
 from factorcell.commands import terminal
 from factorcell.commands.completion import choose_column, choose_time_column
 from factorcell.completion.replay import summary as replay_summary
@@ -58,9 +60,11 @@ def run_replay(arguments: argparse.Namespace) -> None:
         precision=arguments.precision,
         open_run=partial(Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device),
     )
-    terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
+    runs = systems.find_runs(opened_systems)
+    terminal.notify(*training_warnings(runs))
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows_path = arguments.out / "rows.jsonl"
+    _check_unchanged(runs, arguments.out)
     row_generator = replay(
         opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
     )
@@ -73,6 +77,19 @@ def run_replay(arguments: argparse.Namespace) -> None:
     files.write_json(arguments.out / "summary.json", summary)
     files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
     _show(summary, arguments)
+
+
+def _check_unchanged(runs: Sequence[Run], folder: Path) -> None:
+    """Raise a `UserError` if the files of a run have changed since an earlier replay into the same folder."""
+    path = folder / "runs.json"
+    earlier = files.read_json(path) if path.exists() else {}
+    manifests = {str(run.folder): run.folder / digests.FILE for run in runs}
+    current = {name: digests.sha256_of(path.read_bytes()) for name, path in manifests.items() if path.exists()}
+    for name, digest in current.items():
+        if earlier.get(name, digest) != digest:
+            change = "has changed since the rows were written, for example by tune-online"
+            raise UserError(f"{folder / 'rows.jsonl'}: {name} {change}; choose another folder")
+    files.write_json(path, earlier | current)
 
 
 def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
