@@ -73,11 +73,12 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
     assert lines[4] == "popular texts whose log probability the history raised most"
-    assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
+    assert {line.split()[0] for line in lines[6:]} == {"abba", "cab"}  # "abc" is less probable with this history
+    assert all(float(line.split()[1]) > 0 for line in lines[6:])
     assert main([*command, "--history", "acca", "--history", "b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "acca" in [row.get("text") for row in rows]
-    assert sum("risen" in row for row in rows) == 3
+    assert sum("risen" in row for row in rows) == len(lines[6:])
     assert main([*command, "--context", "city=Oslo"]) == 0
     shown = capsys.readouterr().out.splitlines()[1:]
     suggestions = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"})

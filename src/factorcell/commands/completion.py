@@ -69,7 +69,8 @@ def run_complete(arguments: argparse.Namespace) -> None:
         and user.text_count
     ):
         popular_texts = suggester.popularity.most_popular(COMPARED_POPULAR_TEXTS)
-        gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
+        largest_gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
+        gains = [(text, nats) for text, nats in largest_gains if nats > 0]
     if result.is_cut:
         terminal.notify(f"the search stopped after {result.expanded_count:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
@@ -249,9 +250,9 @@ def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], ar
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *SOURCES)
     terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
-    if risen := [(text, nats) for text, nats in gains if nats > 0]:
+    if gains:
         terminal.show("", "popular texts whose log probability the history raised most")
-        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in risen], ("text", "nats"))
+        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
     return None
 
 
