@@ -81,15 +81,15 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
 def _check_unchanged(runs: Sequence[Run], folder: Path) -> None:
     """Raise a `UserError` if the files of a run have changed since an earlier replay into the same folder."""
-    path = folder / "runs.json"
-    earlier = files.read_json(path) if path.exists() else {}
+    record = folder / "runs.json"
+    earlier = files.read_json(record) if record.exists() else {}
     manifests = {str(run.folder): run.folder / digests.FILE for run in runs}
     current = {name: digests.sha256_of(path.read_bytes()) for name, path in manifests.items() if path.exists()}
     for name, digest in current.items():
         if earlier.get(name, digest) != digest:
             change = "has changed since the rows were written, for example by tune-online"
             raise UserError(f"{folder / 'rows.jsonl'}: {name} {change}; choose another folder")
-    files.write_json(path, earlier | current)
+    files.write_json(record, earlier | current)
 
 
 def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ class Classification:
         truth: The index of the true candidate of each text (B,), -1 for a text without one.
         is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
             texts count as negatives in the AUC.
-        true_values: The true value of each text, also if it is no candidate (B,); None if these values are unknown.
+        true_values: The true value of each text, also if it is not a candidate (B,); None if these values are unknown.
         priors: The name of the priors, such as "uniform".
         samples: The number of sampled tokens of the softmax; 0 if the softmax is exact.
         combination_weights: The weights of a combination of several classifiers, by their names; None for other
@@ -110,7 +110,7 @@ class Classification:
     def rows(self) -> ResultRows:
         """Return one row per text: `row` (from zero), `predicted`, `true` (or None) and `probabilities` by candidate.
 
-        `true` is the value in the table, which may be none of the candidates.
+        `true` is the value in the table, which may not be a candidate.
         Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
         rows = ResultRows()

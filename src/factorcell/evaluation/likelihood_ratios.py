@@ -223,8 +223,8 @@ def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
 def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
     """Yield notices about rows of `explain`.
 
-    They name tokens without evidence, texts that have no token with evidence, and marked tokens that are
-    rarer in the training texts of the context that they speak for.
+    They name tokens without evidence, texts that have no token with evidence, and marked tokens that are rarer in the
+    training texts of the context that they speak for.
     """
     tokens = [token for row in rows for token in row["tokens"]]
     if unsupported := dict.fromkeys(token["token"] for token in tokens if not has_evidence(token)):

@@ -6,7 +6,8 @@ group stores the parameters of all its maps in the columns of one matrix, and co
     c [P_1 ... P_n]
 
 whose columns are L, R, V c and s - 1 of each map. On a GPU, where the start of an operation takes longer than a small
-product, the 210 maps of SmolLM2-135M thus need 300 operations of a training step instead of 1,700 (rank 4).
+product, this matters: PyTorch starts 300 operations for the 210 maps of SmolLM2-135M in a training step instead of
+1,700 (rank 4).
 
 Shapes: B contexts, K context, N values of the changes of all maps in a context.
 """
@@ -30,8 +31,8 @@ class AdapterGroup(nn.Module):
     """The adapters of several linear maps.
 
     Attributes:
-        weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; None if there
-            are none.
+        weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; None without
+            linear adapters.
         others: The other adapters, in the order of the maps.
 
     Args:

@@ -141,7 +141,7 @@ class Adapter(nn.Module):
 
 
 class LinearAdapter(Adapter):
-    """Base class of adapters whose parameters P (K, ...) do nothing else than multiply the context vector c.
+    """Base class of adapters whose parameters P (K, ...) are only multiplied with the context vector c.
 
     One product can therefore compute the changes of many maps (`adapter_groups`).
     """

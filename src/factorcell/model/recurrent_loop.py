@@ -136,7 +136,7 @@ def _update_in_one_kernel(
     return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, *others))
 
 
-# What computes a step except its products: separate kernels of PyTorch, or one Triton kernel for the coupled cell.
+# How a step is computed after its products: by separate kernels of PyTorch, or by one Triton kernel (coupled cell).
 SEPARATE, ONE_KERNEL = "separate", "one"
 UPDATES: dict[str, Update] = {SEPARATE: update_state, ONE_KERNEL: _update_in_one_kernel}
 

@@ -90,8 +90,8 @@ def _with_accuracies(folder: Path, scores: Row) -> Row:
 def compared_table(models: Sequence[Sequence[Row]]) -> TableId | None:
     """Return the id of the table of which most models have figures.
 
-    Of several tables that are equally frequent, those on which most models were evaluated come first, then those with
-    saved figures of each text, because only their differences have intervals, and then the one with the most texts.
+    If several tables are equally frequent, the table on which most models were evaluated is chosen, then one with saved
+    figures of each text, because only their differences have intervals, and then the one with the most texts.
     """
     evaluations = [row for trainings in models for run in trainings for row in run.get("evaluations") or ()]
     tables = dict.fromkeys((row["texts_id"], row["table"]) for row in reversed(evaluations))

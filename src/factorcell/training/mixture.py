@@ -9,7 +9,6 @@ Shapes: N targets, M models.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,10 @@ class Mixture:
             raise UserError(f"{folder / INDEX_FILE}: not a mixture ({error})") from None
         models: list[Scorer] = []
         for path, has_ngrams in zip(paths, have_ngrams, strict=True):
-            open_neural = partial(Run.open, mixture=False)
-            models.append((open_scorer if has_ngrams else open_neural)(path, device=device, precision=precision))
+            if has_ngrams:
+                models.append(open_scorer(path, device=device, precision=precision))
+            else:
+                models.append(Run.open(path, mixture=False, device=device, precision=precision))
             precision = getattr(models[-1], "precision", precision)  # all models use the precision of the first
         return cls(folder, models, variable, weights)
 
