@@ -132,6 +132,6 @@ def test_weights_are_not_checked_for_writing_if_they_are_read(
 
 
 def test_a_semicolon_is_part_of_a_value_unless_another_name_follows() -> None:
-    assert options.parse_joined_context("a=1; b=x;y", "--between") == {"a": "1", "b": "x;y"}
-    assert options.parse_joined_context("a=1;2; 3", "--between") == {"a": "1;2; 3"}
-    assert options.parse_joined_context("a=1;b=2", "--between") == {"a": "1", "b": "2"}
+    assert options.parse_context(["a=1; b=x;y"]) == {"a": "1", "b": "x;y"}
+    assert options.parse_context(["a=1;2; 3"]) == {"a": "1;2; 3"}
+    assert options.parse_context(["a=1;b=2"]) == {"a": "1", "b": "2"}

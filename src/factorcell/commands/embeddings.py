@@ -12,7 +12,6 @@ from factorcell.choices import DEFAULT_VALUE_COUNT
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.data.chunks import format_names
-from factorcell.data.corpus import Corpus
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.context_notices import common_columns, context_notices, differing_columns
 from factorcell.evaluation.embeddings import Embeddings
@@ -67,16 +66,22 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
-        first_values, second_values = (options.parse_joined_context(text, "--between") for text in arguments.between)
+        first_values, second_values = (options.parse_context([text], "--between") for text in arguments.between)
         context_pairs.append(({**context, **first_values}, {**context, **second_values}))
     options.check_contexts(run, list(itertools.chain.from_iterable(context_pairs)), arguments.unknown)
     if context_pairs:
         train = options.training_table_or_notice(run, arguments.train, "no counts of words")
-        training_texts = None if train is None else read_training_texts(run, train, progress=True)
-        comparisons = [_compare_contexts(run, pair, training_texts, arguments) for pair in context_pairs]
-        results["words"] = [comparison for comparison, _ in comparisons]
-        are_counted = [is_counted for _, is_counted in comparisons]
-        results["cautions"] += _word_cautions(run, context_pairs, train is None or all(are_counted))
+        counts: list[TokenCounts | None] = [None] * len(context_pairs)
+        if train is not None:
+            training_texts = read_training_texts(run, train, progress=True)
+            counts = [
+                TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown) for pair in context_pairs
+            ]
+        results["words"] = [
+            _compare_contexts(run, *pair, pair_counts, arguments)
+            for pair, pair_counts in zip(context_pairs, counts, strict=True)
+        ]
+        results["cautions"] += _word_cautions(run, context_pairs, train is None or None not in counts)
     if arguments.page:
         from factorcell.reports import embeddings as report
 
@@ -117,19 +122,15 @@ def _word_cautions(
 
 def _compare_contexts(
     run: Run,
-    pair: tuple[Mapping[str, str], Mapping[str, str]],
-    training_texts: Corpus | None,
+    first: Mapping[str, str],
+    second: Mapping[str, str],
+    counts: TokenCounts | None,
     arguments: argparse.Namespace,
-) -> tuple[Row, bool]:
+) -> Row:
     """Return the tokens that the softmax bias of the first context raises or lowers most, relative to the second.
 
-    The texts `context` and `against` state the values in which the two contexts differ, with their training texts. The
-    second result is whether the tokens were counted in these texts.
+    The texts `context` and `against` state the values in which the two contexts differ, with their training texts.
     """
-    first, second = pair
-    counts = None
-    if training_texts is not None:
-        counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
     token_rows = rank_shifted_tokens(
         run,
         first,
@@ -150,7 +151,7 @@ def _compare_contexts(
             f"{text} ({count:,} texts)"
             for text, count in zip((first_text, second_text), counts.texts.tolist(), strict=True)
         )
-    return {"context": first_text, "against": second_text, "rows": token_rows}, counts is not None
+    return {"context": first_text, "against": second_text, "rows": token_rows}
 
 
 def _map_embeddings(value_embeddings: Embeddings, column_name: str, arguments: argparse.Namespace) -> Row:

@@ -86,7 +86,7 @@ def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[st
     """
     contexts = {}
     for text in texts:
-        context = options.parse_joined_context(text, "--between")
+        context = options.parse_context([text], "--between")
         name = context_text(context)
         if duplicates := set(context) & set(shared):
             raise UserError(f"--between and --context both have a value for {', '.join(sorted(duplicates))}")
@@ -109,7 +109,7 @@ def _read_texts(arguments: argparse.Namespace, run: Run) -> tuple[list[str], lis
         texts = list(dict.fromkeys(arguments.text))
     elif Path(arguments.file).suffix.lower() in FORMATS:
         specified = {*options.parse_context(arguments.context)}
-        specified |= {name for text in arguments.between for name in options.parse_joined_context(text, "--between")}
+        specified |= {name for text in arguments.between for name in options.parse_context([text], "--between")}
         columns = [name for name in run.schema.columns() if name not in specified]
         return read_texts(arguments.file, run.config.data.text, columns)
     else:

@@ -296,7 +296,7 @@ def add_context(parser: Parser, repetition: str = "repeatable") -> None:
 
 
 def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
-    """Return a context, column -> value, from texts `NAME=VALUE`; error messages begin with `option`."""
+    """Return a context, column -> value, from texts as in `parse_context_values`."""
     values = parse_context_values(texts, option)
     for name, values_of_column in values.items():
         if len(values_of_column) > 1:
@@ -305,19 +305,17 @@ def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, 
     return {name: value for name, (value,) in values.items()}
 
 
-def parse_joined_context(text: str, option: str) -> dict[str, str]:
-    """Return a context, column -> value, from one text `NAME=VALUE; NAME=VALUE`."""
-    # A semicolon is part of a value unless another NAME= follows it.
-    return parse_context(re.split(r";\s*(?=[^;=]+=)", text), option)
-
-
 def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
-    """Return the values of each column, without repetitions, from texts `NAME=VALUE`."""
+    """Return the values of each column, without repetitions, from texts `NAME=VALUE` or `NAME=VALUE; NAME=VALUE`.
+
+    Error messages begin with `option`.
+    """
     values: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
+    # A semicolon is part of a value unless another NAME= follows it.
+    for part in itertools.chain.from_iterable(re.split(r";\s*(?=[^;=]+=)", text) for text in texts):
+        name, equals, value = part.partition("=")
         if not equals or not name:
-            raise UserError(f"{option}: expected NAME=VALUE, got {text!r}")
+            raise UserError(f"{option}: expected NAME=VALUE, got {part!r}")
         values.setdefault(name, [])
         if value not in values[name]:
             values[name].append(value)
