@@ -1,6 +1,5 @@
 """Warnings about the tables of a training."""
 
-import numpy as np
 import pytest
 
 from factorcell.config import Config
@@ -9,6 +8,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.training.fit import data_warnings
 
 TEXTS = ["a red room", "a blue room", "the red door", "the blue door"]
+NEW_TEXTS = ["a red door", "the blue room"]
 
 
 def corpora(texts: list[str], dev: list[str], tokenizer: str = "word", min_count: int = 2) -> tuple[Corpus, Corpus]:
@@ -20,7 +20,7 @@ def corpora(texts: list[str], dev: list[str], tokenizer: str = "word", min_count
 
 
 def test_good_tables_have_no_warnings() -> None:
-    assert list(data_warnings(*corpora(TEXTS, TEXTS[:2]))) == []
+    assert list(data_warnings(*corpora(TEXTS, NEW_TEXTS))) == []
 
 
 def test_development_texts_equal_to_the_training_texts_cause_a_warning() -> None:
@@ -36,24 +36,44 @@ def test_many_unknown_words_cause_a_warning(tokenizer: str, count: int) -> None:
 
 
 def test_a_column_of_rare_values_causes_a_warning() -> None:
-    (line,) = data_warnings(*corpora(TEXTS, TEXTS[:2], min_count=3))
+    (line,) = data_warnings(*corpora(TEXTS, NEW_TEXTS, min_count=3))
     assert line == (
         "city: uninformative, because no value has 3 texts, the minimum (--min-context-count or --min-user-count)"
     )
-    assert list(data_warnings(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], min_count=3))) == []
+    assert list(data_warnings(*corpora([*TEXTS, TEXTS[0]], NEW_TEXTS, min_count=3))) == []
 
 
-@pytest.mark.parametrize(("largest", "count"), [(400.0, 1), (9.0, 0), (-400.0, 0)])
-def test_outliers_of_numbers_cause_a_warning(largest: float, count: int) -> None:
-    rows = [{"text": "a red room", "size": largest if i == 7 else i % 10 / 4} for i in range(400)]
+@pytest.mark.parametrize(
+    ("extreme", "warning"),
+    [
+        (
+            400.0,
+            "larger than all others, such as 400 (mean 3.11813) in row 8; correct them if they are mistakes, otherwise",
+        ),
+        (9.0, None),
+        (-400.0, "smaller than all others, such as -400 (mean 1.11813) in row 8; correct them if they are mistakes"),
+    ],
+)
+def test_outliers_of_numbers_cause_a_warning(extreme: float, warning: str | None) -> None:
+    rows = [{"text": "a red room", "size": extreme if i == 7 else 1 + i % 10 / 4} for i in range(400)]
     corpus = prepare(rows, Config.of(context=("size:number",), min_count=1))
-    warnings = list(data_warnings(corpus, corpus.select(np.arange(3))))
-    assert len(warnings) == count
-    assert all(
-        line.startswith("size: a few values are far larger than all others, up to 400 with") for line in warnings
+    other_corpus = prepare([{"text": "a red", "size": 1}], Config.of(context=("size:number",), min_count=1))
+    warnings = list(data_warnings(corpus, other_corpus))
+    if warning is None:
+        assert warnings == []
+    else:
+        (line,) = warnings
+        assert line.startswith(f"size: a few values are far {warning}")
+
+
+def test_development_texts_that_are_training_texts_are_counted() -> None:
+    (line,) = data_warnings(*corpora(TEXTS, [TEXTS[2], "a red door", TEXTS[0], ""]))
+    assert line == (
+        "2 of 4 development texts also occur in the training table, token for token; figures of these texts are better "
+        "than those of new texts"
     )
 
 
 def test_a_column_with_one_value_causes_a_warning() -> None:
-    (line,) = data_warnings(*corpora(TEXTS[:1], TEXTS[2:3], "char", min_count=1))
+    (line,) = data_warnings(*corpora(TEXTS[:1], ["a red door"], "char", min_count=1))
     assert line == "city: uninformative, because all texts have the same value or no value"

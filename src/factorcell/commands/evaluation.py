@@ -23,6 +23,7 @@ from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER, classifi
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
+from factorcell.evaluation.repeated_texts import repeated_training_texts
 from factorcell.evaluation.run_warnings import (
     EFFECT_MEANING,
     GAIN_DIFFERS,
@@ -64,6 +65,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         _save_result(baseline, baseline_row, result.baseline.texts)
     runs = [model for model in (run, baseline) if isinstance(model, Run)]
     terminal.notify(*mixture_notice(run), *mixed_comparison_notices(runs), *training_warnings(runs))
+    if isinstance(run, Run):
+        terminal.notify(*repeated_training_texts(run, arguments.table))
 
 
 def _show(
@@ -229,7 +232,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
             terminal.notify(UNCALIBRATED)
     if can_other_columns_predict:
         terminal.notify(*classification_notices(run, arguments.target, result.priors))
-    terminal.notify(*mixture_notice(run), *training_warnings([run]))
+    terminal.notify(*mixture_notice(run), *training_warnings([run]), *repeated_training_texts(run, arguments.table))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:

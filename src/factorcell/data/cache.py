@@ -22,7 +22,7 @@ from factorcell.config import Config, Notice, UserError
 from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.tables import open_table
@@ -30,6 +30,7 @@ from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
+EMPTY_READING = "the end of an empty text is its only target"
 MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
 CACHE_VERSION = 4  # part of the name of an entry, so that entries of other versions are not read
 
@@ -98,7 +99,7 @@ def prepare(
         entry_name = _entry_name(table.digest(), table.name, config, tokenizer)
         corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
     if table.digest is not None:
-        _report_empty_texts(corpus, table.name)
+        report_empty_texts(corpus, table.name)
     if report_counts:
         report_truncated(corpus.truncated, table.name, data_config.max_tokens)
         _report_unseen(is_unseen, len(corpus), table.name, unknown)
@@ -135,12 +136,11 @@ def _warn(text: str) -> None:
     warnings.warn(Notice(text), stacklevel=1)
 
 
-def _report_empty_texts(corpus: Corpus, table_name: str) -> None:
-    """Emit a `Notice` with the number of texts without tokens, if any."""
-    second_tokens = corpus.tokens[corpus.offsets[:-1] + 1]  # the first token of every text is the start token
-    if empty_count := int((second_tokens == corpus.tokenizer.specials.end).sum()):
+def report_empty_texts(corpus: Corpus, table_name: str, reading: str = EMPTY_READING) -> None:
+    """Emit a `Notice` with the number of texts without tokens, if any, and how they are read."""
+    if empty_count := int(is_empty_text(corpus).sum()):
         empty_texts = f"{empty_count:,} of {len(corpus):,} texts {'is' if empty_count == 1 else 'are'} empty"
-        _warn(f"{table_name}: {empty_texts}; the end of an empty text is its only target")
+        _warn(f"{table_name}: {empty_texts}; {reading}")
 
 
 def report_truncated(is_truncated: NDArray[np.bool_], table_name: str, max_tokens: int) -> None:

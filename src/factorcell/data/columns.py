@@ -142,13 +142,17 @@ class ContextColumns:
         return has_empty_column
 
     def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Return, for each category of a known schema, whether training never saw the value of each row (rows,)."""
+        """Return whether training never saw the value of each row (rows,), for each category of a known schema.
+
+        A text counts if training saw none of its words.
+        """
         if self.schema is None:
             return {}
         return {
             variable.name: reader.is_unseen(variable)
             for reader, variable in zip(self.readers, self.schema.variables, strict=True)
-            if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.column == self.config.user)
+            if isinstance(reader, (CategoryReader, TextReader))
+            and not (self.config.anonymous and reader.column == self.config.user)
         }
 
     def corpus_fields(self, text_fields: Mapping[str, Any]) -> dict[str, Any]:

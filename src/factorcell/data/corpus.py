@@ -377,6 +377,13 @@ def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
     return is_known
 
 
+def is_empty_text(corpus: Corpus) -> NDArray[np.bool_]:
+    """Return whether each text has no tokens (B,)."""
+    second_tokens = corpus.tokens[corpus.offsets[:-1] + 1]  # the first token of every text is the start token
+    is_empty: NDArray[np.bool_] = second_tokens == corpus.tokenizer.specials.end
+    return is_empty
+
+
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
     """Return the 64-bit hashes of n-grams that are extended by one token each; the hash of an empty n-gram is 0.
 

@@ -280,8 +280,10 @@ class TextReader(ColumnReader):
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
+        self.chunk_rows = list[Sequence[int]]()  # the numbers of the table rows of each chunk
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        self.chunk_rows.append(rows)
         word_ids: list[int] = []
         for row, value in zip(rows, values, strict=True):
             if not isinstance(value, str) and not is_missing(value):
@@ -312,8 +314,29 @@ class TextReader(ColumnReader):
         return replace(self.declared_variable, values=words, shares=tuple(shares.tolist()))
 
     def encode(self, variable: Variable) -> Ragged:
-        """Return the bag of each row: the indices in `variable.values` of the words that `variable.values` contains."""
+        """Return the bag of each row: the indices in `variable.values` of the words that `variable.values` contains.
+
+        Raises:
+            UserError: The policy is "error", and a row has words, but training never saw any of them.
+        """
+        if self.is_known and self.unknown == "error" and (is_unseen := self.is_unseen(variable)).any():
+            row = [*chain.from_iterable(self.chunk_rows)][int(np.argmax(is_unseen))]
+            extent = f" (in {is_unseen.sum():,} of {len(is_unseen):,} rows)" if is_unseen.sum() > 1 else ""
+            hint = nearest_hint(self._first_word(is_unseen), variable.values)
+            error = self.error(row, f"has only words that training did not see{extent}{hint}")
+            raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
         return self._encode_bags(variable.values)
+
+    def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
+        """Return whether each row has words, but none that training saw (rows,)."""
+        is_empty: NDArray[np.bool_] = np.array(self.sizes) == 0
+        return ~is_empty & (np.diff(self._encode_bags(variable.values).offsets) == 0)
+
+    def _first_word(self, is_chosen: NDArray[np.bool_]) -> str:
+        """Return the first word of the first chosen row."""
+        first_words = np.cumsum([0, *self.sizes])
+        word_id = np.concatenate(self.chunk_arrays)[first_words[int(np.argmax(is_chosen))]]
+        return [*self.ids][word_id]
 
     def _encode_bags(self, words: Sequence[str]) -> Ragged:
         """Return the bag of each row: the indices in `words` of those words of the row that `words` contains."""

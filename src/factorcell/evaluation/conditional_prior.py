@@ -119,6 +119,10 @@ class ConditionalPrior(nn.Module):
     def other_context(self, corpus: Corpus, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts `rows` without the target and without prompts, with ranges if used."""
         contexts = (corpus if self.ranges is None else self.ranges.add_to(corpus)).context(rows)
+        # A linear term outside the range of training, such as that of a mistyped year, would outweigh any text.
+        for column, variable in enumerate(corpus.schema.numbers):
+            if not variable.period:
+                contexts.numbers[:, column].clamp_(variable.low, variable.high)
         columns = [column for column in range(contexts.categories.shape[1]) if column != self.column]
         return replace(contexts, categories=contexts.categories[:, columns], prompts=())
 
@@ -353,7 +357,7 @@ def classification_notices(run: Run, target: str, priors: str) -> Iterator[str]:
     """Yield a notice if the other variables predict the target of a classification with these `priors`."""
     if dependence := _strong_dependence(run, target):
         advice = (
-            f"to classify by the text alone, train a run without {dependence.variable}"
+            f"to classify by the text alone, train a run whose only context column is {target}"
             if priors == "conditional"
             else f"{priors} priors ignore this; choose --priors conditional"
         )

@@ -29,7 +29,10 @@ from factorcell.evaluation.embeddings import bias_shift
 from factorcell.model.run import Run
 
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
-NOT_CATEGORIES = "the contexts differ in columns that are not categories"  # why no texts are counted
+# why no texts are counted
+NOT_CATEGORIES = (
+    "the contexts differ in columns that are not categories; a column of ranges, such as 1950-1989, would have counts"
+)
 
 Row = dict[str, Any]
 

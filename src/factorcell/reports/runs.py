@@ -39,6 +39,10 @@ VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f"}
 CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
 SIZES = ("parameters", "minutes")
 OUTDATED = "omitted, because a model has changed since; evaluate again with --by"
+NO_MIXTURE = (
+    "the page has no mixture of a model and the n-gram model, whose perplexity is often lower than theirs; "
+    "`factorcell compare` prints it, and `factorcell mix` creates it"
+)
 KEY_FIGURES_BY_TEXT = ("bits_per_byte", "accuracy")  # of models that read different tokens
 
 
@@ -98,6 +102,8 @@ def run_report(runs: Sequence[Row]) -> str:
         sections.append(("Options", _options_tables(neural_runs)))
     name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
     cautions = [caution for run in runs for caution in run.get("cautions") or ()]
+    if 0 < len(neural_runs) < len(first_trainings) and not any(run.get("predictor") for run in runs):
+        cautions.append(NO_MIXTURE)
     key_figures = _figures_of_model(compared, models[0]) if is_single else _compared_figures(compared)
     return document(name, sections, kicker="factorcell report", figures=key_figures, cautions=cautions)
 

@@ -19,6 +19,7 @@ from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import relative_path
 from factorcell.evaluation.context_notices import effect_notices
+from factorcell.evaluation.repeated_texts import repeated_notices
 from factorcell.evaluation.run_warnings import (
     describe_schedule_change,
     format_context_effect,
@@ -202,18 +203,23 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             "the development texts are the training texts, so their perplexity does not measure how well the model "
             "predicts new texts; use other development texts"
         )
+    else:
+        yield from repeated_notices(dev, corpus, "development texts")
     unknown_share = 1 - float(is_known_target(dev).mean())
     if unknown_share > MAX_UNKNOWN_SHARE and not corpus.tokenizer.is_character_level:
         yield (
             f"{unknown_share:.0%} of the development targets are out of vocabulary; "
             "a character model avoids this (--tokenizer char)"
         )
-    for variable in corpus.schema.numbers:
-        if variable.low >= 0 and variable.high > variable.mean + MAX_DEVIATIONS * variable.deviation:
-            yield (
-                f"{variable.name}: a few values are far larger than all others, up to {variable.high:.4g} "
-                f"with a mean of {variable.mean:.4g}; use a column of their logarithms instead"
-            )
+    for variable, numbers in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
+        for extreme, word in ((variable.high, "larger"), (variable.low, "smaller")):
+            if not variable.period and abs(extreme - variable.mean) > MAX_DEVIATIONS * variable.deviation:
+                row = int(corpus.source_rows[np.nanargmax(np.abs(numbers - variable.mean))]) + 1
+                logarithms = ", otherwise use a column of their logarithms" if variable.low > 0 else ""
+                yield (
+                    f"{variable.name}: a few values are far {word} than all others, such as {extreme:,.8g} (mean "
+                    f"{variable.mean:,.6g}) in row {row:,}; correct them if they are mistakes{logarithms}"
+                )
     for variable in corpus.schema.categories:
         if not variable.rare_count and len(variable.values) == 2:
             yield f"{variable.name}: uninformative, because all texts have the same value or no value"

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import Config, UserError
-from factorcell.data.cache import prepare, report_missing, report_truncated
+from factorcell.data.cache import prepare, report_empty_texts, report_missing, report_truncated
 from factorcell.data.columns import parse_column
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import IN_MEMORY, table_name
 from factorcell.evaluation import baselines
@@ -106,8 +106,10 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         raise error.with_message(error.message.replace(IN_MEMORY, table_description, 1)) from None
     report_truncated(corpus.truncated, table_name(source), data.max_tokens)
     report_missing(corpus, table_name(source))
+    report_empty_texts(corpus, table_name(source), "advise ignores them")
+    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
     if len(corpus) < MIN_ROWS:
-        raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
+        raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows with a text, got {len(corpus)}")
     columns = label_columns(corpus)
     split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
     # A column has two estimates: of its gain alone, and of its gain in addition to stronger columns.

@@ -1,0 +1,54 @@
+"""Texts of a table that also occur in the training table: a model predicts them better than new texts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import UserError
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import BLOCK_TOKENS, HASH_MULTIPLIER, Corpus, is_empty_text
+from factorcell.evaluation.combination import training_table
+from factorcell.model.run import Run
+
+MIN_SHARE = 0.01  # share of repeated texts that is reported
+
+
+def repeated_notices(corpus: Corpus, train: Corpus, name: str) -> Iterator[str]:
+    """Yield a notice if more than 1 % of the texts of `corpus` are training texts; `name` says which texts they are."""
+    is_repeated = np.isin(_hashes(corpus), _hashes(train)) & ~is_empty_text(corpus)
+    if is_repeated.mean() > MIN_SHARE:
+        yield (
+            f"{is_repeated.sum():,} of {len(corpus):,} {name} also occur in the training table, token for token; "
+            "figures of these texts are better than those of new texts"
+        )
+
+
+def repeated_training_texts(run: Run, table: Any) -> list[str]:
+    """Return the notice of `repeated_notices` about a table; no notice if the training table of a run is not known."""
+    path = training_table(run)
+    if path is None:
+        return []
+    try:
+        train = prepare(path, run.config, report_counts=False)
+    except UserError:  # the file has changed since the training
+        return []
+    if train.tokenizer.tokens != run.tokenizer.tokens:
+        return []
+    return [*repeated_notices(run.prepare(table, unknown="group", report_counts=False), train, "texts")]
+
+
+def _hashes(corpus: Corpus) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of the tokens of each text (B,): the sum of token * multiplier^position, modulo 2^64."""
+    sizes = np.diff(corpus.offsets)
+    powers = np.cumprod(np.full(int(sizes.max(initial=1)), HASH_MULTIPLIER))
+    hashes = np.zeros(len(corpus), dtype=np.uint64)
+    block_count = 1 + len(corpus.tokens) // BLOCK_TOKENS
+    for rows in np.array_split(np.arange(len(corpus)), block_count):
+        if len(rows):
+            starts = corpus.offsets[rows] - corpus.offsets[rows[0]]
+            tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]])
+            positions = np.arange(len(tokens)) - np.repeat(starts, sizes[rows])
+            hashes[rows] = np.add.reduceat((tokens.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
+    return hashes
