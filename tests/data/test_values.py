@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import limits
-from factorcell.config import Config, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
 from factorcell.data.readers import CategoryReader, NumberReader
@@ -345,3 +346,20 @@ def test_similar_names_begin_with_those_that_differ_only_in_case() -> None:
     assert limits.similar_names("Nl", ["US", "NL", "Nla"], 3) == ["NL", "Nla"]
     assert limits.similar_names("nla", ["US", "NL", "NLA"], 1) == ["NLA"]
     assert limits.nearest_hint("qqq", ["US", "NL"]) == ""
+
+
+def test_a_text_without_a_known_word_is_unseen() -> None:
+    config = Config.of(context=("genres:text",), min_count=1, min_context_word=1)
+    corpus = prepare([{"text": "a", "genres": "Dramas, Comedies"}], config)
+    rows = [{"text": "a", "genres": genres} for genres in ("Comedies, Westerns", "", "Dramaz", "Westerns")]
+
+    def read_rows(unknown: str) -> list[list[int]]:
+        read_corpus = prepare(rows, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown=unknown)
+        bags = read_corpus.words[0]
+        return [bags.values[begin:end].tolist() for begin, end in pairwise(bags.offsets)]
+
+    problem = r"row 3: genres has only words that training did not see \(in 2 of 4 rows\) \(did you mean 'dramas'\?\)"
+    with pytest.raises(UserError, match=problem):
+        read_rows("error")
+    with pytest.warns(Notice, match=r"training did not see: 2 of 4 \(genres 2\)"):
+        assert read_rows("group") == [[0], [], [], []]

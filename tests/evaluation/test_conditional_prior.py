@@ -152,6 +152,21 @@ def test_a_missing_number_has_the_mean_weights_of_its_ranges_in_a_prior() -> Non
     np.testing.assert_allclose(prior.log_probs(missing)[0], expected, rtol=1e-4)
 
 
+def test_numbers_outside_the_range_of_training_are_read_as_its_ends() -> None:
+    draw = np.random.default_rng(5)
+    ages = draw.integers(20, 60, 500).tolist()
+    rows = [{"text": "sun", "kind": "xy"[draw.random() < (age - 20) / 40], "age": age} for age in ages]
+    corpus = read(rows, "kind", "age:number")
+    prior = fit_prior("kind", corpus, corpus)
+
+    def log_probs(age: float) -> Any:
+        return prior.log_probs(replace(corpus.select(np.arange(1)), numbers=np.array([[age]], np.float32)))
+
+    np.testing.assert_array_equal(log_probs(20_210), log_probs(max(ages)))
+    np.testing.assert_array_equal(log_probs(-5), log_probs(min(ages)))
+    assert np.abs(log_probs(20) - log_probs(50)).max() > 0.1
+
+
 def test_saved_ranges_of_numbers_are_read_back(tmp_path: Path) -> None:
     corpus = read(alternating_rows(600, 9), "kind", "year:number")
     run = make_run(tmp_path / "run")
@@ -245,7 +260,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind"]) == 0
     shown = capsys.readouterr()
     assert clause in shown.err
-    assert "to classify by the text alone, train a run without group" in shown.err
+    assert "to classify by the text alone, train a run whose only context column is kind" in shown.err
     assert [line.split("  ")[0] for line in shown.out.splitlines()[5:11]] == [
         "classifier",
         "model, conditional priors",

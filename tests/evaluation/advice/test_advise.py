@@ -98,6 +98,14 @@ def test_missing_values_gain_nothing() -> None:
     assert half["information"] == pytest.approx(whole["information"], abs=0.12)
 
 
+def test_empty_texts_are_ignored(advice: dict[str, Any]) -> None:
+    empty_rows = [{**row, "text": ""} for row in table(500)]
+    with pytest.warns(Notice, match=r"500 of 2,000 texts are empty; advise ignores them"):
+        with_empty_texts = advise([*table(), *empty_rows], config_of("dialect", "coin", "height", "same"))
+    assert with_empty_texts["rows"] == 1500
+    assert with_empty_texts["all"]["expected"] == pytest.approx(advice["all"]["expected"], rel=1e-3)
+
+
 def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
     """Three quarters of the rows have a rare value; the dialect of the others is as easy to predict as without them."""
     rows = [
@@ -177,7 +185,7 @@ def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "expected at least 20 rows, got 12"),
+        (("dialect",), table(12), "expected at least 20 rows with a text, got 12"),
         (
             ("height:text",),
             [{"text": "a", "height": "tall tree"}] * 30,
