@@ -132,7 +132,7 @@ def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
     notices: list[str] = []
     runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect", notify=notices.append)
-    counts = [int(line.split("; ")[1].split()[0]) for line in notices if "development texts" in line]
+    counts = [int(line.split("; ")[1].split()[0]) for line in notices if line.endswith("development texts")]
     variable = runs.schema.variables[0]
     coast, hills = (variable.values.index(name) for name in ("coast", "hills"))
     assert counts[0] == len(dev)

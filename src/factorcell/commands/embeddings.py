@@ -70,18 +70,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         context_pairs.append(({**context, **first_values}, {**context, **second_values}))
     options.check_contexts(run, list(itertools.chain.from_iterable(context_pairs)), arguments.unknown)
     if context_pairs:
-        train = options.training_table_or_notice(run, arguments.train, "no counts of words")
-        counts: list[TokenCounts | None] = [None] * len(context_pairs)
-        if train is not None:
-            training_texts = read_training_texts(run, train, progress=True)
-            counts = [
-                TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown) for pair in context_pairs
-            ]
-        results["words"] = [
-            _compare_contexts(run, *pair, pair_counts, arguments)
-            for pair, pair_counts in zip(context_pairs, counts, strict=True)
-        ]
-        results["cautions"] += _word_cautions(run, context_pairs, train is None or None not in counts)
+        _add_words(results, run, context_pairs, arguments)
     if arguments.page:
         from factorcell.reports import embeddings as report
 
@@ -93,6 +82,27 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     if others := results.get("other_variables"):
         terminal.notify(f"variable: {results['variable']}; --variable chooses another: {', '.join(others)}")
     terminal.notify(*results["cautions"])
+
+
+def _add_words(
+    results: Row,
+    run: Run,
+    context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]],
+    arguments: argparse.Namespace,
+) -> None:
+    """Add the words that distinguish the contexts of each pair, and the cautions about them, to `results`."""
+    train = options.training_table_or_notice(run, arguments.train, "no counts of words")
+    counts: list[TokenCounts | None] = [None] * len(context_pairs)
+    if train is not None:
+        training_texts = read_training_texts(run, train, progress=True)
+        counts = [
+            TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown) for pair in context_pairs
+        ]
+    results["words"] = [
+        _compare_contexts(run, *pair, pair_counts, arguments)
+        for pair, pair_counts in zip(context_pairs, counts, strict=True)
+    ]
+    results["cautions"] += _word_cautions(run, context_pairs, train is None or None not in counts)
 
 
 def _short_training_cautions(run: Run, value_embeddings: Embeddings) -> list[str]:

@@ -329,13 +329,14 @@ class TextReader(ColumnReader):
 
     def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
         """Return whether each row has words, but none that training saw (rows,)."""
-        is_empty: NDArray[np.bool_] = np.array(self.sizes) == 0
-        return ~is_empty & (np.diff(self._encode_bags(variable.values).offsets) == 0)
+        known_counts = np.diff(self._encode_bags(variable.values).offsets)
+        is_unseen: NDArray[np.bool_] = (np.array(self.sizes) > 0) & (known_counts == 0)
+        return is_unseen
 
     def _first_word(self, is_chosen: NDArray[np.bool_]) -> str:
         """Return the first word of the first chosen row."""
         first_words = np.cumsum([0, *self.sizes])
-        word_id = np.concatenate(self.chunk_arrays)[first_words[int(np.argmax(is_chosen))]]
+        word_id = int(np.concatenate(self.chunk_arrays)[first_words[int(np.argmax(is_chosen))]])
         return [*self.ids][word_id]
 
     def _encode_bags(self, words: Sequence[str]) -> Ragged:

@@ -36,7 +36,9 @@ def repeated_training_texts(run: Run, table: Any) -> list[str]:
         return []
     if train.tokenizer.tokens != run.tokenizer.tokens:
         return []
-    return [*repeated_notices(run.prepare(table, unknown="group", report_counts=False), train, "texts")]
+    optional = tuple(variable.name for variable in run.schema.variables)
+    corpus = run.prepare(table, unknown="group", optional=optional, report_counts=False)
+    return [*repeated_notices(corpus, train, "texts")]
 
 
 def _hashes(corpus: Corpus) -> NDArray[np.uint64]:

@@ -45,7 +45,7 @@ from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, label_c
 from factorcell.evaluation.bayes_rule import apply_temperature
 from factorcell.progress import progress_bar
 
-MIN_ROWS = 20
+MIN_ROWS = 15
 MAX_VOCABULARY = 20_000  # tokens
 PREFIX_LENGTHS = (5, 10, 20)  # numbers of tokens after which classifiers predict the value
 LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # below 1, because tokens are not independent evidence
@@ -104,12 +104,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         sample_description = "" if row_count <= rows else f", sample of {rows:,} rows,"
         table_description = f"{table_name(source)}{sample_description}"
         raise error.with_message(error.message.replace(IN_MEMORY, table_description, 1)) from None
-    report_truncated(corpus.truncated, table_name(source), data.max_tokens)
-    report_missing(corpus, table_name(source))
-    report_empty_texts(corpus, table_name(source), "advise ignores them")
-    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
-    if len(corpus) < MIN_ROWS:
-        raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows with a text, got {len(corpus)}")
+    corpus = _drop_empty_texts(corpus, table_name(source), data.max_tokens)
     columns = label_columns(corpus)
     split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
     # A column has two estimates: of its gain alone, and of its gain in addition to stronger columns.
@@ -132,6 +127,17 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         "columns": column_rows,
         "all": combined,
     }
+
+
+def _drop_empty_texts(corpus: Corpus, name: str, max_tokens: int) -> Corpus:
+    """Report truncated, missing and empty texts of the table `name`, and return the texts that are not empty."""
+    report_truncated(corpus.truncated, name, max_tokens)
+    report_missing(corpus, name)
+    report_empty_texts(corpus, name, "advise ignores them")
+    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
+    if len(corpus) < MIN_ROWS:
+        raise UserError(f"{name}: expected at least {MIN_ROWS} rows with a text, got {len(corpus)}")
+    return corpus
 
 
 def _fit_value_model(split: Split, column: LabelColumn) -> ValueNGram:
