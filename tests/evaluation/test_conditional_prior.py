@@ -1,6 +1,7 @@
 """The conditional prior against counts and finite differences, and classification with it."""
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_a_missing_number_has_the_mean_weights_of_its_ranges_in_a_prior() -> Non
     np.testing.assert_allclose(prior.log_probs(missing)[0], expected, rtol=1e-4)
 
 
-def test_numbers_outside_the_range_of_training_are_read_as_its_ends() -> None:
+def test_numbers_outside_the_range_of_training_are_read_as_its_ends_or_as_missing() -> None:
     draw = np.random.default_rng(5)
     ages = draw.integers(20, 60, 500).tolist()
     rows = [{"text": "sun", "kind": "xy"[draw.random() < (age - 20) / 40], "age": age} for age in ages]
@@ -162,8 +163,10 @@ def test_numbers_outside_the_range_of_training_are_read_as_its_ends() -> None:
     def log_probs(age: float) -> Any:
         return prior.log_probs(replace(corpus.select(np.arange(1)), numbers=np.array([[age]], np.float32)))
 
-    np.testing.assert_array_equal(log_probs(20_210), log_probs(max(ages)))
+    np.testing.assert_array_equal(log_probs(70), log_probs(max(ages)))
     np.testing.assert_array_equal(log_probs(-5), log_probs(min(ages)))
+    np.testing.assert_array_equal(log_probs(20_210), log_probs(math.nan))
+    np.testing.assert_array_equal(log_probs(-100), log_probs(math.nan))
     assert np.abs(log_probs(20) - log_probs(50)).max() > 0.1
 
 

@@ -85,6 +85,21 @@ class Dependence:
         return f"the other columns, mainly {self.variable}, predict {self.target} without the text"
 
 
+def _plausible_numbers(corpus: Corpus) -> NDArray[np.float32]:
+    """Return the numbers (B, N), those outside the range of training as its nearest end, or as missing if they are far.
+
+    Otherwise, the linear term of a mistyped year would outweigh any text. A number is far if its distance from the
+    range is larger than the width of the range.
+    """
+    numbers = corpus.numbers.copy()
+    for column, variable in enumerate(corpus.schema.numbers):
+        if not variable.period:
+            nearest = numbers[:, column].clip(variable.low, variable.high)
+            is_far = np.abs(numbers[:, column] - nearest) > variable.high - variable.low
+            numbers[:, column] = np.where(is_far, np.nan, nearest)
+    return numbers
+
+
 class ConditionalPrior(nn.Module):
     """The logistic regression of one target on all other variables of a schema, and on `ranges` of numbers."""
 
@@ -118,11 +133,8 @@ class ConditionalPrior(nn.Module):
 
     def other_context(self, corpus: Corpus, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts `rows` without the target and without prompts, with ranges if used."""
+        corpus = replace(corpus, numbers=_plausible_numbers(corpus))
         contexts = (corpus if self.ranges is None else self.ranges.add_to(corpus)).context(rows)
-        # A linear term outside the range of training, such as that of a mistyped year, would outweigh any text.
-        for column, variable in enumerate(corpus.schema.numbers):
-            if not variable.period:
-                contexts.numbers[:, column].clamp_(variable.low, variable.high)
         columns = [column for column in range(contexts.categories.shape[1]) if column != self.column]
         return replace(contexts, categories=contexts.categories[:, columns], prompts=())
 
