@@ -174,10 +174,23 @@ def test_work_that_can_be_cut_short_shares_the_time_left() -> None:
         event.set()
         await first
         shares = await asyncio.gather(*rest)
-        assert [round(share) for share in shares] == [2, 3, 1, 9]
+        assert [round(share) for share in shares] == [1, 2, 1, 8]
         assert 0.5 < shares[2] <= 0.8, "the minimum time, although half of the time left is less"
 
     run(scenario, max_waiting=9, min_seconds=0.8)
+
+
+def test_work_that_can_be_cut_short_shares_the_time_with_other_running_work() -> None:
+    async def scenario(lane: Lane) -> None:
+        event = threading.Event()
+        first = asyncio.ensure_future(lane.run(waiting_work(event), within(5), never))
+        await asyncio.sleep(0.02)
+        assert round(await lane.run(seconds_left, within(10), never)) == 5
+        event.set()
+        await first
+        assert round(await lane.run(seconds_left, within(10), never)) == 9
+
+    run(scenario, threads=2, min_seconds=0.8)
 
 
 def test_work_that_waited_past_its_deadline_is_not_started() -> None:

@@ -2,13 +2,15 @@
 
     expected = (floor(waiting / threads) + 2) * mean
     allotted = remaining / (1 + waiting)
+    limit = min(0.9 remaining, remaining / (1 + running + 2 waiting))
 
-`waiting` requests wait for one of the `threads` of a lane, recent work needed `mean` seconds on average, and new work
-would be done after `expected` seconds. The lane refuses work that must be done earlier.
+`waiting` requests wait for one of the `threads` of a lane, of which `running` do other work, recent work needed `mean`
+seconds on average, and new work would be done after `expected` seconds. The lane refuses work that must be done
+earlier.
 
-Work that can be cut short (a search) starts with `remaining` seconds until its deadline. It may use only the `allotted`
-seconds, but at least `min_seconds`. The mean counts the first `min_seconds` of such work, and the seconds that it used
-beyond its allotted ones.
+Work that can be cut short (a search) starts with `remaining` seconds until its deadline. It is cut after `limit`
+seconds, but not before `min_seconds`, so that its answer can be written within the `allotted` seconds. The mean counts
+the first `min_seconds` of such work, and the seconds that it used beyond its allotted ones.
 
 Each kind of work has its own lane, so that no kind can keep another from running.
 """
@@ -29,6 +31,7 @@ from factorcell.service.http.problems import ProblemError
 T = TypeVar("T")
 
 SMOOTHING = 0.05  # weight of the newest work in the moving mean of the seconds that work needed
+SEARCH_SHARE = 0.9  # share of the remaining time that work which can be cut short may use
 BUSY = "too many requests are waiting; nothing was done, try again later"
 
 
@@ -168,10 +171,14 @@ class Lane:
             self.waiting_count -= 1
             self.running_count += 1
             allotted = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting_count)))
+            limit = allotted
+            if math.isfinite(self.min_seconds):
+                share = remaining / (self.running_count + 2 * self.waiting_count)
+                limit = min(SEARCH_SHARE * remaining, max(self.min_seconds, share))
         try:
             if allotted <= 0:
                 raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
-            return work(TimeLimit(start + allotted, stop))
+            return work(TimeLimit(start + limit, stop))
         finally:
             elapsed = time.monotonic() - start
             with self._lock:
