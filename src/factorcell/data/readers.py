@@ -335,9 +335,8 @@ class TextReader(ColumnReader):
 
     def _first_word(self, is_chosen: NDArray[np.bool_]) -> str:
         """Return the first word of the first chosen row."""
-        first_words = np.cumsum([0, *self.sizes])
-        word_id = int(np.concatenate(self.chunk_arrays)[first_words[int(np.argmax(is_chosen))]])
-        return [*self.ids][word_id]
+        first_index = sum(self.sizes[: int(np.argmax(is_chosen))])
+        return [*self.ids][int(np.concatenate(self.chunk_arrays)[first_index])]
 
     def _encode_bags(self, words: Sequence[str]) -> Ragged:
         """Return the bag of each row: the indices in `words` of those words of the row that `words` contains."""
