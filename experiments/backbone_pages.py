@@ -16,6 +16,7 @@ from figures import Read
 
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
 METHODS = tuple(SPEC["methods"])
+DETERMINISTIC = "linear"  # the method that is trained with one seed
 UNSEEN = f"unseen_{BITS}"
 NOT_MEASURED = "Not measured.\n"
 
@@ -26,8 +27,14 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def rows_of(read: Read, set_name: str, backbone: str) -> Rows:
-    """Return the rows of a data set and a backbone, named by their methods."""
-    return read("backbones").renamed({f"{set_name} {backbone} {method}": method for method in METHODS})
+    """Return the rows of a data set and a backbone, named by their methods.
+
+    A seed counts when all methods have been trained with it, since intervals over trainings need the same seeds.
+    """
+    rows = read("backbones").renamed({f"{set_name} {backbone} {method}": method for method in METHODS})
+    seeds = [{row["seed"] for row in rows.trainings[name]} for name in rows if name != DETERMINISTIC]
+    common = set.intersection(*seeds) if seeds else set()
+    return Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
 
 
 def baseline_of(backbone: str) -> str:
