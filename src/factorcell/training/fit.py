@@ -212,10 +212,11 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             "a character model avoids this (--tokenizer char)"
         )
     for variable, numbers in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
-        for extreme, word in ((variable.high, "larger"), (variable.low, "smaller")):
+        for extreme, word, find in ((variable.high, "larger", np.nanargmax), (variable.low, "smaller", np.nanargmin)):
             if not variable.period and abs(extreme - variable.mean) > MAX_DEVIATIONS * variable.deviation:
-                row = int(corpus.source_rows[np.nanargmax(np.abs(numbers - variable.mean))]) + 1
-                logarithms = ", otherwise use a column of their logarithms" if variable.low > 0 else ""
+                row = int(corpus.source_rows[find(numbers)]) + 1
+                can_be_logarithm = word == "larger" and variable.low > 0
+                logarithms = ", otherwise use a column of their logarithms" if can_be_logarithm else ""
                 yield (
                     f"{variable.name}: a few values are far {word} than all others, such as {extreme:,.8g} (mean "
                     f"{variable.mean:,.6g}) in row {row:,}; correct them if they are mistakes{logarithms}"

@@ -4,7 +4,7 @@
     allotted = remaining / (1 + waiting)
     limit = min(0.9 remaining, remaining / (1 + running + 2 waiting))
 
-`waiting` requests wait for one of the `threads` of a lane, of which `running` do other work, recent work needed `mean`
+`waiting` requests wait for one of the `threads` of a lane, and `running` other threads work. Recent work needed `mean`
 seconds on average, and new work would be done after `expected` seconds. The lane refuses work that must be done
 earlier.
 
