@@ -10,6 +10,7 @@ from factorcell.config import UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import BLOCK_TOKENS, HASH_MULTIPLIER, Corpus, is_empty_text
 from factorcell.evaluation.combination import training_table
+from factorcell.evaluation.token_evidence import read_training_texts
 from factorcell.model.run import Run
 
 MIN_SHARE = 0.01  # share of repeated texts that is reported
@@ -31,14 +32,12 @@ def repeated_training_texts(run: Run, table: Any) -> list[str]:
     if path is None:
         return []
     try:
-        train = prepare(path, run.config, report_counts=False)
+        train = prepare(path, run.config, report_counts=False)  # usually in the cache since the training
     except UserError:  # the file has changed since the training
         return []
     if train.tokenizer.tokens != run.tokenizer.tokens:
         return []
-    optional = tuple(variable.name for variable in run.schema.variables)
-    corpus = run.prepare(table, unknown="group", optional=optional, report_counts=False)
-    return [*repeated_notices(corpus, train, "texts")]
+    return [*repeated_notices(read_training_texts(run, table), train, "texts")]
 
 
 def _hashes(corpus: Corpus) -> NDArray[np.uint64]:

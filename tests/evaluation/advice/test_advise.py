@@ -98,6 +98,12 @@ def test_missing_values_gain_nothing() -> None:
     assert half["information"] == pytest.approx(whole["information"], abs=0.12)
 
 
+def test_too_few_texts_that_are_not_empty_are_an_error() -> None:
+    rows = [*table(14), *({**row, "text": ""} for row in table(20))]
+    with pytest.warns(Notice, match="empty"), pytest.raises(UserError, match="at least 15 rows with a text, got 14"):
+        advise(rows, config_of("dialect"))
+
+
 def test_empty_texts_are_ignored(advice: dict[str, Any]) -> None:
     empty_rows = [{**row, "text": ""} for row in table(500)]
     with pytest.warns(Notice, match=r"500 of 2,000 texts are empty; advise ignores them"):
@@ -185,7 +191,7 @@ def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "expected at least 15 rows with a text, got 12"),
+        (("dialect",), table(12), "expected at least 20 rows, got 12"),
         (
             ("height:text",),
             [{"text": "a", "height": "tall tree"}] * 30,

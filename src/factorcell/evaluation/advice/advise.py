@@ -45,7 +45,7 @@ from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, label_c
 from factorcell.evaluation.bayes_rule import apply_temperature
 from factorcell.progress import progress_bar
 
-MIN_ROWS = 15
+MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
 MAX_VOCABULARY = 20_000  # tokens
 PREFIX_LENGTHS = (5, 10, 20)  # numbers of tokens after which classifiers predict the value
 LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # below 1, because tokens are not independent evidence
@@ -134,9 +134,11 @@ def _drop_empty_texts(corpus: Corpus, name: str, max_tokens: int) -> Corpus:
     report_truncated(corpus.truncated, name, max_tokens)
     report_missing(corpus, name)
     report_empty_texts(corpus, name, "advise ignores them")
-    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
     if len(corpus) < MIN_ROWS:
-        raise UserError(f"{name}: expected at least {MIN_ROWS} rows with a text, got {len(corpus)}")
+        raise UserError(f"{name}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
+    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
+    if len(corpus) < MIN_TEXTS:
+        raise UserError(f"{name}: expected at least {MIN_TEXTS} rows with a text, got {len(corpus)}")
     return corpus
 
 
