@@ -289,7 +289,7 @@ def set_max_memory(gib: float | None) -> None:
         os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
-def add_context(parser: Parser, repetition: str = "repeatable") -> None:
+def add_context(parser: Parser, repetition: str = "repeatable, or joined by ';'") -> None:
     """Add --context, which sets the value of one context column; the help explains its `repetition`."""
     help_text = f"value of a context column ({repetition}; all other columns have their expected value)"
     parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=help_text)

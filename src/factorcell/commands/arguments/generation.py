@@ -10,7 +10,7 @@ from factorcell.commands.parser import Parser
 def add_generate_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell generate`."""
     options.add_run(parser, "run folder")
-    options.add_context(parser, "repeatable; several values of a column generate for each of them")
+    options.add_context(parser, "repeatable, or joined by ';'; several values of a column generate for each of them")
     help_text = "generate for every value of this context column (repeatable)"
     parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
     help_text = "generate for the context in each row of this table"
