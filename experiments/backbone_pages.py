@@ -16,6 +16,7 @@ from figures import Read
 
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
 METHODS = tuple(SPEC["methods"])
+CURVE_METHOD = "factor+concat+bias"
 MIN_SEEDS = 3
 DETERMINISTIC = "linear"  # the method that is trained with one seed
 UNSEEN = f"unseen_{BITS}"
@@ -105,6 +106,18 @@ def runs(read: Read) -> str:
     return table(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
 
 
+def curve(read: Read) -> str:
+    """Return the bits per byte and the accuracy on AG News of a pretrained base after several numbers of tokens."""
+    lines = []
+    for name in sorted(BACKBONES, key=lambda name: BACKBONES[name].tokens):
+        rows = rows_of(read, "agnews", name)
+        if BACKBONES[name].frozen and CURVE_METHOD in rows:
+            row = rows.first(CURVE_METHOD)
+            figures = figure(rows, CURVE_METHOD, BITS), figure(rows, CURVE_METHOD, "accuracy", ".1f", 100.0)
+            lines.append([f"{row['tokens']:,}", row["device"], f"{row['texts']:,}", *figures])
+    return table(["training tokens", "device", "test texts", "bits per byte", "accuracy in %"], lines)
+
+
 def parameters(rows: Rows, name: str) -> str:
     row = rows.first(name)
     sizes = ", ".join(f"{option} {size}" for option, size in row.get("size", {}).items())
@@ -112,7 +125,7 @@ def parameters(rows: Rows, name: str) -> str:
     return f"{count} ({sizes})" if sizes and count != "0" else count
 
 
-MAKERS: dict[str, Callable[[Read], str]] = {"machines": runs}
+MAKERS: dict[str, Callable[[Read], str]] = {"machines": runs, "curve": curve}
 for backbone in BACKBONES:
     if not BACKBONES[backbone].on_page:
         continue
