@@ -27,6 +27,15 @@ def test_repeated_texts_are_those_that_a_set_finds(block: int, monkeypatch: pyte
     assert line.startswith(f"{count} of 400 texts also occur in the training table, token for token")
 
 
+def test_texts_with_different_unknown_words_are_not_repeated() -> None:
+    config = Config.of(tokenizer="word", min_count=2)
+    train = prepare([{"text": text} for text in ("see CVE-1", "see CVE-2", "see it", "see CVE-3 CVE-4")], config)
+    texts = ["see CVE-2", "see CVE-5", "see CVE-2 CVE-2", "see CVE-3CVE-4", "see CVE-3 CVE-4", "CVE-2 see"]
+    corpus = prepare([{"text": text} for text in texts], config, tokenizer=train.tokenizer, schema=train.schema)
+    (line,) = repeated_notices(corpus, train, "texts")
+    assert line.startswith("2 of 6 texts also occur in the training table")
+
+
 def test_a_run_reports_the_texts_of_its_training_table(tmp_path: Path) -> None:
     def write(name: str, texts: list[str]) -> Path:
         path = tmp_path / name

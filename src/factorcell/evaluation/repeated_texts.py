@@ -41,15 +41,23 @@ def repeated_training_texts(run: Run, table: Any) -> list[str]:
 
 
 def _hashes(corpus: Corpus) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of the tokens of each text (B,): the sum of token * multiplier^position, modulo 2^64."""
-    sizes = np.diff(corpus.offsets)
+    """Return a 64-bit hash of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
+    hashes = _hash_rows(corpus.tokens, corpus.offsets)
+    if corpus.spellings is not None:
+        hashes = hashes * HASH_MULTIPLIER + _hash_rows(corpus.spellings.values, corpus.spellings.offsets)
+    return hashes
+
+
+def _hash_rows(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the sum of (value + 1) * multiplier^position of each row (B,), modulo 2^64; 0 for an empty row."""
+    sizes = np.diff(offsets)
     powers = np.cumprod(np.full(int(sizes.max(initial=1)), HASH_MULTIPLIER))
-    hashes = np.zeros(len(corpus), dtype=np.uint64)
-    block_count = 1 + len(corpus.tokens) // BLOCK_TOKENS
-    for rows in np.array_split(np.arange(len(corpus)), block_count):
+    hashes = np.zeros(len(sizes), dtype=np.uint64)
+    block_count = 1 + len(values) // BLOCK_TOKENS
+    for rows in np.array_split(np.flatnonzero(sizes), block_count):
         if len(rows):
-            starts = corpus.offsets[rows] - corpus.offsets[rows[0]]
-            tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]])
-            positions = np.arange(len(tokens)) - np.repeat(starts, sizes[rows])
-            hashes[rows] = np.add.reduceat((tokens.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
+            starts = offsets[rows] - offsets[rows[0]]
+            block = np.asarray(values[offsets[rows[0]] : offsets[rows[-1] + 1]])
+            positions = np.arange(len(block)) - np.repeat(starts, sizes[rows])
+            hashes[rows] = np.add.reduceat((block.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
     return hashes
