@@ -20,7 +20,8 @@ from factorcell import limits
 from factorcell.config import Config, Notice, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import CategoryReader, NumberReader
+from factorcell.data.number_reader import NumberReader
+from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
@@ -216,6 +217,17 @@ def test_a_notice_reports_numbers_outside_the_range_of_training(values: list[flo
         prepare(rows, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
     notice = f"in-memory table: lat is outside the range of training (1 to 9) in {count} of {len(rows)} rows"
     assert [str(warning.message) for warning in caught] == ([notice] if count else [])
+
+
+@pytest.mark.parametrize("values", [[-180.0, 0.0, 360.0], [0.0, 361.0, -1220.5]])
+def test_a_notice_reports_periodic_numbers_outside_their_period(values: list[float]) -> None:
+    rows = [{"text": "a", "lon": lon} for lon in values]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        corpus = prepare(rows, Config.of(context=("lon:longitude",)))
+        prepare(rows, Config.of(), tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
+    notice = "in-memory table row 2: lon is 361, outside -180 to 360; such numbers are read modulo 360"
+    assert [str(warning.message) for warning in caught] == ([notice] * 2 if 361.0 in values else [])
 
 
 def test_another_kind_is_suggested_in_training_only() -> None:

@@ -107,7 +107,7 @@ def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
     labels = corpus.categories[:, 0] - 1
     assert dependence.accuracy == pytest.approx((prior.log_probs(corpus).argmax(1) == labels).mean())
     assert dependence.majority == pytest.approx(max(np.bincount(labels)) / len(labels))
-    assert dependence.variable == "group"
+    assert dependence.variables == ("group",)
     assert dependence.is_strong
     unrelated = ConditionalPrior(corpus.schema, "group")
     shuffled = replace(corpus, categories=np.stack([np.roll(corpus.categories[:, 0], 1), corpus.categories[:, 1]], 1))
@@ -115,6 +115,27 @@ def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
     chance = unrelated.dependence(shuffled)
     assert chance is not None
     assert not chance.is_strong
+
+
+def test_the_dependence_names_the_numbers_that_predict_the_target() -> None:
+    random = np.random.default_rng(8)
+    numbers = random.normal(size=(800, 3)).tolist()
+    for expected in (("a", "b"), ("c",), ("a", "b", "c")):
+        rows: list[dict[str, Any]] = [{"text": "x", **dict(zip("abc", values, strict=True))} for values in numbers]
+        rows = [{**row, "kind": "ny"[sum(row[name] for name in expected) > 0]} for row in rows]
+        corpus = read(rows, "kind", "a:number", "b:number", "c:number")
+        prior = ConditionalPrior(corpus.schema, "kind")
+        prior.fit(corpus)
+        dependence = prior.dependence(corpus)
+        assert dependence is not None
+        assert dependence.variables == expected
+    copies = [{**row, "b": row["a"]} for row in rows]  # neither copy is necessary
+    corpus = read([{**row, "kind": "ny"[row["a"] > 0]} for row in copies], "kind", "a:number", "b:number")
+    prior = ConditionalPrior(corpus.schema, "kind")
+    prior.fit(corpus)
+    dependence = prior.dependence(corpus)
+    assert dependence is not None
+    assert len(dependence.variables) == 1
 
 
 def alternating_rows(count: int, seed: int) -> list[dict[str, Any]]:
@@ -135,7 +156,7 @@ def test_a_prior_reads_ranges_of_a_number_only_if_they_predict_the_target() -> N
         dependence = prior.dependence(held_out)
         assert dependence is not None
         assert (prior.ranges is not None, dependence.is_strong) == (uses_ranges, uses_ranges)
-        assert dependence.variable == expected_variable
+        assert dependence.variables == (expected_variable,)
         assert not uses_ranges or dependence.accuracy == 1
 
 

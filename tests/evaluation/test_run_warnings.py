@@ -131,7 +131,9 @@ def test_the_effect_of_removing_the_context_is_that_on_development_texts(
 def write_training(run: Run, tokens: int, *steps: int) -> None:
     """Write the facts of a training of 100 texts with 1,000 targets, and a log with the planned numbers of steps."""
     files.write_json(run.folder / "training.json", {"texts": 100, "targets": 1000})
-    rows = [{"step": 1, "steps": planned, "seconds": 1.0, "tokens": tokens, "split": "train"} for planned in steps]
+    rows = [
+        {"step": planned, "steps": planned, "seconds": 1.0, "tokens": tokens, "split": "train"} for planned in steps
+    ]
     files.write_rows(run.log_path, rows)
 
 
@@ -143,6 +145,9 @@ def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -
         "the trainings differ in more than the context (the baseline read 250 training texts, this run 500), so their "
         "difference in perplexity and bits per byte is not the effect of the context alone"
     )
+    files.write_rows(baseline.log_path, [{**row, "step": 5} for row in baseline.log()])
+    difference = training_difference(run, baseline) or ""
+    assert "(the baseline read 250 training texts, this run 500; the baseline stopped early, which --pat" in difference
     files.write_json(baseline.folder / "training.json", {"texts": 200, "targets": 1000})  # of another tokenizer
     assert training_difference(run, baseline) is None
 

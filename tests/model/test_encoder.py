@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, ModelConfig, UserError
 from factorcell.data.context import Context, IdLists
-from factorcell.data.readers import NumberReader, TextReader
+from factorcell.data.number_reader import NumberReader
+from factorcell.data.readers import TextReader
 from factorcell.data.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.model.encoder import SEQUENCE_SIZE, ContextEncoder, NumberInputs, WordBag
 

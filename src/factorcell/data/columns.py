@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import HISTORY_COLUMN, DataConfig, Notice, UserError, check_choice
 from factorcell.data.chunks import Table
+from factorcell.data.number_reader import NumberReader
 from factorcell.data.prompts import PromptReader, earlier_texts
 from factorcell.data.ragged import Ragged
-from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, TextReader, VectorReader
+from factorcell.data.readers import CategoryReader, ColumnReader, TextReader, VectorReader
 from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer

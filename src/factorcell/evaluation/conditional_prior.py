@@ -14,7 +14,7 @@ Shapes: B texts, K values of the target, P other variables (all numbers count as
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell import files
-from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation.bayes_rule import normalize, to_log_prior
+from factorcell.evaluation.dependence import MIN_ADVANTAGE, Dependence
 from factorcell.evaluation.number_ranges import SUFFIX, NumberRanges
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
@@ -44,45 +44,12 @@ MAX_VALUES = 256  # targets with more values have no conditional prior
 MAX_TEXTS, MAX_ELEMENTS = 50_000, 1 << 20  # maximum number of texts, and of texts * values, in a fit
 MAX_ITERATIONS = 50
 SIGNIFICANT_ERRORS = 2.0  # standard errors of the gain in nats from which ranges of numbers are used
-MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other variables are reported to predict a target
+MIN_NUMBER_SHARE = 0.1  # share of the accuracy of all numbers that the loss of a main number exceeds
 
 CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the prior as a classifier
 Row = Mapping[str, Any]
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Dependence:
-    """How well the other variables predict a target on development texts, without the texts.
-
-    Attributes:
-        target: The target.
-        accuracy: The accuracy of predicting the value with the highest prior, given all other variables.
-        majority: The accuracy of always predicting the most frequent value of the training texts.
-        advantage: The difference of the two accuracies, with its interval.
-        variable: The variable that alone predicts the target best.
-    """
-
-    target: str
-    accuracy: float
-    majority: float
-    advantage: Interval
-    variable: str
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
-        return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
-
-    def describe(self) -> str:
-        """Return a clause with the two accuracies."""
-        majority = f"the majority class of the training texts {self.majority:.2f}"
-        return f"{self.describe_variables()} (accuracy {self.accuracy:.2f} on development texts, {majority})"
-
-    def describe_variables(self) -> str:
-        """Return a clause that the other columns predict the target."""
-        return f"the other columns, mainly {self.variable}, predict {self.target} without the text"
 
 
 def _plausible_numbers(corpus: Corpus) -> NDArray[np.float32]:
@@ -98,6 +65,11 @@ def _plausible_numbers(corpus: Corpus) -> NDArray[np.float32]:
             is_far = np.abs(numbers[:, column] - nearest) > variable.high - variable.low
             numbers[:, column] = np.where(is_far, np.nan, nearest)
     return numbers
+
+
+def _accuracy(logits: Tensor, labels: NDArray[np.int64]) -> Tensor:
+    """Return the accuracies (P,) of predictions by logits (B, P, K)."""
+    return (logits.argmax(2) == torch.from_numpy(labels)[:, None]).double().mean(0)
 
 
 class ConditionalPrior(nn.Module):
@@ -198,25 +170,46 @@ class ConditionalPrior(nn.Module):
         if not len(rows):
             return None
         labels, everywhere = labels[rows], np.ones(len(rows), dtype=bool)
+        contexts = self.other_context(corpus, rows)
         with torch.inference_mode():
-            embeddings = self.embeddings(self.other_context(corpus, rows))  # (B, P, K)
+            embeddings = self.embeddings(contexts)  # (B, P, K)
             logits = embeddings.sum(1) + self.bias
             mean = embeddings.mean(0)
-            alone = embeddings + (self.bias + mean.sum(0) - mean)  # the other variables have their mean embedding
-            accuracies = (alone.argmax(2) == torch.from_numpy(labels)[:, None]).double().mean(0)
+            others = self.bias + mean.sum(0) - mean  # of each variable: the other variables have their mean embedding
+            accuracies = _accuracy(embeddings + others, labels)
+            names = self._names()
+            best = int(accuracies.argmax())
+            main = (names[best],) if best < len(names) else self._main_numbers(contexts, others[-1], labels)
         predictions = [logits.argmax(1).numpy(), np.full(len(rows), self.most_frequent)]
         figures = [[accuracy_sums("", predicted == labels, everywhere)] for predicted in predictions]
         ratios = Ratios.from_sums(figures)
         assert ratios is not None  # both figures have the same texts
         accuracy, majority = ratios.resampled[0].tolist()
-        variable = self._names()[int(accuracies.argmax())]
-        return Dependence(self.target, accuracy, majority, ratios.difference(0, 1), variable)
+        return Dependence(self.target, accuracy, majority, ratios.difference(0, 1), main)
 
     def _names(self) -> list[str]:
-        """Return the names of the embeddings of `Prefix`: categories, texts, vectors, and all numbers together."""
+        """Return the names of the embeddings of `Prefix`, without the last, that of all numbers."""
         variables = (*self.others.categories, *self.others.texts, *self.others.vectors)
-        numbers = ", ".join(variable.name for variable in self.others.numbers)
-        return [*(variable.name.removesuffix(SUFFIX) for variable in variables), *([numbers] if numbers else [])]
+        return [variable.name.removesuffix(SUFFIX) for variable in variables]
+
+    def _main_numbers(self, contexts: Context, others: Tensor, labels: NDArray[np.int64]) -> tuple[str, ...]:
+        """Return the numbers whose removal costs a share of the accuracy of all numbers, at least the best number.
+
+        `others` (K,) are the logits of the other variables.
+        """
+
+        def accuracy(missing: Collection[int]) -> float:
+            numbers = contexts.numbers.clone()
+            numbers[:, [*missing]] = torch.nan
+            embeddings = self.embeddings(replace(contexts, numbers=numbers))[:, -1:]
+            return float(_accuracy(embeddings + others, labels))
+
+        columns = range(contexts.numbers.shape[1])
+        total = accuracy([])
+        min_loss = MIN_NUMBER_SHARE * (total - accuracy(columns))
+        main = [column for column in columns if total - accuracy([column]) > min_loss]
+        main = main or [max(columns, key=lambda column: accuracy({*columns} - {column}))]
+        return tuple(self.others.numbers[column].name for column in main)
 
 
 def possible_targets(schema: ContextSchema) -> list[Variable]:
@@ -257,7 +250,7 @@ def save_priors(run: Run, train: Corpus, held_out: Corpus) -> None:
             arrays = {f"{part}.{index}": array for part in parts for index, array in enumerate(parts[part])}
             tensors |= {f"{prefix}{RANGES}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         if (dependence := prior.dependence(held_out)) is not None:
-            facts[target] = _to_row(dependence)
+            facts[target] = dependence.to_row()
     if tensors:
         files.save_tensors(run.folder / FILE, tensors, facts)
 
@@ -303,7 +296,7 @@ def load_dependences(folder: Path) -> list[Dependence]:
     """Read how well the other variables predict each target; no dependences without priors."""
     path = folder / FILE
     rows = files.load_tensors(path)[1] if path.exists() else {}
-    return [dependence for target, row in rows.items() if (dependence := _from_row(target, row))]
+    return [dependence for target, row in rows.items() if (dependence := Dependence.from_row(target, row))]
 
 
 def _prefix(schema: ContextSchema, target: str) -> str:
@@ -324,18 +317,6 @@ def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
     """Return the log frequencies (K,) of the values `names` in training, among these values; uniform without counts."""
     counts = np.array([variable.counts_by_value[name] for name in names])
     return to_log_prior(counts if counts.any() else np.ones(len(names)))
-
-
-def _to_row(dependence: Dependence) -> files.Row:
-    figures = {"accuracy": dependence.accuracy, "majority": dependence.majority, "variable": dependence.variable}
-    return {**figures, **dependence.advantage.to_row("advantage")}
-
-
-def _from_row(target: str, row: Mapping[str, float | str]) -> Dependence | None:
-    advantage = Interval.from_row(row, "advantage")
-    if advantage is None:
-        return None
-    return Dependence(target, float(row["accuracy"]), float(row["majority"]), advantage, str(row["variable"]))
 
 
 def training_notices(run: Run) -> Iterator[str]:

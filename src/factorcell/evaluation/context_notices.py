@@ -15,7 +15,8 @@ from factorcell.config import Notice, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING, ContextSchema, Variable
 from factorcell.evaluation.comparison import format_difference
-from factorcell.evaluation.conditional_prior import Dependence, load_dependences, load_priors
+from factorcell.evaluation.conditional_prior import load_dependences, load_priors
+from factorcell.evaluation.dependence import Dependence
 from factorcell.model.run import Run, training_facts
 
 MAX_EXAMPLE_VALUES = 1000  # number of frequent values from which an example is chosen
@@ -102,9 +103,9 @@ def _dependence_notices(run: Run, columns: Collection[str], specified: Collectio
 
 
 def _predicting_columns(schema: ContextSchema, dependence: Dependence) -> list[str]:
-    """Return the columns of the variable that alone predicts the target best; all numbers count as one variable."""
-    variables = [variable for variable in schema.embedded.variables if variable.name == dependence.variable]
-    return list(dict.fromkeys(variable.source_column for variable in variables or schema.numbers))
+    """Return the columns of the variables that predict the target best."""
+    variables = [variable for variable in schema.embedded.variables if variable.name in dependence.variables]
+    return list(dict.fromkeys(variable.source_column for variable in variables))
 
 
 def _example(run: Run, dependence: Dependence) -> str:
@@ -112,10 +113,10 @@ def _example(run: Run, dependence: Dependence) -> str:
 
     The text is empty if the predicting variable is another kind of column, or that of users, who are never named.
     """
-    schema, column = run.schema, dependence.variable
-    variable = next((variable for variable in schema.categories if variable.name == column), None)
+    schema = run.schema
+    variable = next((variable for variable in schema.categories if (variable.name,) == dependence.variables), None)
     prior = load_priors(run.folder, schema).get(dependence.target)
-    if variable is None or prior is None or run.config.data.user in (column, dependence.target):
+    if variable is None or prior is None or run.config.data.user in (variable.name, dependence.target):
         return ""
     counts = np.array(variable.counts[1 : MAX_EXAMPLE_VALUES + 1])
     values = variable.values[1 : MAX_EXAMPLE_VALUES + 1]

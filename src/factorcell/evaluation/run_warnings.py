@@ -157,7 +157,9 @@ def training_difference(run: Scorer, baseline: Scorer) -> str | None:
     differences = []
     texts, baseline_texts = training_texts(run), training_texts(baseline)
     if texts and baseline_texts and differ([texts, baseline_texts]):
-        differences.append(f"the baseline read {baseline_texts:,} training texts, this run {texts:,}")
+        stopped = [name for name, model in (("the baseline", baseline), ("this run", run)) if model.stopped_early()]
+        reason = f"; {' and '.join(stopped)} stopped early, which --patience 0 prevents" if stopped else ""
+        differences.append(f"the baseline read {baseline_texts:,} training texts, this run {texts:,}{reason}")
     sizes, baseline_sizes = _sizes(run), _sizes(baseline)
     for name, size in sizes.items():
         if baseline_sizes.get(name, size) != size:

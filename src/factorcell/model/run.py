@@ -284,6 +284,11 @@ class Run(TextModel):
                 best = row
         return best
 
+    def stopped_early(self) -> bool:
+        """Return whether the finished training ended before its last planned step."""
+        log = self.log()
+        return bool(log) and log[-1]["step"] < log[-1]["steps"]
+
     def training_minutes(self) -> float:
         """Return the duration of training in minutes, up to the last row of the training log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60

@@ -56,7 +56,7 @@ def compare(
         models: The names of the models.
         target: A context column whose value is inferred from each text by Bayes' rule.
         seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
-        ngram: Whether to add two rows: an n-gram model of the same tokens, and the mixture of the last model with it.
+        ngram: Whether to add an n-gram model of the same tokens, and the mixture of each model with it.
         resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
@@ -95,12 +95,12 @@ def compare(
         rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
         compared_models.append(ComparedModel(model, rows, figures_per_training))
     if ngram:
-        row, figures = _evaluate_ngram(source, dev, base_plan.config, folder / NGRAM, evaluation_table)
+        tables = source, dev, evaluation_table
+        row, figures = _evaluate_ngram(base_plan.config, folder / NGRAM, tables)
         compared_models.append(ComparedModel(NGRAM, [row], [figures], is_deterministic=True))
-        runs = [Run.open(path) for path, _ in training_plans(folder, base_plan, models[-1], seeds)]
-        evaluations = [_evaluate_mixture(run, folder / NGRAM, (source, dev), evaluation_table, notify) for run in runs]
-        rows, figures_per_training = zip(*evaluations, strict=True)
-        compared_models.append(ComparedModel(f"{models[-1]} + {NGRAM}", rows, figures_per_training))
+        for model in models:
+            paths = [path for path, _ in training_plans(folder, base_plan, model, seeds)]
+            compared_models.append(_compared_mixture(model, paths, folder / NGRAM, tables, notify))
     return compare_models(compared_models)
 
 
@@ -159,8 +159,12 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     return row, figures
 
 
-def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: Any) -> Evaluation:
-    """Fit and evaluate an n-gram model, and report its number of n-grams as its number of parameters."""
+def _evaluate_ngram(config: Config, folder: Path, tables: tuple[Any, Any, Any]) -> Evaluation:
+    """Fit and evaluate an n-gram model, and report its number of n-grams as its number of parameters.
+
+    `tables` are the tables for training, development and evaluation.
+    """
+    source, dev, table = tables
     start = time.perf_counter()
     if (folder / NGRAM_FILE).is_file():
         model = NGram.open(folder)
@@ -174,14 +178,24 @@ def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: 
     return row, figures
 
 
-def _evaluate_mixture(
-    run: Run, ngram_folder: Path, sources: tuple[Any, Any], table: Any, notify: Notify | None
-) -> Evaluation:
-    """Fit and evaluate the mixture of a run and an n-gram model; `sources` are the training and development tables."""
+def _compared_mixture(
+    model: str, folders: Sequence[Path], ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None
+) -> ComparedModel:
+    """Fit and evaluate the mixtures of the runs of a model; `tables` are those of `_evaluate_ngram`."""
+    evaluations = [_evaluate_mixture(Run.open(path), ngram_folder, tables, notify) for path in folders]
+    rows, figures_per_training = zip(*evaluations, strict=True)
+    return ComparedModel(f"{model} + {NGRAM}", rows, figures_per_training)
+
+
+def _evaluate_mixture(run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None) -> Evaluation:
+    """Fit and evaluate the mixture of a run and an n-gram model; `tables` are those of `_evaluate_ngram`."""
+    source, dev, table = tables
     ngram = NGram.open(ngram_folder)
-    fitted = fit_mixture(run, *read_corpora(*sources, run.config, progress=False), ngram)
-    for line in fitted.notices(run.config.training.epochs, run.config, is_saved=False):
-        emit_notice(notify, line)
+    fitted = fit_mixture(run, *read_corpora(source, dev, run.config, progress=False), ngram)
+    for line in fitted.notices(
+        run.config.training.epochs, run.config, is_saved=False, stopped_early=run.stopped_early()
+    ):
+        emit_notice(notify, f"{run.folder.name}: {line}")
     run.mixture = fitted.mixture
     row, figures = _perplexities(run, table)
     sizes = {"parameters": run.model.parameter_count() + ngram.size, "minutes": run.training_minutes()}

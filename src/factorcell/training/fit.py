@@ -186,7 +186,9 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    for line in fitted.notices(_passes_made(run, corpus), run.config, is_saved):
+    for line in fitted.notices(
+        _passes_made(run, corpus), run.config, is_saved=is_saved, stopped_early=run.stopped_early()
+    ):
         emit_notice(notify, line)
     return {**fitted.to_row(), "is_saved": is_saved}
 

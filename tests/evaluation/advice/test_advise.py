@@ -155,13 +155,20 @@ def test_characters_gain_from_longer_histories() -> None:
 
 def test_samples_are_uniform_ordered_and_reproducible() -> None:
     columns = {"text": [str(number) for number in range(20_000)], "n": list(range(20_000))}
-    rows, total = sample(columns, ["n", "text"], 50, seed=3)
-    assert (total, len(rows["n"])) == (20_000, 50)
+
+    def draw(names: list[str], rows: int, seed: int) -> dict[str, list[Any]]:
+        table, total = sample(columns, names, rows, seed)
+        assert total == 20_000
+        chunks = list(table.chunks(names))
+        return {name: [value for chunk in chunks for value in chunk[name]] for name in names}
+
+    rows = draw(["n", "text"], 50, 3)
+    assert len(rows["n"]) == 50
     assert rows["n"] == sorted(rows["n"])
     assert rows["text"] == [str(number) for number in rows["n"]]
-    assert sample(columns, ["n"], 50, seed=3)[0]["n"] == rows["n"] != sample(columns, ["n"], 50, seed=4)[0]["n"]
-    assert sample(columns, ["n"], 20_000)[0]["n"] == columns["n"]
-    means = [np.mean(sample(columns, ["n"], 50, seed=seed)[0]["n"]) for seed in range(60)]
+    assert draw(["n"], 50, 3)["n"] == rows["n"] != draw(["n"], 50, 4)["n"]
+    assert draw(["n"], 20_000, 0)["n"] == columns["n"]
+    means = [np.mean(draw(["n"], 50, seed)["n"]) for seed in range(60)]
     assert np.mean(means) == pytest.approx(10_000, abs=4 * 5773 / math.sqrt(50 * 60))
 
 
@@ -208,21 +215,21 @@ def test_invalid_arguments_are_errors(context: tuple[str, ...], rows: list[dict[
 def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("text,height\n" + "a,1\n" * 24 + "a,x\n" * 6)
-    with pytest.raises(UserError, match=r"^t\.csv row 25: height is 'x', not a number"):
+    with pytest.raises(UserError, match=r"t\.csv row 25: height is 'x', not a number"):
         advise(file, config_of("height:number"))
-    with pytest.raises(UserError, match=r"^t\.csv, sample of 29 rows, row \d+: height is 'x', not a number"):
+    with pytest.raises(UserError, match=r"^sample of .*t\.csv \(29 of 30 rows\) row \d+: height is 'x', not a number"):
         advise(file, config_of("height:number"), rows=29)
 
 
 def test_empty_numbers_are_missing_values_of_a_column(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("text,height\n" + "a,1\nb c,2\na,\n" * 20)
-    with pytest.warns(Notice, match=r"^t\.csv: texts with an empty context column: 20 of 60 \(height 20\); read as"):
+    with pytest.warns(Notice, match=r"t\.csv: texts with an empty context column: 20 of 60 \(height 20\); read as"):
         result = advise(file, config_of("height:number"))
     assert (result["columns"][0]["values"], result["columns"][0]["missing"]) == (2, pytest.approx(1 / 3))
-    with pytest.raises(UserError, match=r"^t\.csv row 3: height is empty; .*missing=\"expected\" or missing=\"drop\""):
+    with pytest.raises(UserError, match=r"t\.csv row 3: height is empty; .*missing=\"expected\" or missing=\"drop\""):
         advise(file, config_of("height:number").with_options(missing="error"))
-    with pytest.warns(Notice, match=r"^t\.csv: rows with an empty context column: 20 of 60; they are dropped"):
+    with pytest.warns(Notice, match=r"t\.csv: rows with an empty context column: 20 of 60; they are dropped"):
         assert advise(file, config_of("height:number").with_options(missing="drop"))["rows"] == 40
 
 

@@ -33,7 +33,6 @@ from factorcell.data.cache import prepare, report_empty_texts, report_missing, r
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.schema import ContextSchema, Variable
-from factorcell.data.tables import IN_MEMORY, table_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
@@ -97,14 +96,9 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         raise UserError("prompt_history: expected categories, numbers or times, got earlier texts; omit the option")
     config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
-    sampled_columns, row_count = sample(source, names, rows, seed)
-    try:
-        corpus = prepare(sampled_columns, config, progress=progress, report_counts=False)
-    except UserError as error:
-        sample_description = "" if row_count <= rows else f", sample of {rows:,} rows,"
-        table_description = f"{table_name(source)}{sample_description}"
-        raise error.with_message(error.message.replace(IN_MEMORY, table_description, 1)) from None
-    corpus = _drop_empty_texts(corpus, table_name(source), data.max_tokens)
+    table, row_count = sample(source, names, rows, seed)
+    corpus = prepare(table, config, progress=progress, report_counts=False)
+    corpus = _drop_empty_texts(corpus, table.name, data.max_tokens)
     columns = label_columns(corpus)
     split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
     # A column has two estimates: of its gain alone, and of its gain in addition to stronger columns.

@@ -4,7 +4,7 @@ Shapes: B texts, T targets, K values (label K is a missing value).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import Config, UserError
+from factorcell.data.chunks import Table
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import UNKNOWN_VALUE, Variable
 from factorcell.data.tables import open_table
@@ -52,19 +53,18 @@ class LabelColumn:
         return self.kind == "category" and self.values[:1] == (UNKNOWN_VALUE,)
 
 
-def sample(
-    source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0
-) -> tuple[dict[str, list[Any]], int]:
-    """Draw at most `rows` rows of a table uniformly; return their columns and the number of rows of the table.
+def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0) -> tuple[Table, int]:
+    """Draw at most `rows` rows of a table uniformly; return them as a table, and the number of rows of the source.
 
-    The table is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys are
-    selected.
+    The source is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys
+    are selected. Messages about the sample say that they count its rows, not those of the source.
     """
+    table = open_table(source)
     generator, key_limit, row_count = np.random.default_rng(seed), 1.0, 0
     first_column = columns[0]
     selected: dict[str, list[Any]] = {name: [] for name in columns}
     keys = np.zeros(0)
-    for chunk in open_table(source).chunks(columns):
+    for chunk in table.chunks(columns):
         chunk_keys = generator.random(len(chunk[first_column]))
         row_count += len(chunk_keys)
         added_rows = np.flatnonzero(chunk_keys < key_limit)
@@ -76,7 +76,8 @@ def sample(
             remaining_rows = np.flatnonzero(keys < key_limit)
             selected = {name: [values[row] for row in remaining_rows] for name, values in selected.items()}
             keys = keys[remaining_rows]
-    return selected, row_count
+    name = table.name if row_count <= rows else f"sample of {table.name} ({rows:,} of {row_count:,} rows)"
+    return replace(open_table(selected), name=name), row_count
 
 
 def label_columns(corpus: Corpus) -> list[LabelColumn]:

@@ -1,0 +1,58 @@
+"""How well the other context variables predict a target, measured on development texts without reading the texts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from factorcell.bootstrap import Interval
+
+MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other variables are reported to predict a target
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How well the other variables predict a target on development texts, without the texts.
+
+    Attributes:
+        target: The target.
+        accuracy: The accuracy of predicting the value with the highest prior, given all other variables.
+        majority: The accuracy of always predicting the most frequent value of the training texts.
+        advantage: The difference of the two accuracies, with its interval.
+        variables: The variable that alone predicts the target best. If this is the linear term of all numbers, those
+            numbers without which it predicts worse.
+    """
+
+    target: str
+    accuracy: float
+    majority: float
+    advantage: Interval
+    variables: tuple[str, ...]
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
+        return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
+
+    def describe(self) -> str:
+        """Return a clause with the two accuracies."""
+        majority = f"the majority class of the training texts {self.majority:.2f}"
+        return f"{self.describe_variables()} (accuracy {self.accuracy:.2f} on development texts, {majority})"
+
+    def describe_variables(self) -> str:
+        """Return a clause that the other columns predict the target."""
+        return f"the other columns, mainly {', '.join(self.variables)}, predict {self.target} without the text"
+
+    def to_row(self) -> Row:
+        """Return the fields for a file, without the target."""
+        figures = {"accuracy": self.accuracy, "majority": self.majority, "variables": [*self.variables]}
+        return {**figures, **self.advantage.to_row("advantage")}
+
+    @classmethod
+    def from_row(cls, target: str, row: Row) -> "Dependence | None":
+        """Return the dependence with the fields of a file; None if the interval of its advantage is not known."""
+        advantage = Interval.from_row(row, "advantage")
+        if advantage is None:
+            return None
+        return cls(target, float(row["accuracy"]), float(row["majority"]), advantage, tuple(row["variables"]))
