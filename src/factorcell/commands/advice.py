@@ -2,11 +2,13 @@
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell.commands import options, terminal
 from factorcell.config import Config
+from factorcell.data.columns import parse_column
 from factorcell.evaluation.advice.advise import LINEAR, MAX_CLASSES, advise
 from factorcell.finite import format_number
 
@@ -15,7 +17,8 @@ Row = Mapping[str, Any]
 LIMITATIONS = (
     "The estimates do not account for three effects. Similar values share what a model learns from their texts. A "
     "small or briefly trained model may gain more from context because it remembers less of the text, or less because "
-    "it does not learn each of many values. More rows would improve the estimates for rare values."
+    "it does not learn each of many values. More rows would improve the estimates for rare values. A model that is "
+    "trained on few texts can gain less than the minimum, or lose."
 )
 SCOPE = (
     "Estimated reduction of the perplexity by each column. A column that reduces the perplexity little can still be "
@@ -52,6 +55,9 @@ def run_advise(arguments: argparse.Namespace) -> None:
         is_user = row["column"] == config.data.user
         line = f"{row['column']}: {advice_text(row, is_user)}: {row['why']}"
         terminal.show(f"{line}; {USER_GAIN}" if is_user and row["advice"] != "leave out" else line)
+    if command := train_command(arguments.table, config, result["columns"]):
+        terminal.show(f"to train with this advice: {command}")
+        terminal.show("to measure the gain of each model: the same command with `compare`, --dev and --test")
     return terminal.notify(LIMITATIONS)
 
 
@@ -67,14 +73,31 @@ def _advice_lead(advice: Row) -> list[str]:
 
 
 def advice_text(row: Row, is_user: bool = False) -> str:
-    """Return the advice on a column, with the options of `train` that put the advice into practice.
+    """Return the advice on a column, with the option of `train` that adds the column.
 
     With `is_user`, the column names the users.
     """
     if row["advice"] == "leave out":
         return "leave out"
-    flag = f"{'--user' if is_user else '--context'} {shlex.quote(row['column'])}"
-    return f"{row['advice']} ({flag}{' --model softmaxbias' if row['advice'] == 'softmax bias' else ''})"
+    return f"{row['advice']} ({'--user' if is_user else '--context'} {shlex.quote(row['column'])})"
+
+
+def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
+    """Return the command that trains with all columns that are not left out; empty if all are."""
+    advice = {row["column"]: row["advice"] for row in rows if row["advice"] != "leave out"}
+    if not advice:
+        return ""
+    options: dict[str, None] = {}
+    for declaration in config.data.columns:
+        column, kind, _ = parse_column(declaration)
+        if advice.keys() & {column, f"{column}.{kind}"}:
+            option = {config.data.user: "--user", config.data.time: "--time"}.get(column, "--context")
+            options[f"{option} {shlex.quote(declaration if option == '--context' else column)}"] = None
+    if set(advice.values()) == {"softmax bias"}:
+        options["--model softmaxbias"] = None
+    return " ".join(
+        ["factorcell train", shlex.quote(str(table)), "--text", shlex.quote(config.data.text), *options, "--out RUN"]
+    )
 
 
 def _lacks_linear_classifier(row: Row) -> bool:

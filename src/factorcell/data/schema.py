@@ -120,6 +120,8 @@ class Variable:
         if not self.rare_count:
             return f"{self.name}: category, {len(self.values) - 1:,} values, none rare"
         rare_values = f"{self.rare_count:,} rare values (each in fewer than {self.min_count} texts) grouped as one"
+        if self.rare_count == 1:
+            rare_values = f"1 rare value (in fewer than {self.min_count} texts)"
         return f"{self.name}: category, {len(self.values) - 1:,} values, and {rare_values}"
 
 

@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
-from factorcell.data.cache import prepare
+from factorcell.data.cache import prepare, report_missing, report_truncated
 from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus, target_ids, target_offsets
-from factorcell.data.tables import table_name
+from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
 from factorcell.evaluation.conditional_prior import fit_prior
@@ -86,11 +86,16 @@ def read_train_and_test(
     """
     config = with_target(config, target, context)
     check_columns(test_source, config.data)
-    train = prepare(train_source, config, tokenizer=tokenizer, progress=progress)
+    train = prepare(train_source, config, tokenizer=tokenizer, progress=progress, report_counts=False)
+    name = open_table(train_source).name
+    report_truncated(train.truncated, name, config.data.max_tokens)
+    report_missing(train, name, (target,))  # a missing target is left out, not read as its expected value
     if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
         count = config.data.min_context_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
-    test = prepare(test_source, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
+    test = prepare(
+        test_source, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group", optional=(target,)
+    )
     if not (_labels(test) >= 0).any():
         hint = "the classifier cannot be evaluated"
         raise UserError(f"{table_name(test_source)}: no text has a value of {target} that occurs in training; {hint}")
