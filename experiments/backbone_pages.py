@@ -17,7 +17,7 @@ from figures import Read
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
 METHODS = tuple(SPEC["methods"])
 CURVE_METHOD = "factor+concat+bias"
-MIN_SEEDS = 3
+MIN_SEEDS, FIRST_SEED = 3, 0
 DETERMINISTIC = "linear"  # the method that is trained with one seed
 UNSEEN = f"unseen_{BITS}"
 NOT_MEASURED = "Not measured.\n"
@@ -31,13 +31,11 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def rows_of(read: Read, set_name: str, backbone: str) -> Rows:
     """Return the rows of a data set and a backbone, named by their methods.
 
-    Further seeds count when all methods have been trained with three, since two estimate the variance of seeds badly.
+    Further seeds of a method count when it has been trained with three, since two estimate the variance of seeds badly.
     """
     rows = read("backbones").renamed({f"{set_name} {backbone} {method}": method for method in METHODS})
-    seeds = [{row["seed"] for row in rows.trainings[name]} for name in rows if name != DETERMINISTIC]
-    common = set.intersection(*seeds) if seeds else set()
-    common = common if len(common) >= MIN_SEEDS else set(sorted(common)[:1])
-    return Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
+    counted = {name: len({row["seed"] for row in rows.trainings[name]}) for name in rows}
+    return Rows(row for row in rows.all() if counted[row["row"]] >= MIN_SEEDS or row["seed"] == FIRST_SEED)
 
 
 def baseline_of(backbone: str) -> str:
@@ -57,8 +55,13 @@ def figure(rows: Rows, name: str, key: str, form: str = ".3f", scale: float = 1.
 
 
 def difference(rows: Rows, name: str, key: str, base: str, form: str = "+.3f", scale: float = 1.0) -> str:
+    """Format the difference from the method `base`, of the seeds that both have, if at least three, else the first."""
     if name == base or base not in rows or name not in rows:
         return ""
+    seeds = [{row["seed"] for row in rows.trainings[method]} for method in (name, base) if method != DETERMINISTIC]
+    common = set.intersection(*seeds)
+    common = common if len(common) >= MIN_SEEDS else {FIRST_SEED}
+    rows = Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
     return interval(rows.difference(name, key, base), form.removeprefix("+"), scale)
 
 
