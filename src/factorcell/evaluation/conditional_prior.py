@@ -44,7 +44,7 @@ MAX_VALUES = 256  # targets with more values have no conditional prior
 MAX_TEXTS, MAX_ELEMENTS = 50_000, 1 << 20  # maximum number of texts, and of texts * values, in a fit
 MAX_ITERATIONS = 50
 SIGNIFICANT_ERRORS = 2.0  # standard errors of the gain in nats from which ranges of numbers are used
-MIN_NUMBER_SHARE = 0.1  # share of the accuracy of all numbers that the loss of a main number exceeds
+MIN_NUMBER_SHARE = 0.1  # a main number adds at least this share of the accuracy that all numbers add
 
 CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the prior as a classifier
 Row = Mapping[str, Any]

@@ -51,8 +51,8 @@ class Dependence:
 
     @classmethod
     def from_row(cls, target: str, row: Row) -> "Dependence | None":
-        """Return the dependence with the fields of a file; None if the interval of its advantage is not known."""
+        """Return the dependence with the fields of a file; None if the file lacks its interval or its variables."""
         advantage = Interval.from_row(row, "advantage")
-        if advantage is None:
+        if advantage is None or "variables" not in row:
             return None
         return cls(target, float(row["accuracy"]), float(row["majority"]), advantage, tuple(row["variables"]))
