@@ -107,10 +107,11 @@ def make_method(spec: Mapping[str, Any], frozen: bool) -> Method:
 SPEC = tomllib.loads((EXPERIMENTS_FOLDER / "backbones.toml").read_text(encoding="utf-8"))
 SETS = {name: DataSet(**as_tuples(values)) for name, values in SPEC["sets"].items()}
 BACKBONES = {name: Backbone(**values) for name, values in SPEC["backbones"].items()}
-for curve_name, curve in SPEC["curves"].items():
-    for count in curve["tokens"]:
-        point = {**curve, "tokens": count, "on_page": False}
-        BACKBONES[f"{curve_name}-{count}"] = replace(BACKBONES[curve_name], **point)
+BACKBONES |= {
+    f"{name}-{tokens}": replace(BACKBONES[name], **{**values, "tokens": tokens, "on_page": False})
+    for name, values in SPEC["curves"].items()
+    for tokens in values["tokens"]
+}
 
 
 @dataclass(frozen=True)

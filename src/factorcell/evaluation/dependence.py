@@ -1,4 +1,4 @@
-"""How well the other context variables predict a target, measured on development texts without reading the texts."""
+"""How well the other context variables predict a target, measured on development texts whose words are not read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Dependence:
-    """How well the other variables predict a target on development texts, without the texts.
+    """How well the other variables of development texts predict a target; the words of the texts are not read.
 
     Attributes:
         target: The target.

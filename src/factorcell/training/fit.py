@@ -162,8 +162,8 @@ def train_with_notices(
         pass  # `train` writes the rows into the log
     if notify is None or was_complete:
         return
-    last_row = run.log()[-1]
-    if last_row["step"] < last_row["steps"]:
+    if run.stopped_early():
+        last_row = run.log()[-1]
         reason = f"no lower perplexity in the last {run.config.training.patience} evaluations"
         notify(f"stopped early at step {last_row['step']:,} of {last_row['steps']:,}: {reason}")
 
