@@ -147,9 +147,8 @@ def unseen_figures(scorer: Scorer, texts: Tables, data_set: DataSet) -> Figures:
 
 
 def user_streams(run: Run, path: Path, data_set: DataSet) -> list[Stream]:
-    return read_streams(
-        path, run.config, user_column=data_set.user, time_column="time", context_columns=data_set.context
-    )
+    columns = run.schema.columns(without=data_set.user)
+    return read_streams(path, run.config, user_column=data_set.user, time_column="time", context_columns=columns)
 
 
 def progressive_nats(run: Run, streams: Sequence[Stream], rate: float) -> Floats:

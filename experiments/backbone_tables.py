@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation.conditional_prior import ConditionalPrior, possible_targets, training_log_prior
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length
-MAX_TRAINING_TEXTS = 40_000
 MIN_JUDGED_TEXTS = 100
 UNSEEN_USERS, TEXTS_PER_USER = 40, 20
 NAMES, IDENTIFIERS = "names", "identifiers"
@@ -52,9 +51,16 @@ class DataSet:
         return (*self.context, *([self.user] if self.user else []))
 
 
-def text_tables(
-    data_set: DataSet, data: Path, folder: Path, share: float, *, texts: int, dev_texts: int, pairs: int
-) -> Tables:
+class Counts(NamedTuple):
+    """The largest numbers of texts of each part."""
+
+    train: int
+    test: int
+    dev: int  # if the set has no users
+    pairs: int  # about the number of rows of `candidates`; more if few texts would be judged (`MIN_JUDGED_TEXTS`)
+
+
+def text_tables(data_set: DataSet, data: Path, folder: Path, share: float, counts: Counts) -> Tables:
     """Write the tables of a data set once.
 
     Args:
@@ -62,19 +68,17 @@ def text_tables(
         data: The folder of all data sets.
         folder: The folder to write.
         share: The share of the texts to read.
-        texts: The number of test texts.
-        dev_texts: The number of development texts, if the set has no users.
-        pairs: About the number of rows of `candidates`; more if fewer than `MIN_JUDGED_TEXTS` texts would be judged.
+        counts: The numbers of texts.
     """
 
     @cache
     def parts() -> dict[str, Rows]:
-        return _parts(data_set, corpora.parts(data, folder, data_set.source, share), texts, dev_texts)
+        return _parts(data_set, corpora.parts(data, folder, data_set.source, share), counts)
 
     @cache
     def candidates() -> Rows:
         judged = parts()["unseen" if data_set.user else "test"]
-        return list(candidate_rows(data_set, parts()["train"], judged, pairs))
+        return list(candidate_rows(data_set, parts()["train"], judged, counts.pairs))
 
     def rows(name: str) -> pa.Table:
         if name == "candidates":
@@ -88,7 +92,7 @@ def text_tables(
         )
 
     names = ["train", "dev", "test", "shuffled", "without", "candidates", *(["unseen"] if data_set.user else [])]
-    stem = f"backbones-{data_set.source}-{share:g}-{texts}-{dev_texts}-{pairs}"
+    stem = f"backbones-{data_set.source}-{share:g}-" + "-".join(map(str, counts))
     return {name: corpora.create_once(folder / f"{stem}-{name}.parquet", partial(rows, name)) for name in names}
 
 
@@ -97,7 +101,7 @@ def _columns(data_set: DataSet) -> tuple[str, ...]:
     return ("text", *data_set.columns, *time, NAMES, IDENTIFIERS)
 
 
-def _parts(data_set: DataSet, paths: Tables, texts: int, dev_texts: int) -> dict[str, Rows]:
+def _parts(data_set: DataSet, paths: Tables, counts: Counts) -> dict[str, Rows]:
     tables = {part: corpora.read(path) for part, path in paths.items()}
     if data_set.values:
         names = spread_values(tables["train"][data_set.target].to_pylist(), data_set.values)
@@ -105,11 +109,12 @@ def _parts(data_set: DataSet, paths: Tables, texts: int, dev_texts: int) -> dict
             part: table.filter(pa.array([name in names for name in table[data_set.target].to_pylist()]))
             for part, table in tables.items()
         }
-        tables |= divide(pa.concat_tables([tables["dev"], tables["test"]]), dev_texts)
+        tables |= divide(pa.concat_tables([tables["dev"], tables["test"]]), counts.dev)
     if data_set.user:  # half of the unseen users choose the weights and the learning rate
         halves = unseen_users(tables["dev"], data_set.user)
         tables |= {"dev": halves[0], "unseen": halves[1]}
-    limits = {"train": MAX_TRAINING_TEXTS, "test": texts, "dev": len(tables["dev"]) if data_set.user else dev_texts}
+    dev_count = len(tables["dev"]) if data_set.user else counts.dev
+    limits = {"train": counts.train, "test": counts.test, "dev": dev_count}
     rows = {part: _sample(table, limits.get(part, len(table))).to_pylist() for part, table in tables.items()}
     return {part: [with_prompts(data_set, cut(row, data_set)) for row in part_rows] for part, part_rows in rows.items()}
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-import backbone_adapters  # noqa: F401 (registers two adapters)
+import backbone_adapters  # noqa: F401 (registers adapters)
 import backbone_head
 import backbone_measures
 import backbone_tables
@@ -55,6 +55,7 @@ SHARED_OPTIONS: Mapping[str, Any] = {
     "log_every": 50,
     "save_every": 100_000,
 }
+CONTEXT = "context"
 MAX_SIZE = 2048  # the largest rank or size that is tried
 
 
@@ -64,13 +65,9 @@ class Method:
 
     options: Mapping[str, Any]
     size: str
-    reads: str = "context"
+    reads: tuple[str, ...] = (CONTEXT,)  # the context columns, and columns of prompts
     trained: bool = True
     only: str = ""
-
-    @property
-    def reads_context(self) -> bool:
-        return self.reads != "nothing"
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,7 @@ class Backbone:
     dev_texts: int
     pairs: int
     options: Mapping[str, Any]
+    train_texts: int = 40_000
     on_page: bool = True  # whether docs/backbones.md has its tables
 
 
@@ -101,7 +99,7 @@ def make_method(spec: Mapping[str, Any], frozen: bool) -> Method:
     options = {**spec["options"], **special.pop("options", {})}
     shared = {name: value for name, value in spec.items() if name not in ("options", "frozen", "trained")}
     values = {"size": "rank" if frozen else "hidden_size", **shared, **special}
-    return Method(**{**values, "options": as_tuples(options)})
+    return Method(**as_tuples({**values, "options": as_tuples(options)}))
 
 
 SPEC = tomllib.loads((EXPERIMENTS_FOLDER / "backbones.toml").read_text(encoding="utf-8"))
@@ -149,10 +147,10 @@ class Case:
         """Return the options before the size is fitted to the number of parameters of the reference."""
         data_set, method = self.data_set, self.method
         columns: dict[str, Any] = {"min_context_count": data_set.min_context_count}
-        if method.reads == "context":
+        if CONTEXT in method.reads:
             columns |= {"context": tuple(f"{name}:category" for name in data_set.context), "user": data_set.user}
-        elif method.reads_context:
-            columns["prompt"] = (method.reads,)
+        if prompts := tuple(column for column in method.reads if column != CONTEXT):
+            columns["prompt"] = prompts
         options = {**SHARED_OPTIONS, **columns, **as_tuples(self.backbone.options), **method.options}
         return Config.of(**options)
 
@@ -198,8 +196,9 @@ def make_tables(data: Path, folder: Path, share: float, cases: Mapping[str, Case
     pairs = {(case.set_name, case.backbone_name): case for case in cases.values()}
     tables: Tables = {}
     for (set_name, name), case in pairs.items():
-        counts = {"texts": case.backbone.test_texts, "dev_texts": case.backbone.dev_texts, "pairs": case.backbone.pairs}
-        for part, path in backbone_tables.text_tables(case.data_set, data, folder, share, **counts).items():
+        backbone = case.backbone
+        counts = backbone_tables.Counts(backbone.train_texts, backbone.test_texts, backbone.dev_texts, backbone.pairs)
+        for part, path in backbone_tables.text_tables(case.data_set, data, folder, share, counts).items():
             tables[f"{set_name} {name} {part}"] = path
     return tables
 
@@ -255,7 +254,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
         "tokens": case.backbone.tokens if trained else 0,
         "device": device_name(config.training.device),
     }
-    reads_context = case.method.reads_context or case.method_name == "separate"
+    reads_context = bool(case.method.reads) or case.method_name == "separate"
     return Measurement(row) | backbone_measures.measure_scorer(scorer, texts, data_set, reads_context)
 
 

@@ -67,7 +67,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def frozen(data: Path, *methods: str) -> Backbone:
     folder = write_pretrained(data / "base", [row["text"] for row in text_rows(40)])
-    options = {**SIZES, "base": str(folder), "max_prompt_tokens": 24, "base_precision": "float32"}
+    options = {**SIZES, "rank": 2, "base": str(folder), "max_prompt_tokens": 24, "base_precision": "float32"}
     return Backbone(frozen=True, sets=["tiny"], methods=methods, options=options, **BUDGET)
 
 
@@ -94,7 +94,7 @@ def test_each_method_of_a_frozen_base_has_a_row(data: Path, monkeypatch: pytest.
     rows = make_rows(data, frozen(data, *methods))
     assert set(rows) == {f"tiny base {method}" for method in methods}
     reference = rows["tiny base factor"]["trained_parameters"]
-    for method in ("lora", "text", "identifier", "soft", "concat", "scale", "hypernetwork"):
+    for method in set(methods) - {"factor", "none", "factor+concat+bias", "separate", "head"}:
         assert rows[f"tiny base {method}"]["trained_parameters"] == pytest.approx(reference, rel=0.3), method
     assert rows["tiny base none"]["trained_parameters"] == 0
     for method in methods:
@@ -112,7 +112,8 @@ def test_each_method_of_a_frozen_base_has_a_row(data: Path, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore::factorcell.config.Notice")
 def test_each_method_of_a_recurrent_base_has_a_row(data: Path) -> None:
     """Only models that read users as a column learn them online."""
-    methods = [name for name in backbones.SPEC["methods"] if name not in ("lora", "head")]
+    only_frozen = ("lora", "lora+factor", "text+lora+factor", "head")
+    methods = [name for name in backbones.SPEC["methods"] if name not in only_frozen]
     rows = make_rows(data, recurrent(*methods))
     assert set(rows) == {f"{name} base {method}" for name in SETS for method in methods} - {"users base separate"}
     learned = {row for row, figures in rows.items() if "unseen_bits_per_byte_not_learned" in figures["sums"]}
@@ -125,7 +126,8 @@ def test_each_method_of_a_recurrent_base_has_a_row(data: Path) -> None:
 
 
 def tiny_tables(data: Path, name: str = "tiny") -> corpora.Tables:
-    return backbone_tables.text_tables(SETS[name], data, data / "tables", 1.0, texts=20, dev_texts=8, pairs=12)
+    counts = backbone_tables.Counts(train=100, test=20, dev=8, pairs=12)
+    return backbone_tables.text_tables(SETS[name], data, data / "tables", 1.0, counts)
 
 
 def test_candidates_have_each_value_with_its_prior(data: Path) -> None:
