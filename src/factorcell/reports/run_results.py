@@ -63,6 +63,25 @@ def read_model(folder: Path) -> Row:
     }
 
 
+def read_mixtures(folder: Path) -> list[Row]:
+    """Read the mixtures with the n-gram model in `folder` that `compare` has evaluated, each as in `read_model`."""
+    evaluations: dict[str, list[Row]] = {}
+    for row in saved_results.latest_evaluations(saved_results.read(folder)):
+        if row.get("predictor"):
+            evaluations.setdefault(row["predictor"], []).append(_with_texts(folder, row))
+    return [
+        {
+            "folder": str(folder),
+            "title": rows[-1]["model"],
+            "config": {"training": {"seed": rows[-1]["seed"]}},
+            "trained": rows[-1]["model"],
+            "predictor": predictor,
+            "evaluations": rows,
+        }
+        for predictor, rows in evaluations.items()
+    ]
+
+
 def _development_row(run: Run, facts: Row) -> Row:
     """Return the perplexities that training measured: those of the mixture, or of the neural model at its best step."""
     row = {"table": DEVELOPMENT, "texts_key": facts.get("development_key")}

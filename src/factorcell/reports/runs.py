@@ -30,6 +30,7 @@ from factorcell.reports.run_results import (
     evaluation_on,
     figures_on,
     main_accuracies,
+    read_mixtures,
     read_model,
 )
 
@@ -58,7 +59,9 @@ def report_page(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: A folder contains no run, or a file in it is not valid.
     """
-    return run_report([read_model(folder) for folder in find_models(list(map(Path, folders)), ngram.FILE)])
+    found = find_models(list(map(Path, folders)), ngram.FILE)
+    mixtures = [mixture for folder in found if (folder / ngram.FILE).is_file() for mixture in read_mixtures(folder)]
+    return run_report([*map(read_model, found), *mixtures])
 
 
 def run_report(runs: Sequence[Row]) -> str:

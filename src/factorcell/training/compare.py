@@ -182,13 +182,19 @@ def _compared_mixture(
     model: str, folders: Sequence[Path], ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None
 ) -> ComparedModel:
     """Fit and evaluate the mixtures of the runs of a model; `tables` are those of `_evaluate_ngram`."""
-    evaluations = [_evaluate_mixture(Run.open(path), ngram_folder, tables, notify) for path in folders]
+    name = f"{model} + {NGRAM}"
+    evaluations = [_evaluate_mixture(name, Run.open(path), ngram_folder, tables, notify) for path in folders]
     rows, figures_per_training = zip(*evaluations, strict=True)
-    return ComparedModel(f"{model} + {NGRAM}", rows, figures_per_training)
+    return ComparedModel(name, rows, figures_per_training)
 
 
-def _evaluate_mixture(run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None) -> Evaluation:
-    """Fit and evaluate the mixture of a run and an n-gram model; `tables` are those of `_evaluate_ngram`."""
+def _evaluate_mixture(
+    name: str, run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None
+) -> Evaluation:
+    """Fit and evaluate the mixture of a run and an n-gram model, and save the results in the folder of the latter.
+
+    The run itself keeps predicting without the mixture. `tables` are those of `_evaluate_ngram`.
+    """
     source, dev, table = tables
     ngram = NGram.open(ngram_folder)
     fitted = fit_mixture(run, *read_corpora(source, dev, run.config, progress=False), ngram)
@@ -198,8 +204,10 @@ def _evaluate_mixture(run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any]
         emit_notice(notify, f"{run.folder.name}: {line}")
     run.mixture = fitted.mixture
     row, figures = _perplexities(run, table)
-    sizes = {"parameters": run.model.parameter_count() + ngram.size, "minutes": run.training_minutes()}
-    return {**row, **sizes}, figures
+    row |= {"model": name, "predictor": f"mixture with {run.folder.name}", "seed": run.config.training.seed}
+    row |= {"parameters": run.model.parameter_count() + ngram.size, "minutes": run.training_minutes()}
+    save_result(ngram, row, figures)
+    return row, figures
 
 
 def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
