@@ -83,7 +83,7 @@ def measure(base_name: str) -> dict[str, float]:
     base = new_base(base_name)
     rows = [{"place": f"place {index % CONTEXTS}"} for index in range(4 * CONTEXTS)]
     schema = read_schema(rows, ["place"], min_count=1)
-    model = get_context_model(copy.deepcopy(base), ContextConfig(rank=RANK), schema)
+    model = get_context_model(copy.deepcopy(base), ContextConfig(rank=RANK, shared_rank=0, alpha=RANK), schema)
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
     options = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names, init_lora_weights=False)
     shared = peft.get_peft_model(copy.deepcopy(base), options)

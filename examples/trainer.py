@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
         data = [tokenize(part, tokenizer, options.text, schema.columns()) for part in (table, dev)]
 
     base = transformers.AutoModelForCausalLM.from_pretrained(options.base)
-    model = get_context_model(base, ContextConfig(rank=8), schema)
+    model = get_context_model(base, ContextConfig(), schema)
     trainer = transformers.Trainer(
         model,
         arguments,

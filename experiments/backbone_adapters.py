@@ -1,14 +1,11 @@
 """Adapters that the study of backbones compares with FactorCells, and that the package does not need.
 
     shared          W + L R, where L and R are the same for all contexts: a LoRA (Hu et al. 2021)
-    wide_shared     the same with K times the rank, so that it has as many parameters as `factor`
     hypernetwork    W + L(c) R(c), where a network of two layers computes L and R: (L, R) = U tanh(H c)
 
 The hidden layer of the hypernetwork has the size of the context vector, so at the same rank it has nearly as many
 parameters as `factor`, which is U without the hidden layer.
 """
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +28,6 @@ class SharedLoRA(Adapter):
         return Shift(self.left.expand(len(vector), -1, -1), self.right.expand(len(vector), -1, -1))
 
 
-class WideSharedLoRA(SharedLoRA):
-    """A change of W that does not depend on the context, with as many parameters as a FactorCell of rank R."""
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__(replace(sizes, rank=sizes.context * sizes.rank))
-
-
 class Hypernetwork(Adapter):
     """A change of W of rank R from a network with two layers of the context vector."""
 
@@ -58,5 +48,4 @@ class Hypernetwork(Adapter):
 
 
 register_adapter("shared", SharedLoRA)
-register_adapter("wide_shared", WideSharedLoRA)
 register_adapter("hypernetwork", Hypernetwork)

@@ -243,6 +243,9 @@ class HuggingFaceOptions(KindOptions):
         "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
         metavar="NAME",
     )
+    shared_rank: int = int_option(
+        32, "rank of the LoRA of a frozen pretrained model that all contexts share; 0: none", 0, MAX_SIZE
+    )
     prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
     layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
     hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)

@@ -4,6 +4,7 @@ Shapes: B contexts, T steps, D inputs, G outputs, K context, R rank.
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_folding_does_not_change_outputs(adapt: tuple[str, ...]) -> None:
 def test_outputs_of_the_parts_of_a_split_map_add_up(adapt: tuple[str, ...]) -> None:
     linear, c, x = make(adapt, bias=False), vectors(), torch.randn(B, D, dtype=torch.double)
     for shift in (linear.condition(c), linear.fold(linear.condition(c))):
-        first, second = (Shift(p.left, p.right, None, p.scale, p.matrix) for p in linear.split(shift, 1))
+        first, second = (replace(part, bias=None) for part in linear.split(shift, 1))
         bias = 0 if shift.bias is None else shift.bias
         torch.testing.assert_close(linear(x[:, :1], first) + linear(x[:, 1:], second) + bias, linear(x, shift))
 

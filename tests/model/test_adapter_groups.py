@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from factorcell.model import adapter_groups
+from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.adapter_groups import AdapterGroup
-from factorcell.model.adapters import ADAPTERS, Adapter, LayerSizes, Shift
+from factorcell.model.adapters import ADAPTERS, Adapter, Factor, LayerSizes, Shift
 from tests.adapter_plugins import Bottleneck, Everything
 
 CLASSES: list[type[Adapter]] = [*ADAPTERS.values(), Bottleneck, Everything]
@@ -64,3 +65,29 @@ def test_shifts_have_the_requested_number_type() -> None:
     group = AdapterGroup([[cls(sizes) for cls in CLASSES] for sizes in MAPS])
     shifts = group(torch.randn(2, 3), torch.bfloat16)
     assert {part.dtype for part in parts(shifts) if part.numel()} == {torch.bfloat16}
+
+
+def test_all_contexts_share_a_change_of_another_rank() -> None:
+    """W + P Q takes the place of W, also in a folded map, and P Q is zero before training."""
+    inputs, outputs, contexts = 4, 5, torch.randn(3, 2)
+    adapters = [[Factor(LayerSizes(2, inputs, outputs, 1))] for _ in range(2)]
+    group = AdapterGroup(adapters, [(inputs, outputs)] * 2, shared_rank=3)
+    plain = AdaptedLinear(inputs, outputs, 2)
+    plain.scaling = 2.0
+    x = torch.randn(3, 6, inputs)
+    for shift in group(contexts, torch.float32):
+        torch.testing.assert_close(plain(x, shift), plain(x, replace(shift, shared_left=None, shared_right=None)))
+    for right in group.shared_right:
+        nn.init.normal_(right)
+    adapted = AdaptedLinear(inputs, outputs, 2)
+    adapted.scaling = 2.0
+    for left, right, shift in zip(group.shared_left, group.shared_right, group(contexts, torch.float32), strict=True):
+        adapted.weight.data = plain.weight + 2 * left @ right
+        expected = adapted(x, replace(shift, shared_left=None, shared_right=None))
+        torch.testing.assert_close(plain(x, shift), expected)
+        torch.testing.assert_close(plain(x, plain.fold(shift)), expected)
+        rows = torch.tensor([2, 0])
+        torch.testing.assert_close(plain(x[rows], shift.select(rows)), expected[rows])
+        factors = shift.select(rows[:1]).low_rank_factors()
+        assert factors is not None
+        torch.testing.assert_close(plain(x[2]) + 2 * x[2] @ factors[0] @ factors[1], expected[2])

@@ -208,19 +208,19 @@ def test_compiled_model_has_one_graph_and_the_same_logits(tokens: Tensor) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # PEFT reads this deprecated attribute
 def test_without_variables_the_adapters_are_a_lora_of_peft(tokens: Tensor) -> None:
-    model = get_context_model(new_base("llama"), ContextConfig(rank=2, alpha=6), ContextSchema())
+    model = get_context_model(new_base("llama"), ContextConfig(rank=2, shared_rank=3, alpha=6), ContextSchema())
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
-    lora = peft.get_peft_model(new_base("llama"), peft.LoraConfig(r=2, lora_alpha=6, target_modules=names))
+    lora = peft.get_peft_model(new_base("llama"), peft.LoraConfig(r=5, lora_alpha=15, target_modules=names))
     torch.manual_seed(4)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(0, 0.3)
     for projection, shift in zip(model.maps.projections, model.maps.condition(torch.ones(1, 1)), strict=True):
         layer = lora.get_submodule(f"base_model.model.{projection.path}")
-        assert shift.left is not None
-        assert shift.right is not None
-        layer.lora_A["default"].weight.data = shift.left.detach()[0].T.clone()  # type: ignore[index, union-attr]
-        layer.lora_B["default"].weight.data = shift.right.detach()[0].T.clone()  # type: ignore[index, union-attr]
+        factors = shift.low_rank_factors()
+        assert factors is not None
+        layer.lora_A["default"].weight.data = factors[0].detach().T.clone()  # type: ignore[index, union-attr]
+        layer.lora_B["default"].weight.data = factors[1].detach().T.clone()  # type: ignore[index, union-attr]
     torch.testing.assert_close(model(tokens).logits, lora(tokens).logits, atol=1e-5, rtol=1e-5)
     assert model.get_nb_trainable_parameters()[0] == lora.get_nb_trainable_parameters()[0]
 

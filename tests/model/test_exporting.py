@@ -164,7 +164,7 @@ def test_lora_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
     export(run, tmp_path / "lora", context=OSLO, approximate=ROWS, notify=notices.append)
     assert "without exact changes" in notices[0]
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["lora_bias"]) == (2, 2, False)
+    assert (config["r"], config["lora_alpha"], config["lora_bias"]) == (34, 34, False)
     assert "lm_head" not in config["target_modules"]
     with_factor_only = FixedContext.of(run, OSLO, "error").without_map_biases()
     tokens = tokens_of(run)
@@ -220,9 +220,9 @@ def test_gguf_has_the_change_of_each_map_under_its_name(architecture: str, tmp_p
     maps, changes = FixedContext.of(run, OSLO, "error").maps(), dequantized_changes(path)
     assert len(changes) == len(maps)
     for projection, shift in maps:
-        assert shift.left is not None
-        assert shift.right is not None
-        matrix = (shift.left[0] @ shift.right[0]).T
+        factors = shift.low_rank_factors()
+        assert factors is not None
+        matrix = (factors[0] @ factors[1]).T
         if architecture == "llama" and projection.path.endswith(("q_proj", "k_proj")):
             matrix = rows_of_llama_cpp(matrix, 2 if projection.path.endswith("q_proj") else 1)
         np.testing.assert_allclose(changes[f"{names.get_name(projection.path)}.weight"], matrix.numpy(), atol=1e-5)

@@ -3,7 +3,7 @@
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
 x is the input, W and b the map's own matrix and bias. L(c), R(c), s(c) and V c form the change, which the adapters
-compute (`adapters`).
+compute (`adapters`). In a frozen pretrained model, W + P Q takes the place of W.
 
 Shapes: B contexts, T steps, D inputs, O outputs, K context, R rank.
 """
@@ -97,6 +97,8 @@ class AdaptedLinear(nn.Module):
         has_steps = x.dim() == 3
         inputs = x if has_steps else x[:, None]  # (B, T, D)
         y = inputs @ self.matrix(shift)
+        if shift.shared_left is not None and shift.shared_right is not None:
+            y = y.add_((inputs @ shift.shared_left) @ shift.shared_right, alpha=self.scaling)
         if shift.left is not None and shift.right is not None:
             if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
                 y = y.add_((inputs @ shift.left[0]) @ shift.right[0], alpha=self.scaling)
@@ -110,7 +112,7 @@ class AdaptedLinear(nn.Module):
         return y if has_steps else y[:, 0]
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
-        """Multiply W, L, R and s into one matrix per context, so that applying the map takes no longer than x W + b.
+        """Multiply W and its changes into a matrix per context, so that applying the map takes no longer than x W + b.
 
         Args:
             shift: The shift of B contexts.
@@ -120,6 +122,8 @@ class AdaptedLinear(nn.Module):
             A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
         """
         matrix = self.matrix(shift)
+        if shift.shared_left is not None and shift.shared_right is not None:
+            matrix = torch.add(matrix, shift.shared_left @ shift.shared_right, alpha=self.scaling)
         if shift.left is not None and shift.right is not None:
             matrix = torch.add(matrix, shift.left @ shift.right, alpha=self.scaling)
         if shift.scale is not None:

@@ -5,8 +5,9 @@ of each thread holds the `Adaptation` of the pass that the thread computes, and 
 Passes of several threads through the same modules do not affect each other. (`torch.compile` can trace a
 `threading.local`, but not a `ContextVar`.)
 
-The context vector of these maps ends with a constant 1, so a change that all contexts share (a LoRA, Hu et al. 2021) is
-part of every change. All changes are zero before training; therefore training starts exactly at the model.
+The context vector of these maps ends with a constant 1, so a part of every change is the same in all contexts. A LoRA
+(Hu et al. 2021), which all contexts share, can have a higher rank. All changes are zero before training; therefore
+training starts exactly at the model.
 
 Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map.
 """
@@ -156,7 +157,8 @@ class MapGroup:
         maps: The paths of the maps, and the maps.
         first: The number of the first map; the numbers of the maps are consecutive.
         sizes: Size of the context with its constant, the adapters and the rank.
-        scaling: A factor on L R.
+        shared_rank: The rank of a LoRA that all contexts share; 0: none.
+        scaling: A factor on the changes of W.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class MapGroup:
         *,
         first: int,
         sizes: BackboneSizes,
+        shared_rank: int,
         scaling: float,
     ) -> None:
         self._parent, self._kinds = parent, [type(linear) for _, linear in maps]
@@ -174,14 +177,14 @@ class MapGroup:
             for number, (path, linear) in enumerate(maps, first)
         ]
         adapters: list[list[Adapter]] = []
-        for projection in self.projections:
+        shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in self.projections]
+        for projection, (inputs, outputs) in zip(self.projections, shapes, strict=True):
             setattr(parent, projection.path.rpartition(".")[2], projection)
-            inputs, outputs = projection.matrix().shape
             layer_sizes = LayerSizes(sizes.context, inputs, outputs, sizes.rank)
             adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
             for adapter in adapters[-1]:
                 adapter.start_unadapted()
-        self.adapters = AdapterGroup(adapters)
+        self.adapters = AdapterGroup(adapters, shapes, shared_rank)
         parent.adapters = self.adapters
 
     def condition(self, vector: Tensor) -> list[Shift]:
@@ -216,7 +219,8 @@ class AdaptedModules:
         sizes: Size of the context with its constant, the adapters and the rank.
         targets: Names of the maps to adapt, such as `q_proj`; empty: all maps.
         prefix: The name of `model` in a larger model, before the paths of the maps.
-        scaling: A factor on the change of W.
+        shared_rank: The rank of a LoRA that all contexts share; 0: none.
+        scaling: A factor on the changes of W.
 
     Raises:
         UserError: The model has no map with one of the names.
@@ -229,6 +233,7 @@ class AdaptedModules:
         *,
         targets: Sequence[str] = (),
         prefix: str = "",
+        shared_rank: int = 0,
         scaling: float = 1.0,
     ) -> None:
         maps = list(linear_maps(model, prefix))
@@ -240,7 +245,8 @@ class AdaptedModules:
         adapted = [row for row in maps if not targets or row[1].rpartition(".")[2] in targets]
         for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
             maps_of_parent = [(path, linear) for _, path, linear in rows]
-            group = MapGroup(parent, maps_of_parent, first=len(self.projections), sizes=sizes, scaling=scaling)
+            first = len(self.projections)
+            group = MapGroup(parent, maps_of_parent, first=first, sizes=sizes, shared_rank=shared_rank, scaling=scaling)
             self._groups.append(group)
             self.projections += group.projections
 

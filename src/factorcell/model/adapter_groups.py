@@ -14,12 +14,14 @@ Shapes: B contexts, K context, N values of the changes of all maps in a context.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.model.adapters import Adapter, LinearAdapter, Shift
+from factorcell.model.initial import normal
 
 # Largest number of contexts of one product on a processor. With more, separate products are faster: they stay in the
 # cache, and the values of a map are consecutive in memory. (The adapters of an attention layer took 44 instead of 58 ms
@@ -30,17 +32,25 @@ MAX_CONTEXTS = 32
 class AdapterGroup(nn.Module):
     """The adapters of several linear maps.
 
+    All contexts share a further change of each map of rank S, a LoRA; it is zero before training.
+
     Attributes:
         weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; None without
             linear adapters.
         others: The other adapters, in the order of the maps.
+        shared_left: P (D, S) of the change that all contexts share, in the order of the maps; empty if S is 0.
+        shared_right: Q (S, O).
 
     Args:
         adapters: The adapters of each map. The group takes the values of the parameters of linear adapters, and the
             other adapters themselves.
+        shapes: The numbers of inputs D and outputs O of each map with a change that all contexts share.
+        shared_rank: The rank S of this change.
     """
 
-    def __init__(self, adapters: Sequence[Sequence[Adapter]]) -> None:
+    def __init__(
+        self, adapters: Sequence[Sequence[Adapter]], shapes: Sequence[tuple[int, int]] = (), shared_rank: int = 0
+    ) -> None:
         super().__init__()
         self._map_sizes = [len(adapters_of_map) for adapters_of_map in adapters]
         flat = list(itertools.chain.from_iterable(adapters))
@@ -60,6 +70,9 @@ class AdapterGroup(nn.Module):
         ]
         self._column_counts = [matrix.shape[1] for matrix in columns]
         self.weight = nn.Parameter(torch.cat(columns, dim=1)) if columns else None
+        shared_shapes = shapes if shared_rank else ()
+        self.shared_left = nn.ParameterList(normal((inputs, shared_rank), inputs**-0.5) for inputs, _ in shared_shapes)
+        self.shared_right = nn.ParameterList(torch.zeros(shared_rank, outputs) for _, outputs in shared_shapes)
 
     def forward(self, vector: Tensor, dtype: torch.dtype) -> list[Shift]:
         """Return the shift of each map in B contexts.
@@ -77,7 +90,13 @@ class AdapterGroup(nn.Module):
             for linear in self._linear
         ]
         ends = itertools.accumulate(self._map_sizes)
-        return [Shift.sum(shifts[end - size : end]) for end, size in zip(ends, self._map_sizes, strict=True)]
+        sums = [Shift.sum(shifts[end - size : end]) for end, size in zip(ends, self._map_sizes, strict=True)]
+        if not self.shared_left:
+            return sums
+        shared = zip(sums, self.shared_left, self.shared_right, strict=True)
+        return [
+            replace(shift, shared_left=left.to(dtype), shared_right=right.to(dtype)) for shift, left, right in shared
+        ]
 
     def _products(self, vector: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
         """Return the products (B, ...) of the context vectors and each parameter of the linear adapters."""

@@ -7,11 +7,13 @@ equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is from equation 3.2 o
 scales rows of W, because W in the thesis is the transpose of W in this code. `AdaptedLinear` (`adapted_linear`) has W
 and b and applies the change.
 
-Shapes: B contexts, D inputs, O outputs, K context, R rank.
+In a frozen pretrained model, W + P Q takes the place of W. P Q is a LoRA (Hu et al. 2021), which all contexts share.
+
+Shapes: B contexts, D inputs, O outputs, K context, R rank, S rank of the LoRA.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
@@ -31,6 +33,8 @@ class Shift:
         right: R (B, R, O); `left` times `right` is added to W.
         bias: V c (B, O), added to b.
         scale: s (B, O), a factor on the outputs before the bias.
+        shared_left: P (D, S), which all contexts share.
+        shared_right: Q (S, O); `shared_left` times `shared_right` is added to W.
         matrix: A matrix (B, D, O), or (D, O) for all contexts, that replaces W. `AdaptedLinear` sets it; adapters do
             not.
     """
@@ -39,11 +43,13 @@ class Shift:
     right: Tensor | None = None
     bias: Tensor | None = None
     scale: Tensor | None = None
+    shared_left: Tensor | None = None
+    shared_right: Tensor | None = None
     matrix: Tensor | None = None
 
     @classmethod
     def sum(cls, shifts: Sequence["Shift"]) -> "Shift":
-        """Combine shifts of the same map: concatenate L and R along the rank, add biases, multiply scales."""
+        """Combine the shifts of several adapters: concatenate L and R along the rank, add biases, multiply scales."""
         if len(shifts) == 1:
             return shifts[0]
         left_factors = [shift.left for shift in shifts if shift.left is not None]
@@ -63,13 +69,22 @@ class Shift:
     def select(self, rows: Tensor) -> "Shift":
         """Return a shift with only the contexts at the indices `rows` (B',); an index may occur more than once."""
         is_matrix_shared = self.matrix is not None and self.matrix.dim() == 2
-        return Shift(
+        return replace(
+            self,
             left=None if self.left is None else self.left[rows],
             right=None if self.right is None else self.right[rows],
             bias=None if self.bias is None else self.bias[rows],
             scale=None if self.scale is None else self.scale[rows],
             matrix=self.matrix if self.matrix is None or is_matrix_shared else self.matrix[rows],
         )
+
+    def low_rank_factors(self) -> tuple[Tensor, Tensor] | None:
+        """Return (D, N) and (N, O), whose product one context adds to W; None if no part has a low rank."""
+        left = [part for part in (self.shared_left, None if self.left is None else self.left[0]) if part is not None]
+        right = [
+            part for part in (self.shared_right, None if self.right is None else self.right[0]) if part is not None
+        ]
+        return (torch.cat(left, dim=1), torch.cat(right, dim=0)) if left else None
 
     def context_count(self) -> int:
         """Return the number of contexts, B; 1 if all inputs share the shift."""
@@ -83,7 +98,7 @@ class Shift:
         return Shift(**{name: None if part is None else part.to(dtype) for name, part in parts})
 
     def values_per_context(self) -> int:
-        """Return the number of values in the shift of one context."""
+        """Return the number of values in the shift of one context, without those that all contexts share."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
 
 

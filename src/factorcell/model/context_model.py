@@ -50,8 +50,9 @@ class ContextConfig:
     """Sizes and options of context adapters.
 
     Attributes:
-        rank: The rank of the change of each weight matrix.
-        alpha: The change is multiplied by alpha / rank, as in LoRA.
+        rank: The rank of the change of each weight matrix that depends on the context.
+        shared_rank: The rank of the change that all contexts share, a LoRA; 0: none.
+        alpha: Both changes are multiplied by alpha / rank, as in LoRA.
         target_modules: Names of the linear maps to adapt, such as `q_proj`; `all-linear` adapts all maps of the layers.
         adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
         context_size: The size of the context vector, K.
@@ -59,8 +60,9 @@ class ContextConfig:
         output_bias: Whether the context also changes the bias of the output layer.
     """
 
-    rank: int = 8
-    alpha: float = 8.0
+    rank: int = 4
+    shared_rank: int = 32
+    alpha: float = 4.0
     target_modules: str | tuple[str, ...] = ALL_LINEAR
     adapt: tuple[str, ...] = ("factor",)
     context_size: int = 8
@@ -73,6 +75,8 @@ class ContextConfig:
         for name in ("rank", "context_size", "variable_size"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) > 0):
                 raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
+        if not (isinstance(self.shared_rank, int) and self.shared_rank >= 0):
+            raise UserError(f"shared_rank: expected a whole number from 0, got {self.shared_rank!r}")
         if not self.alpha > 0:
             raise UserError(f"alpha: expected a number above 0, got {self.alpha!r}")
         for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
@@ -128,6 +132,7 @@ class ContextModel(nn.Module):
             BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
             targets=() if isinstance(config.target_modules, str) else config.target_modules,
             prefix="" if layers is model else model.base_model_prefix,
+            shared_rank=config.shared_rank,
             scaling=config.alpha / config.rank,
         )
         self.maps.freeze()

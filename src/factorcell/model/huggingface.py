@@ -81,15 +81,16 @@ class HuggingFaceBackbone(Backbone):
         self.is_frozen = options.is_pretrained and not options.train_base
         self.base.requires_grad_(not self.is_frozen)
         self.context_size = sizes.context
-        # The context vector is followed by a constant 1. A frozen base is always adapted, or nothing could be trained.
-        adapt = sizes.adapt or (("factor",) if self.is_frozen else ())
-        sizes = replace(sizes, context=sizes.context + 1, adapt=adapt)
+        sizes = replace(sizes, context=sizes.context + 1)  # the context vector is followed by a constant 1
         prefix = "" if self.base is model else model.base_model_prefix
-        self.maps = AdaptedModules(self.base, sizes, targets=options.target_modules, prefix=prefix)
+        shared_rank = options.shared_rank if self.is_frozen else 0
+        self.maps = AdaptedModules(
+            self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
+        )
         if self.is_frozen:
             self.maps.freeze()
-        self.has_constant = bool(adapt) or options.prefix_vectors > 0
-        self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in adapt else None
+        self.is_adapted = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
+        self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
         self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
 
@@ -136,7 +137,7 @@ class HuggingFaceBackbone(Backbone):
         return torch.cat([bias, bias.new_zeros(max(0, vocabulary_size - len(bias)))])[:vocabulary_size]
 
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
-        if not self.has_constant:
+        if not self.is_adapted:
             return TransformerConditions((), dtype=vector.dtype)
         dtype, vector = vector.dtype, with_constant(vector)
         are_shifts_shared = not self.context_size  # without contexts, the changes are a LoRA

@@ -1,8 +1,8 @@
 """A run with a frozen pretrained base in one context, as a LoRA file of PEFT or of llama.cpp.
 
-The change L R of a map is a LoRA B A with A = L^T and B = R^T, whose scale alpha / r is 1. Changes of biases become the
-biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not. The change of the output bias is the bias of
-a LoRA of the output layer whose matrices are zero.
+The change P Q + L R of a map is a LoRA B A with A = [P L]^T and B = [Q; R]^T, whose scale alpha / r is 1. Changes of
+biases become the biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not. The change of the output
+bias is the bias of a LoRA of the output layer whose matrices are zero.
 
 Shapes: D inputs, O outputs, R rank, V vocabulary, H vector of the backbone.
 """
@@ -58,8 +58,8 @@ def low_rank_changes(fixed: FixedContext) -> list[LowRankChange]:
     """Return the change of each map; a map of which only the bias changes has matrices of zeros."""
     changes = []
     for projection, shift in fixed.maps():
-        if shift.left is not None and shift.right is not None:
-            a, b = shift.left[0].T, shift.right[0].T
+        if (factors := shift.low_rank_factors()) is not None:
+            a, b = factors[0].T, factors[1].T
         else:
             inputs, outputs = projection.matrix().shape
             a, b = zeros(inputs, outputs, projection.weight)

@@ -140,8 +140,8 @@ def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tenso
     tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
     for projection, shift in fixed.maps():
         path, matrix = projection.path, projection.matrix().detach().float()
-        if shift.left is not None and shift.right is not None:
-            matrix = matrix + shift.left[0].float() @ shift.right[0].float()
+        if (factors := shift.low_rank_factors()) is not None:
+            matrix = matrix + factors[0].float() @ factors[1].float()
         if shift.scale is not None:
             matrix = matrix * shift.scale[0].float()
         # `nn.Linear` stores a matrix as (O, D), and GPT-2's Conv1D as (D, O).

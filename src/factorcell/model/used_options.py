@@ -45,5 +45,9 @@ def options_unused_by_backbone(config: Config) -> set[str]:
         return set()
     unused = {"embedding_size"}
     if backbone.is_pretrained:
-        return unused | {"layers", "hidden_size", "heads"} | ({"base_precision"} if backbone.train_base else set())
-    return unused | {"base_digest", "train_base", "base_precision"}
+        return (
+            unused
+            | {"layers", "hidden_size", "heads"}
+            | ({"base_precision", "shared_rank"} if backbone.train_base else set())
+        )
+    return unused | {"base_digest", "train_base", "base_precision", "shared_rank"}
