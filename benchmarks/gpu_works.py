@@ -329,7 +329,14 @@ def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
         batch_tokens = max(200, int(tokens * scale))
         corpus = random_texts(BATCHES * batch_tokens // 60 + 50, 64, shape["vocab_size"], shortest=60)
         options = {
-            **{"base": folder.name, "base_precision": "bfloat16", "adapt": ("factor",), "rank": 8, "output_bias": ()},
+            **{
+                "base": folder.name,
+                "base_precision": "bfloat16",
+                "adapt": ("factor",),
+                "rank": 8,
+                "shared_rank": 0,
+                "output_bias": (),
+            },
             **{"context_size": 8, "variable_size": 8, "loss": "full", "batch_tokens": batch_tokens},
             "precision": precision,
         }

@@ -36,7 +36,7 @@ def adapted_model(folder: Path, adapt: tuple[str, ...]) -> tuple[LanguageModel, 
     rows = [{"text": "ab" * (STEPS // 2 - 1), "city": f"city {index % CITIES}"} for index in range(TEXTS)]
     config = Config.of(
         context=("city",), backbone="huggingface", tokenizer="char", base=str(folder), adapt=adapt, output_bias=(),
-        rank=8, context_size=8, min_count=1, min_context_count=1,
+        rank=8, shared_rank=0, context_size=8, min_count=1, min_context_count=1,
     )  # fmt: skip
     corpus = prepare(rows, config)
     torch.manual_seed(0)

@@ -40,7 +40,8 @@ def make_model(layers: int, folder: Path) -> tuple[LanguageModel, object]:
     rows = [{"text": "ab" * (STEPS // 2 - 1), "city": f"city {index % CITIES}"} for index in range(TEXTS)]
     options = Config.of(
         context=("city",), tokenizer="char", base=str(folder), adapt=("factor",), output_bias=(), rank=RANK,
-        context_size=CONTEXT, min_count=1, min_context_count=1, base_precision="float32", max_tokens=STEPS,
+        shared_rank=0, context_size=CONTEXT, min_count=1, min_context_count=1, base_precision="float32",
+        max_tokens=STEPS,
     )  # fmt: skip
     corpus = prepare(rows, options)
     model = LanguageModel(options, len(corpus.tokenizer), corpus.schema)
