@@ -59,9 +59,10 @@ def report_page(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: A folder contains no run, or a file in it is not valid.
     """
-    found = find_models(list(map(Path, folders)), ngram.FILE)
-    mixtures = [mixture for folder in found if (folder / ngram.FILE).is_file() for mixture in read_mixtures(folder)]
-    return run_report([*map(read_model, found), *mixtures])
+    model_folders = find_models(list(map(Path, folders)), ngram.FILE)
+    ngram_folders = [folder for folder in model_folders if (folder / ngram.FILE).is_file()]
+    mixtures = [mixture for folder in ngram_folders for mixture in read_mixtures(folder)]
+    return run_report([*map(read_model, model_folders), *mixtures])
 
 
 def run_report(runs: Sequence[Row]) -> str:
