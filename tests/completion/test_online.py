@@ -207,5 +207,3 @@ def test_invalid_arguments_are_reported() -> None:
         learn_one(run, other_user, "abc")
     with pytest.raises(UserError, match="unknown context column 'town'"):
         learn_one(run, User.new(run), "abc", {"town": "Oslo"})
-    with pytest.raises(UserError, match="expected the same columns in all of them; only some have city"):
-        run.read(["a", "b"], [{"city": "Oslo"}, {}])

@@ -92,6 +92,13 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
     assert caught == []
 
 
+def test_contexts_may_have_different_columns(run: Run) -> None:
+    texts, contexts = ["a", "b", "a"], [{"city": "Oslo"}, {}, {"stars": "5", "city": None}]
+    nats = run.nats(run.read(texts, contexts))
+    alone = [run.nats(run.read([text], [context])) for text, context in zip(texts, contexts, strict=True)]
+    np.testing.assert_allclose(nats, np.concatenate(alone), rtol=1e-5)
+
+
 def test_a_run_that_drops_rows_keeps_the_texts_that_are_passed_with_their_contexts(run: Run, tmp_path: Path) -> None:
     dropping = make_run(tmp_path / "run", training={"missing": "drop"})
     rows: list[dict[str, Any]] = [{**ROWS[0], "lat": None}, ROWS[1], {**ROWS[2], "city": None}, ROWS[4]]

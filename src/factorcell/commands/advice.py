@@ -113,7 +113,7 @@ def _advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
         cells = {
             "column": row["column"],
             "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
-            "texts per value": f"{row['texts_per_value']:,.0f}",
+            "texts per value (median)": f"{row['texts_per_value']:,.0f}",
         }
         cells |= {name: f"{row[name]:.1%}" for name in ("rare", "missing") if row[name]}
         cells |= {title: f"{max(0.0, row[name]):.1%}" for name, title in gains.items()}
@@ -121,5 +121,5 @@ def _advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
         cells |= {title: f"{format_number(row[name], '.0%')}{mark}" for name, title in accuracies.items()}
         cells["majority class"] = format_number(row["majority"], ".0%")
         rows.append(cells)
-    names = ["column", "values", "texts per value", "rare", "missing"]
+    names = ["column", "values", "texts per value (median)", "rare", "missing"]
     return rows, [*names, *gains.values(), *accuracies.values(), "majority class"]

@@ -116,7 +116,7 @@ class Classification:
         rows = ResultRows()
         for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
             pairs = zip(self.names, probabilities.tolist(), strict=True)
-            probability_by_candidate = {name: round(probability, 6) for name, probability in pairs}
+            probability_by_candidate = {name: float(f"{probability:.6g}") for name, probability in pairs}
             candidate = self.names[self.truth[index]] if self.truth[index] >= 0 else None
             truncation = {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
             rows.append(

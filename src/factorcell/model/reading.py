@@ -104,28 +104,27 @@ class TextModel:
 
         Args:
             texts: The texts.
-            contexts: For each text a row that maps columns to values, or a table of such rows. All rows have the same
-                columns. Columns that the rows do not have get their expected values.
+            contexts: For each text a row that maps columns to values, or a table of such rows. Columns that a row does
+                not have get their expected values.
             unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
                 unknown value, "expected" as the expected value.
             truncate: Whether to cut texts after `max_tokens` tokens; `Corpus.truncated` marks cut texts.
             report_counts: Whether to report counts in notices, as `prepare` does.
 
         Raises:
-            UserError: A column or value is unknown, or the rows have different columns.
+            UserError: A column or value is unknown, or the number of contexts is not that of the texts.
         """
         contexts = to_rows(contexts)
         if len(texts) != len(contexts):
             raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
-        columns = set(contexts[0]) if contexts else set()
-        for context in contexts:
-            for name in context:
-                check_choice("context column", name, self.schema.columns())
-            if set(context) != columns:
-                different = ", ".join(sorted(columns ^ set(context)))
-                raise UserError(f"contexts: expected the same columns in all of them; only some have {different}")
+        columns = {name for context in contexts for name in context}
+        for name in sorted(columns):
+            check_choice("context column", name, self.schema.columns())
         absent = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
-        rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
+        empty = dict.fromkeys(columns)
+        rows = [
+            {**empty, **context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)
+        ]
         missing = "error" if self.config.data.missing == "error" else "expected"
         try:
             return prepare(

@@ -107,21 +107,30 @@ def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed,
 
 
 def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus, slowdown: float) -> float:
-    """Return the duration of `work` on all texts of `corpus`, extrapolated from a sample.
+    """Return the duration of `work` on all texts of `corpus`, extrapolated from samples.
 
-    The sample is not too small: all work has a fixed cost, which the extrapolation multiplies. Processor time decides
-    this, because a short interruption by other processes would end the measurement at a sample that is too small. For
-    the same reason, the duration is at most the processor time multiplied by the `slowdown` of longer work.
+    All work has a fixed cost, which an extrapolation from one sample multiplies, and the first call also loads code and
+    memory. So there are two samples or more, the last one is not too small, and the last two give the cost of further
+    texts. It is at least half the mean cost per target, because the measured difference may be too small by chance.
+
+    Processor time decides which sample is large enough, because a short interruption by other processes would end the
+    measurement at a sample that is too small. For the same reason, a duration is at most the processor time multiplied
+    by the `slowdown` of longer work.
     """
-    text_count = FIRST_TEXTS
+    text_count, previous = FIRST_TEXTS, (0, 0.0)  # the targets and the seconds of the sample before
     while True:
         sample = _evenly_spaced(corpus, text_count)
         start, processor_start = perf_counter(), process_time()
         work(sample)
         seconds, processor_seconds = perf_counter() - start, process_time() - processor_start
-        if processor_seconds > MIN_WORK_SECONDS or text_count >= len(corpus):
-            return min(seconds, processor_seconds * slowdown) / max(1, sample.target_count) * corpus.target_count
-        text_count *= 2
+        seconds, targets = min(seconds, processor_seconds * slowdown), max(1, sample.target_count)
+        if text_count >= len(corpus):
+            return seconds
+        if previous[0] and processor_seconds > MIN_WORK_SECONDS:
+            mean = seconds / targets
+            further = (seconds - previous[1]) / max(1, targets - previous[0])
+            return seconds + min(mean, max(mean / 2, further)) * (corpus.target_count - targets)
+        text_count, previous = 2 * text_count, (targets, seconds)
 
 
 def _evenly_spaced(corpus: Corpus, count: int) -> Corpus:

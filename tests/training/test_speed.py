@@ -1,0 +1,48 @@
+"""The duration of work on all texts, extrapolated from samples, with a made-up clock."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.training import speed
+
+CORPUS = prepare([{"text": "abc"}] * 5000, Config.of(tokenizer="char", min_count=1))
+STARTING, FIXED, PER_TEXT = 4.0, 0.3, 0.002  # seconds of the first call, of each call, and of each text
+
+
+@dataclass
+class Work:
+    """Work that takes the seconds of the constants, `slowdown` times as long by the clock of the wall."""
+
+    slowdown: float = 1.0
+    processor_seconds: float = 0.0
+    calls: int = 0
+
+    def __call__(self, sample: Corpus) -> None:
+        self.processor_seconds += FIXED + PER_TEXT * len(sample) + (STARTING if self.calls == 0 else 0)
+        self.calls += 1
+
+    def use_as_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(speed, "process_time", lambda: self.processor_seconds)
+        monkeypatch.setattr(speed, "perf_counter", lambda: self.processor_seconds * self.slowdown)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 3.0])
+def test_fixed_costs_are_not_multiplied(slowdown: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the last sample alone would give up to 3 times as many seconds, the first call 300."""
+    work = Work(slowdown)
+    work.use_as_clock(monkeypatch)
+    expected = slowdown * (FIXED + PER_TEXT * len(CORPUS))
+    assert speed._extrapolate_seconds(work, CORPUS, slowdown) == pytest.approx(expected, rel=0.5)
+    assert work.calls > 1
+
+
+def test_work_on_few_texts_is_measured_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    work.use_as_clock(monkeypatch)
+    few = speed._evenly_spaced(CORPUS, 50)
+    assert speed._extrapolate_seconds(work, few, 1.0) == pytest.approx(STARTING + FIXED + PER_TEXT * 50)
+    assert work.calls == 1
