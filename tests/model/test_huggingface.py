@@ -18,6 +18,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.generation.generate import GenerationOptions, generate
+from factorcell.model import model_card
 from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
@@ -197,6 +198,12 @@ def test_unadapted_model_with_a_frozen_base_trains_a_shared_change(tmp_path: Pat
     batch = corpus.batch(np.arange(2))
     swapped = run.model(batch, run.model.condition(batch.context.select(torch.tensor([1, 0]))))
     torch.testing.assert_close(run.model(batch), swapped)
+
+
+def test_the_model_card_names_the_shared_lora_of_a_frozen_base(base: Path, tmp_path: Path) -> None:
+    for rank, expected in ((32, True), (0, False)):
+        run, _ = make_run(tmp_path / str(rank), make_config(base, shared_rank=rank))
+        assert ("besides a LoRA of rank" in model_card.describe_adaptation(run)) == expected
 
 
 def test_gradients_equal_finite_differences(base: Path, tmp_path: Path) -> None:

@@ -162,6 +162,9 @@ def describe_adaptation(run: Run) -> str:
     adapters = [name for name in options.adapt if name == PREFIX or name in weight_adapter_names]
     details = [f"{name} {options.rank}" for name in used_options(["rank"], run.config, run.schema)]
     details += [] if adapted_share is None else [f"{adapted_share:.2%} of its parameters"]
+    backbone = run.config.backbone
+    if isinstance(backbone, HuggingFaceOptions) and used_options(["shared_rank"], run.config, run.schema):
+        details += [f"besides a LoRA of rank {backbone.shared_rank}"] if backbone.shared_rank else []
     adapter_names, bias_names = (" + ".join(names) or "none" for names in (adapters, options.output_bias))
     parentheses = f" ({', '.join(details)})" if details else ""
     return f"Adapters of the backbone: {adapter_names}{parentheses}; adapted softmax biases: {bias_names}"
