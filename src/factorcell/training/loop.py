@@ -90,9 +90,9 @@ def train(
 
 def _describe_change(name: str, planned_steps: int, steps: int) -> str:
     """Return a notice about a large change of the number of steps."""
-    change = "longer" if steps < planned_steps else "shorter"
+    change = "more" if steps < planned_steps else "less"
     return (
-        f"{name}: {steps:,} instead of {planned_steps:,} steps, because steps take {change} than expected; "
+        f"{name}: {steps:,} instead of {planned_steps:,} steps, because a step takes {change} time than expected; "
         "the number of steps follows the time limit"
     )
 
