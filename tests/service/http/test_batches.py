@@ -29,6 +29,14 @@ def test_scores_equal_those_of_the_run(client: TestClient, site: Site) -> None:
     assert [item["targets"] for item in results] == [5, 1]
 
 
+def test_texts_of_a_request_may_have_different_columns(client: TestClient) -> None:
+    texts: list[dict[str, Any]] = [{"text": "abba", "context": {"city": "Oslo"}}, {"text": "abba"}]
+    results = client.post("/v1/score", json={"texts": texts}).json()["results"]
+    alone = [client.post("/v1/score", json={"texts": [text]}).json()["results"][0] for text in texts]
+    assert [result["nats"] for result in results] == pytest.approx([result["nats"] for result in alone])
+    assert results[0]["nats"] != pytest.approx(results[1]["nats"])
+
+
 def test_classes_equal_those_of_the_library(client: TestClient, site: Site) -> None:
     texts = [{"text": text, "context": {"who": "ann"}} for text in ("abba", "cab a")]
     results = client.post("/v1/classify", json={"target": "city", "texts": texts}).json()["results"]
@@ -106,7 +114,6 @@ def test_generated_text_is_streamed(client: TestClient, site: Site) -> None:
     [
         ("score", {"texts": []}),
         ("score", {"texts": [{"text": "a", "context": {"planet": "x"}}]}),
-        ("score", {"texts": [{"text": "a", "context": {"city": "Oslo"}}, {"text": "a"}]}),
         ("classify", {"target": "planet", "texts": [{"text": "a"}]}),
         ("classify", {"target": "city", "texts": TEXTS}),
         ("classify", {"target": "city", "texts": [{"text": "a"}], "values": ["Rome"]}),
