@@ -25,6 +25,7 @@ from tests.model.test_context_model import CONTEXTS, new_model
 ROOT = Path(__file__).parent.parent
 STEPS, MIDDLE = 4, 2
 DEVIATION = 1e-6  # of sums in another order
+BFLOAT16_DEVIATION = 1e-3  # products of other numbers of rows are rounded differently
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_two_processes_train_the_same_weights_as_one(
     assert done.returncode == 0, done.stderr
     expected = weights(training[1])
     for name, value in weights(tmp_path).items():
-        torch.testing.assert_close(value, expected[name], atol=DEVIATION, rtol=0)
+        torch.testing.assert_close(value, expected[name], atol=5 * DEVIATION, rtol=0)
 
 
 def train(model: Any, rows: slice) -> None:
@@ -171,7 +172,8 @@ def train_shards(rank: int, folder: str) -> None:
             saved, expected = weights(out), reference.state_dict()
             assert set(saved) == set(expected)
             for key, value in expected.items():
-                torch.testing.assert_close(saved[key], value, atol=DEVIATION, rtol=1e-5)
+                deviation = DEVIATION if dtype == torch.float32 else BFLOAT16_DEVIATION
+                torch.testing.assert_close(saved[key], value, atol=deviation, rtol=1e-5)
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -64,7 +64,7 @@ def test_every_command_works(
     assert main(train.split()) == 0
     run = Run.open("run")
     assert "embedding" not in run.model.saved_tensors()
-    assert (tmp_path / "run" / "weights.safetensors").stat().st_size < 50e6  # without the base
+    assert (tmp_path / "run" / "weights.safetensors").stat().st_size < 60e6  # without the base
     base = Run.create("base", run.config, run.tokenizer, run.schema)
     dev = run.prepare("dev.jsonl")
     assert run.nats(dev).sum() < base.nats(dev).sum()  # the untrained run is the pretrained model
