@@ -107,7 +107,7 @@ def test_a_large_change_of_the_number_of_steps_is_explained_once(
     rows = list(train(run, corpus, dev, progress=True, limit=LIMIT))
     explanations = [line for line in capsys.readouterr().err.splitlines() if "instead of" in line]
     assert len(explanations) == 1
-    assert "because steps take " in explanations[0]
+    assert "because a step takes " in explanations[0]
     planned_steps = 10 * len(corpus.batches(300, seed=0))
     assert f"instead of {planned_steps:,} steps" in explanations[0]
     assert rows[-1]["step"] == rows[-1]["steps"]
