@@ -3,7 +3,7 @@
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
 x is the input, W and b the map's own matrix and bias. L(c), R(c), s(c) and V c form the change, which the adapters
-compute (`adapters`). In a frozen pretrained model, W + P Q takes the place of W.
+compute (`adapters`). In a frozen pretrained model, W + P Q takes the place of W, with a LoRA P Q.
 
 Shapes: B contexts, T steps, D inputs, O outputs, K context, R rank.
 """

@@ -79,12 +79,14 @@ class Shift:
         )
 
     def low_rank_factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return (D, N) and (N, O), whose product one context adds to W; None if no part has a low rank."""
-        left = [part for part in (self.shared_left, None if self.left is None else self.left[0]) if part is not None]
-        right = [
-            part for part in (self.shared_right, None if self.right is None else self.right[0]) if part is not None
-        ]
-        return (torch.cat(left, dim=1), torch.cat(right, dim=0)) if left else None
+        """Return [P L] (D, S + R) and [Q; R] (S + R, O) of the first context; None if no part has a low rank."""
+        pairs = [(self.shared_left, self.shared_right)]
+        if self.left is not None and self.right is not None:
+            pairs.append((self.left[0], self.right[0]))
+        factors = [(left, right) for left, right in pairs if left is not None and right is not None]
+        if not factors:
+            return None
+        return torch.cat([left for left, _ in factors], dim=1), torch.cat([right for _, right in factors], dim=0)
 
     def context_count(self) -> int:
         """Return the number of contexts, B; 1 if all inputs share the shift."""

@@ -89,7 +89,7 @@ class HuggingFaceBackbone(Backbone):
         )
         if self.is_frozen:
             self.maps.freeze()
-        self.is_adapted = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
+        self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
         self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
@@ -137,7 +137,7 @@ class HuggingFaceBackbone(Backbone):
         return torch.cat([bias, bias.new_zeros(max(0, vocabulary_size - len(bias)))])[:vocabulary_size]
 
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
-        if not self.is_adapted:
+        if not self.has_changes:
             return TransformerConditions((), dtype=vector.dtype)
         dtype, vector = vector.dtype, with_constant(vector)
         are_shifts_shared = not self.context_size  # without contexts, the changes are a LoRA

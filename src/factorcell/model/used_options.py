@@ -43,11 +43,7 @@ def options_unused_by_backbone(config: Config) -> set[str]:
     backbone = config.backbone
     if not isinstance(backbone, HuggingFaceOptions):
         return set()
-    unused = {"embedding_size"}
+    unused, of_frozen_bases = {"embedding_size"}, {"base_precision", "shared_rank"}
     if backbone.is_pretrained:
-        return (
-            unused
-            | {"layers", "hidden_size", "heads"}
-            | ({"base_precision", "shared_rank"} if backbone.train_base else set())
-        )
-    return unused | {"base_digest", "train_base", "base_precision", "shared_rank"}
+        return unused | {"layers", "hidden_size", "heads"} | (of_frozen_bases if backbone.train_base else set())
+    return unused | {"base_digest", "train_base"} | of_frozen_bases
