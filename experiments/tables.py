@@ -15,6 +15,7 @@ from pathlib import Path
 
 import backbone_pages
 import figures
+import mixture_pages
 import paper_tables
 from aggregate import Rows
 from columns import SPECS, fill_page, make_table
@@ -45,7 +46,12 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
     "advice.md": {"advice": paper_tables.advice},
     "backbones.md": backbone_pages.MAKERS,
     "generation.md": {f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")},
-    "completion.md": {"completion systems": paper_tables.completion},
+    "training.md": {"mixtures": mixture_pages.perplexities},
+    "scoring.md": {"combinations": mixture_pages.combinations},
+    "completion.md": {
+        "completion systems": paper_tables.completion,
+        "completion with mixtures": mixture_pages.completions,
+    },
 }
 WITH_PICTURES = {  # table -> the figures above it
     "Figures 4.2, 4.4 and 4.5": ("4.2", "4.4", "4.5"),

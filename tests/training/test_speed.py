@@ -10,19 +10,23 @@ from factorcell.data.corpus import Corpus
 from factorcell.training import speed
 
 CORPUS = prepare([{"text": "abc"}] * 5000, Config.of(tokenizer="char", min_count=1))
-STARTING, FIXED, PER_TEXT = 4.0, 0.3, 0.002  # seconds of the first call, of each call, and of each text
+STARTING, FIXED, PER_TEXT = 4.0, 0.3, 0.002  # additional seconds of one call; seconds of each call, and of each text
 
 
 @dataclass
 class Work:
-    """Work that takes the seconds of the constants, `slowdown` times as long by the clock of the wall."""
+    """Work that takes the seconds of the constants, `slowdown` times as long by the clock of the wall.
+
+    The call with the number `starting_call` takes `STARTING` seconds longer.
+    """
 
     slowdown: float = 1.0
+    starting_call: int = 0
     processor_seconds: float = 0.0
     calls: int = 0
 
     def __call__(self, sample: Corpus) -> None:
-        self.processor_seconds += FIXED + PER_TEXT * len(sample) + (STARTING if self.calls == 0 else 0)
+        self.processor_seconds += FIXED + PER_TEXT * len(sample) + (STARTING if self.calls == self.starting_call else 0)
         self.calls += 1
 
     def use_as_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,10 +34,11 @@ class Work:
         monkeypatch.setattr(speed, "perf_counter", lambda: self.processor_seconds * self.slowdown)
 
 
+@pytest.mark.parametrize("starting_call", [0, 1])
 @pytest.mark.parametrize("slowdown", [1.0, 3.0])
-def test_fixed_costs_are_not_multiplied(slowdown: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean of the last sample alone would give up to 3 times as many seconds, the first call 300."""
-    work = Work(slowdown)
+def test_fixed_costs_are_not_multiplied(slowdown: float, starting_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the last sample alone would give up to 3 times as many seconds, the first calls 30 to 300."""
+    work = Work(slowdown, starting_call)
     work.use_as_clock(monkeypatch)
     expected = slowdown * (FIXED + PER_TEXT * len(CORPUS))
     assert speed._extrapolate_seconds(work, CORPUS, slowdown) == pytest.approx(expected, rel=0.5)

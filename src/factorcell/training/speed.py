@@ -23,6 +23,7 @@ WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
 MEASURED_SECONDS = 3.0  # steps are measured for at least this time
 # Other work is measured on 64 texts, then on twice as many, until it takes a third of a second of processor time.
 FIRST_TEXTS, MIN_WORK_SECONDS = 64, 0.33
+MAX_GROWTH = 3.0  # twice as many texts that take more than this factor longer include a cost that occurs once
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def measure_finishing(config: Config, corpus: Corpus, dev: Corpus, speed: Speed,
 def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus, slowdown: float) -> float:
     """Return the duration of `work` on all texts of `corpus`, extrapolated from samples.
 
-    All work has a fixed cost, which an extrapolation from one sample multiplies, and the first call also loads code and
+    All work has a fixed cost, which an extrapolation from one sample multiplies, and the first calls also load code and
     memory. So there are two samples or more, the last one is not too small, and the last two give the cost of further
     texts. It is at least half the mean cost per target, because the measured difference may be too small by chance.
 
@@ -117,7 +118,7 @@ def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus, slowd
     measurement at a sample that is too small. For the same reason, a duration is at most the processor time multiplied
     by the `slowdown` of longer work.
     """
-    text_count, previous = FIRST_TEXTS, (0, 0.0)  # the targets and the seconds of the sample before
+    text_count, previous_targets, previous_seconds, previous_processor = FIRST_TEXTS, 0, 0.0, 0.0
     while True:
         sample = _evenly_spaced(corpus, text_count)
         start, processor_start = perf_counter(), process_time()
@@ -126,11 +127,12 @@ def _extrapolate_seconds(work: Callable[[Corpus], object], corpus: Corpus, slowd
         seconds, targets = min(seconds, processor_seconds * slowdown), max(1, sample.target_count)
         if text_count >= len(corpus):
             return seconds
-        if previous[0] and processor_seconds > MIN_WORK_SECONDS:
+        if MIN_WORK_SECONDS < processor_seconds < MAX_GROWTH * previous_processor:
             mean = seconds / targets
-            further = (seconds - previous[1]) / max(1, targets - previous[0])
+            further = (seconds - previous_seconds) / max(1, targets - previous_targets)
             return seconds + min(mean, max(mean / 2, further)) * (corpus.target_count - targets)
-        text_count, previous = 2 * text_count, (targets, seconds)
+        text_count, previous_targets = 2 * text_count, targets
+        previous_seconds, previous_processor = seconds, processor_seconds
 
 
 def _evenly_spaced(corpus: Corpus, count: int) -> Corpus:
