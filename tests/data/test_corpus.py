@@ -16,7 +16,9 @@ from factorcell.config import Config, Notice, UserError
 from factorcell.data import cache_entry, chunks, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.data.vocabulary import END, START, UNKNOWN
+from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
@@ -221,6 +223,16 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(ZeroDivisionError):
         prepare(table, CONFIG, cache=cache)
     assert len(list(cache.iterdir())) == 1  # the calls that failed left no files
+
+
+def test_each_pretrained_tokenizer_has_its_own_cache_entry(table: Path, tmp_path: Path) -> None:
+    for size in (270, 265):
+        folder, cache = tmp_path / str(size), tmp_path / "cache"
+        write_pretrained(folder, TEXTS, vocabulary=size)
+        config = Config.of(base=str(folder), tokenizer="pretrained")
+        corpus = prepare(table, config, cache=cache)
+        assert corpus.tokenizer.tokens == PretrainedTokenizer.of_base(config).tokens
+        assert lines_of(corpus) == lines_of(prepare(ROWS, config))
 
 
 def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:

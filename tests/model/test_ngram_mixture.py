@@ -18,6 +18,7 @@ from factorcell.completion.completer import Completer
 from factorcell.config import UserError
 from factorcell.data.corpus import target_offsets
 from factorcell.evaluation import results
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.run_warnings import mixed_comparison_notices
@@ -236,6 +237,21 @@ def test_the_command_completes_with_the_neural_model_alone(
         assert [row["text"] for row in rows] == [suggestion.text for suggestion in expected]
         log_probs = [math.log(row["probability"]) for row in rows]
         assert log_probs == pytest.approx([suggestion.log_probability for suggestion in expected], abs=1e-4)
+
+
+def test_the_command_classifies_with_the_neural_model_alone(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "texts.jsonl"
+    files.write_rows(table, ROWS)
+    command = ["classify", str(run.folder), str(table), "--target", "city", "--priors", "uniform", "--json"]
+    nats = []
+    for options, mixture in (([], True), (["--no-ngram-mixture"], False)):
+        assert main([*command, *options]) == 0
+        nats.append(json.loads(capsys.readouterr().out.splitlines()[0])["value_nats"])
+        expected = classify(Run.open(run.folder, mixture=mixture), table, "city", priors="uniform").metrics()
+        assert nats[-1] == pytest.approx(expected["value_nats"], abs=1e-6)
+    assert abs(nats[0] - nats[1]) > 1e-4
 
 
 @pytest.mark.parametrize("has_mixture", [True, False])

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,8 @@ def _save_result(run: Scorer, row: Row, text_figures: Figures) -> None:
 
 def run_classify(arguments: argparse.Namespace) -> None:
     """Run `factorcell classify`."""
-    run = options.open_on_device(Run.open, arguments.run, arguments)
+    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
+    run = options.open_on_device(open_run, arguments.run, arguments)
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
     options_of_target = {

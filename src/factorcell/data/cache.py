@@ -23,6 +23,7 @@ from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus, is_empty_text
+from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.tables import open_table
@@ -32,7 +33,7 @@ from factorcell.progress import progress_bar
 
 EMPTY_READING = "the end of an empty text is its only target"
 MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
-CACHE_VERSION = 4  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 5  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(
@@ -96,7 +97,8 @@ def prepare(
     if table.digest is None or schema is not None or not truncate:
         corpus = read_corpus(folder=None)
     else:
-        entry_name = _entry_name(table.digest(), table.name, config, tokenizer)
+        has_vocabulary = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
+        entry_name = _entry_name(table.digest(), table.name, config, text_tokenizer if has_vocabulary else None)
         corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
     if table.digest is not None:
         report_empty_texts(corpus, table.name)
@@ -123,11 +125,13 @@ def _load_or_read(
 
 
 def _entry_name(table_digest: bytes, table_name: str, config: Config, tokenizer: Tokenizer | None) -> str:
-    """Return the name of a cache entry: a digest of the table, the options and the vocabulary of a trained model."""
+    """Return the name of a cache entry: a digest of the table, the options and the tokenizer of a trained model."""
     key: dict[str, Any] = {"version": CACHE_VERSION, "name": Path(table_name).suffixes, "data": asdict(config.data)}
-    key |= {"tokenizer": asdict(config.tokenizer), "tokens": tokenizer and list(tokenizer.tokens)}
+    key["tokenizer"] = asdict(config.tokenizer)
     digest = hashlib.blake2b(table_digest, digest_size=16)
     digest.update(json.dumps(key, sort_keys=True).encode())
+    for content in () if tokenizer is None else tokenizer.contents().values():
+        digest.update(hashlib.blake2b(content).digest())
     return digest.hexdigest()
 
 

@@ -38,6 +38,7 @@ def add_classify_arguments(parser: Parser) -> None:
     parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
     help_text = "leave out texts that are farther than KM from every point"
     parser.add_argument("--within", type=float, default=math.inf, metavar="KM", help=help_text)
+    options.add_no_ngram_mixture(parser)
     help_text = "compute the softmax over N sampled tokens, e.g. a tenth of the vocabulary; 0: all tokens"
     parser.rare.add_argument("--samples", type=int, default=0, help=help_text)
     help_text = "distribution of --samples: by rank in the vocabulary, or by training frequency as in the papers"
