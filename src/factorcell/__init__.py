@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from factorcell.model.adapters import register_adapter as register_adapter
     from factorcell.model.backbone import register_backbone as register_backbone
     from factorcell.model.cells import register_cell as register_cell
-    from factorcell.model.context_model import ContextConfig as ContextConfig
+    from factorcell.model.context_config import ContextConfig as ContextConfig
     from factorcell.model.context_model import ContextModel as ContextModel
     from factorcell.model.context_model import get_context_model as get_context_model
     from factorcell.model.context_reading import ContextCollator as ContextCollator
@@ -90,7 +90,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "model.adapters": ("register_adapter",),
         "model.backbone": ("register_backbone",),
         "model.cells": ("register_cell",),
-        "model.context_model": ("ContextConfig", "ContextModel", "get_context_model"),
+        "model.context_config": ("ContextConfig",),
+        "model.context_model": ("ContextModel", "get_context_model"),
         "model.context_reading": ("ContextCollator", "read_schema"),
         "model.exporting": ("export",),
         "model.head": ("register_head",),

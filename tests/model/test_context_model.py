@@ -246,19 +246,6 @@ def test_saved_adapters_give_the_same_logits_with_the_base(tmp_path: Path, token
     assert not any("weight" in name and "adapters" not in name for name in model.state_dict() if "base." in name)
 
 
-def test_adapters_of_another_base_are_refused(tmp_path: Path) -> None:
-    new_model().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"expected a base of type llama, as in training, got gpt2"):
-        ContextModel.from_pretrained(new_base("gpt2"), tmp_path)
-    larger = transformers.AutoModelForCausalLM.from_config(
-        transformers.LlamaConfig(num_key_value_heads=1, **{**LAYERS, "num_hidden_layers": 3}, **SIZES)
-    )
-    with pytest.raises(UserError, match="does not fit this base"):
-        ContextModel.from_pretrained(larger, tmp_path)
-    with pytest.raises(UserError, match=r"context_config\.json"):
-        ContextModel.from_pretrained(new_base("llama"), tmp_path / "absent")
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_merged_model_is_a_plain_model(name: str, tokens: Tensor) -> None:
     model = new_model(name)
@@ -267,42 +254,6 @@ def test_merged_model_is_a_plain_model(name: str, tokens: Tensor) -> None:
     assert not any(isinstance(module, Projection) for module in merged.modules())
     assert {type(module) for module in merged.modules()} == {type(module) for module in new_base(name).modules()}
     torch.testing.assert_close(merged(tokens).logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
-    model = new_model()
-    errors: list[tuple[Any, str]] = [
-        (CONTEXTS[:2], r"context: expected one, or one for each of 4 texts, got 2"),
-        ({"town": "Oslo"}, r"unknown context column 'town'; choose from city, age"),
-        ({"city": "Olso"}, r"Olso"),
-    ]
-    for context, message in errors:
-        with pytest.raises(UserError, match=message):
-            model(tokens, context=context)
-    with pytest.raises(UserError, match=r"context: expected one, got 4"):
-        model.merge_and_unload(CONTEXTS)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
-        ({"alpha": -1.0}, "alpha: expected a number above 0"),
-        ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
-        ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
-        ({"adapt": ["lora"]}, "lora"),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        get_context_model(new_base("llama"), ContextConfig(**options), SCHEMA)
-
-
-def test_a_model_gets_adapters_once() -> None:
-    base = new_base("llama")
-    get_context_model(base, ContextConfig(), SCHEMA)
-    with pytest.raises(UserError, match="expected a model without context adapters"):
-        get_context_model(base, ContextConfig(), SCHEMA)
 
 
 def test_bfloat16_base_has_float32_adapters(tokens: Tensor) -> None:
@@ -328,7 +279,7 @@ def test_collator_adds_the_contexts_of_the_features() -> None:
     batch = ContextCollator(transformers.default_data_collator, SCHEMA)(features)
     assert set(batch) == {"input_ids", "labels", "context"}
     assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
-    with pytest.raises(UserError, match="no column 'city'"):
+    with pytest.raises(UserError, match=r"column city, got input_ids, age; .*set remove_unused_columns=False"):
         ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
 
 

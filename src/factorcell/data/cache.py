@@ -90,23 +90,22 @@ def prepare(
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns, progress)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
-        corpus = Corpus(**text_fields, **columns.corpus_fields(text_fields))
         is_unseen.update(columns.unseen_rows() if report_counts else {})
-        return corpus
+        return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:
         corpus = read_corpus(folder=None)
     else:
-        has_vocabulary = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
-        entry_name = _entry_name(table.digest(), table.name, config, text_tokenizer if has_vocabulary else None)
+        is_trained = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
+        entry_name = _entry_name(table, config, text_tokenizer if is_trained else None)
         corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
     if table.digest is not None:
         report_empty_texts(corpus, table.name)
     if report_counts:
         report_truncated(corpus.truncated, table.name, data_config.max_tokens)
         _report_unseen(is_unseen, len(corpus), table.name, unknown)
-        if unknown != "expected":
-            report_missing(corpus, table.name, optional)
+    if report_counts and unknown != "expected":
+        report_missing(corpus, table.name, optional)
     if schema is not None:
         _report_outliers(corpus, table.name)
     return corpus
@@ -124,11 +123,12 @@ def _load_or_read(
         return read(None)
 
 
-def _entry_name(table_digest: bytes, table_name: str, config: Config, tokenizer: Tokenizer | None) -> str:
+def _entry_name(table: Table, config: Config, tokenizer: Tokenizer | None) -> str:
     """Return the name of a cache entry: a digest of the table, the options and the tokenizer of a trained model."""
-    key: dict[str, Any] = {"version": CACHE_VERSION, "name": Path(table_name).suffixes, "data": asdict(config.data)}
+    key: dict[str, Any] = {"version": CACHE_VERSION, "name": Path(table.name).suffixes, "data": asdict(config.data)}
     key["tokenizer"] = asdict(config.tokenizer)
-    digest = hashlib.blake2b(table_digest, digest_size=16)
+    assert table.digest is not None  # only files are cached
+    digest = hashlib.blake2b(table.digest(), digest_size=16)
     digest.update(json.dumps(key, sort_keys=True).encode())
     for content in () if tokenizer is None else tokenizer.contents().values():
         digest.update(hashlib.blake2b(content).digest())

@@ -3,6 +3,7 @@
 Such a tokenizer puts the start token before each text, as the models of factorcell read texts.
 """
 
+import json
 from typing import Any
 
 from factorcell import pretrained
@@ -19,8 +20,11 @@ from factorcell.data.tokenizer import (
 )
 
 
-def to_transformers(tokenizer: Tokenizer) -> Any:
+def to_transformers(tokenizer: Tokenizer, vocabulary_size: int, start_id: int) -> Any:
     """Return `tokenizer` as a tokenizer of `transformers`; None if that library cannot express it.
+
+    The result has the first `vocabulary_size` tokens, and `start_id` before each text. Only special tokens that a run
+    has added to the tokens of a pretrained model may be left out.
 
     It cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for all texts,
     except words in Greek capital letters that end with sigma if the tokenizer converts to lower case, and texts of the
@@ -29,15 +33,21 @@ def to_transformers(tokenizer: Tokenizer) -> Any:
     splitter = _splitter(tokenizer)
     if splitter is None:
         return None
-    names = [tokenizer.tokens[special] for special in tokenizer.specials]
-    processors = import_library().processors
-    unknown, start, end = names
+    library = import_library()
+    if vocabulary_size < len(tokenizer):
+        content = json.loads(splitter.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary_size]
+        splitter = library.Tokenizer.from_str(json.dumps(content))
+    unknown_id, _, end_id = tokenizer.specials
+    unknown = tokenizer.tokens[unknown_id] if unknown_id < vocabulary_size else None
+    start, end = (tokenizer.tokens[special] for special in (start_id, end_id))
+    processors = library.processors
     splitter.post_processor = processors.TemplateProcessing(
         single=[start, "$A"],
         pair=[start, "$A", start, "$B"],
-        special_tokens=[(start, tokenizer.specials.start)],
+        special_tokens=[(start, start_id)],
     )
-    splitter.add_special_tokens(names)
+    splitter.add_special_tokens([name for name in dict.fromkeys((unknown, start, end)) if name is not None])
     return pretrained.transformers().PreTrainedTokenizerFast(
         tokenizer_object=splitter,
         unk_token=unknown,

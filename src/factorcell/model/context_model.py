@@ -14,8 +14,9 @@ Shapes: B texts, K context, V tokens of the vocabulary.
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
@@ -35,53 +36,19 @@ from factorcell.model.adapted_modules import (
     with_constant,
 )
 from factorcell.model.backbone import BackboneSizes
+from factorcell.model.context_config import ContextConfig, base_values, warn_of_other_base
 from factorcell.model.context_reading import ContextReader
 from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
+BASE_VALUES = "base_values"  # the tensor with values of the base, by which another base is recognized
 FILE_FORMAT = 1
-ALL_LINEAR = "all-linear"
+NO_CONTEXT = (
+    "the adapters are trained without contexts; pass `context` with each batch, with the Trainer by a ContextCollator "
+    "and remove_unused_columns=False"
+)
 
 _THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
-
-
-@dataclass(frozen=True)
-class ContextConfig:
-    """Sizes and options of context adapters.
-
-    Attributes:
-        rank: The rank of the change of each weight matrix that depends on the context.
-        shared_rank: The rank of the change that all contexts share, a LoRA; 0: none.
-        alpha: Both changes are multiplied by alpha / rank, as in LoRA.
-        target_modules: Names of the linear maps to adapt, such as `q_proj`; `all-linear` adapts all maps of the layers.
-        adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
-        context_size: The size of the context vector, K.
-        variable_size: The size of the embedding of a context variable.
-        output_bias: Whether the context also changes the bias of the output layer.
-    """
-
-    rank: int = 4
-    shared_rank: int = 32
-    alpha: float = 4.0
-    target_modules: str | tuple[str, ...] = ALL_LINEAR
-    adapt: tuple[str, ...] = ("factor",)
-    context_size: int = 8
-    variable_size: int = 8
-    output_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR:
-            raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
-        for name in ("rank", "context_size", "variable_size"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) > 0):
-                raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
-        if not (isinstance(self.shared_rank, int) and self.shared_rank >= 0):
-            raise UserError(f"shared_rank: expected a whole number from 0, got {self.shared_rank!r}")
-        if not self.alpha > 0:
-            raise UserError(f"alpha: expected a number above 0, got {self.alpha!r}")
-        for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
-            value = getattr(self, name)
-            object.__setattr__(self, name, value if isinstance(value, str) else tuple(value))
 
 
 def get_context_model(model: Any, config: ContextConfig, schema: ContextSchema) -> "ContextModel":
@@ -121,9 +88,9 @@ class ContextModel(nn.Module):
         super().__init__()
         if schema.prompts:
             raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
-        if any(isinstance(module, Projection) for module in model.modules()):
-            raise UserError("model: expected a model without context adapters, got one that has them")
+        _check_base(model)
         self.base, self.context_config, self.schema = model, config, schema
+        self._base_values = base_values(model)
         model.requires_grad_(False)
         size = config.context_size if schema.variables else 0
         layers = model.base_model
@@ -148,6 +115,7 @@ class ContextModel(nn.Module):
         self._reader = ContextReader(schema)
         self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
+        self.train(model.training)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of this model or else of the base, such as `config` of a model of `transformers`."""
@@ -183,6 +151,9 @@ class ContextModel(nn.Module):
         Raises:
             UserError: A column or a value is unknown, or the number of contexts is not that of the texts.
         """
+        if context is None and self.encoder is not None and self.training and torch.is_grad_enabled():
+            warnings.warn(Notice(NO_CONTEXT), stacklevel=2)
+        _check_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         with applied(self._adapt(context, inputs)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
@@ -196,6 +167,7 @@ class ContextModel(nn.Module):
             context: As for `forward`.
             **options: Other arguments of `generate` of the base.
         """
+        _check_names(options)
         adaptation = self._adapt(context, options.get("input_ids") if inputs is None else inputs)
         if adaptation is not None:
             shifts = self.maps.condition(cast(Tensor, adaptation.contexts))
@@ -226,6 +198,9 @@ class ContextModel(nn.Module):
     def context_vectors(self, context: Any = None) -> Tensor:
         """Return the context vectors (B, K) of contexts, or (1, K) of one context; `context` is as for `forward`."""
         if isinstance(context, Tensor):
+            size = 0 if self.encoder is None else self.context_config.context_size
+            if context.dim() != 2 or context.shape[1] != size:
+                raise UserError(f"context: expected vectors (texts, {size}), got a tensor {tuple(context.shape)}")
             return context
         if not isinstance(context, Context):
             context = self._reader.read_mappings({} if context is None else context)
@@ -296,11 +271,14 @@ class ContextModel(nn.Module):
         if not is_main_process:
             return
         path = Path(folder)
+        if path.is_file():
+            raise UserError(f"{path}: expected a folder, got a file")
         path.mkdir(parents=True, exist_ok=True)
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        tensors[BASE_VALUES] = self._base_values
         files.save_tensors(path / WEIGHTS_FILE, tensors, {})
         files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
 
@@ -311,6 +289,8 @@ class ContextModel(nn.Module):
         Args:
             model: The base: the same model of `transformers`, without adapters.
             folder: The folder.
+
+        A notice says if the base seems to have other weights than in training.
 
         Raises:
             UserError: A file is missing or damaged, or the base does not have the same maps.
@@ -329,10 +309,12 @@ class ContextModel(nn.Module):
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
         adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
         tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
+        expected = tensors.pop(BASE_VALUES, adapted._base_values)
         try:
             adapted.load_state_dict(tensors)
         except RuntimeError as error:
             raise UserError(f"{path}: does not fit this base ({str(error).splitlines()[-1].strip():.200})") from None
+        warn_of_other_base(adapted._base_values, expected, path)
         return adapted
 
     @torch.no_grad()
@@ -352,6 +334,21 @@ class ContextModel(nn.Module):
             bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
         return self.base
+
+
+def _check_base(model: Any) -> None:
+    """Raise `UserError` unless `model` is a causal language model of `transformers` without adapters."""
+    if not (isinstance(model, nn.Module) and getattr(model, "get_output_embeddings", lambda: None)() is not None):
+        raise UserError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
+    if any(isinstance(module, Projection) for module in model.modules()):
+        raise UserError("model: expected a model without context adapters, got one that has them")
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the name of an option is nearly that of the argument `context`, which bases would ignore."""
+    for name in options:
+        if name.startswith("context"):
+            raise UserError(f"{name}: unknown argument; expected context")
 
 
 def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:

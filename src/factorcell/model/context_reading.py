@@ -1,12 +1,13 @@
 """Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from factorcell.config import Config
+from factorcell.config import Config, Notice, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import Chunk, Table
 from factorcell.data.context import Context
@@ -33,8 +34,15 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     Raises:
         UserError: A column is missing or has an invalid value.
     """
+    if isinstance(columns, str):
+        raise UserError(f"columns: expected a list of names, got {columns!r}")
     config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
-    return prepare(_with_empty_texts(source), config, report_counts=False).schema
+    schema = prepare(_with_empty_texts(source), config, report_counts=False).schema
+    for variable in schema.categories:
+        if len(variable.values) == 1:  # the unknown value
+            problem = f"no value has {min_count:,} rows, so the column changes nothing"
+            warnings.warn(Notice(f"{variable.name}: {problem}; lower min_count"), stacklevel=2)
+    return schema
 
 
 class ContextReader(TextModel):
@@ -61,9 +69,15 @@ class ContextReader(TextModel):
 
         Columns that are missing have their expected values; an unknown column or value raises `UserError`.
         """
+        if isinstance(context, str):
+            raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         is_row = isinstance(context, Mapping) and not (context and all(map(is_column, context.values())))
         contexts = [context] if is_row else to_rows(context)
-        corpus = self.read([""] * len(contexts), contexts)
+        try:
+            corpus = self.read([""] * len(contexts), contexts)
+        except UserError as error:  # its remedies are arguments of `read_contexts`
+            remedy = '; read_contexts(rows, unknown="group") reads unknown values' if error.remedies else ""
+            raise UserError(f"{error.message}{remedy}") from None
         return corpus.context(np.arange(len(corpus)))
 
 
@@ -80,7 +94,11 @@ class ContextCollator:
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return a batch of the features, with the contexts under the name `context`; other texts are omitted."""
-        rows = [{name: feature[name] for name in self._columns if name in feature} for feature in features]
+        for name in self._columns:
+            if not all(name in feature for feature in features):
+                problem = f"expected the context column {name}, got {', '.join(features[0])}"
+                raise UserError(f"features: {problem}; with the Trainer, set remove_unused_columns=False")
+        rows = [{name: feature[name] for name in self._columns} for feature in features]
         inputs = [
             {name: value for name, value in feature.items() if name not in self._columns and not isinstance(value, str)}
             for feature in features

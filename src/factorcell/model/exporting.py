@@ -21,6 +21,7 @@ from factorcell.data.transformers_tokenizer import to_transformers
 from factorcell.model import lora_files, merged_model
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.model_card import escape_markdown, has_mixture
+from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run
 
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
@@ -68,9 +69,14 @@ def export(
             lora_files.write_gguf(fixed, partial)
         else:
             merged_model.write_merged_model(fixed, partial)
-            notices.append(_write_tokenizer(run, partial))
+            notices.append(_write_tokenizer(fixed, partial))
         if to != "merged":
-            notices.append(lora_files.describe_start(fixed))
+            start = f"{run.tokenizer.tokens[fixed.start_id]} (id {fixed.start_id})"
+            notices.append(f"put the token {start} before each text, as in training")
+        if fixed.backbone.options.base_precision == BFLOAT16:
+            notices.append(
+                "the base of the run is in bfloat16 (--base-precision); a base in float32 gives slightly other logits"
+            )
         if has_mixture(run):
             notices.append("the exported model is the neural model, without the mixture with n-gram counts")
         files.write(partial / "README.md", _render_card(fixed, to, context or {}, notices))
@@ -128,9 +134,9 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             path.replace(folder / path.name)
 
 
-def _write_tokenizer(run: Run, folder: Path) -> str:
+def _write_tokenizer(fixed: FixedContext, folder: Path) -> str:
     """Write the tokenizer of a run in the format of transformers if possible; return a notice about it."""
-    tokenizer = to_transformers(run.tokenizer)
+    tokenizer = to_transformers(fixed.run.tokenizer, fixed.vocabulary_size, fixed.start_id)
     if tokenizer is None:
         return "transformers cannot express the tokenizer of the run; send the ids of its tokens to the exported model"
     tokenizer.save_pretrained(folder)

@@ -101,6 +101,30 @@ class FixedContext:
         return cast(HuggingFaceBackbone, self.run.model.backbone)
 
     @property
+    def vocabulary_size(self) -> int:
+        """The number of tokens of the exported model.
+
+        A frozen base needs no tokens that the run has added, because their embeddings are those of its end token, and
+        the start token is the only one that a text contains.
+        """
+        size, base_size = self.run.model.vocabulary_size, self.base_vocabulary_size
+        return min(size, base_size) if self.backbone.is_frozen and self.run.model.specials.end < base_size else size
+
+    @property
+    def base_vocabulary_size(self) -> int:
+        """The number of tokens in the tables of the base."""
+        return int(self.backbone.base.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def start_id(self) -> int:
+        """The token of the exported model that must precede each text.
+
+        A start token that the run has added has the embedding of the end token of a frozen base.
+        """
+        specials = self.run.model.specials
+        return specials.start if specials.start < self.vocabulary_size else specials.end
+
+    @property
     def is_tied(self) -> bool:
         """Whether M is the table of token embeddings."""
         return self.output_matrix.data_ptr() == self.run.model.embedding.data_ptr()

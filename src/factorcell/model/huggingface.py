@@ -24,6 +24,7 @@ from factorcell.model.encoder import FROZEN_BASE_STD, INITIAL_STD
 from factorcell.model.initial import normal
 from factorcell.option_fields import HuggingFaceOptions
 
+UNUSED_BIAS = -20.0  # bias of tokens that a pretrained model does not have, such as an unknown token: never predicted
 PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token embeddings in `transformers`
 
 
@@ -130,11 +131,17 @@ class HuggingFaceBackbone(Backbone):
         return nn.Parameter(rows, requires_grad=not self.is_frozen)
 
     def output_bias(self, vocabulary_size: int) -> Tensor | None:
-        """Return the bias (V,) of the output layer of a pretrained model; None if it has none."""
-        if not self.options.is_pretrained or self._output_bias is None:
+        """Return the bias (V,) of the output layer of a pretrained model.
+
+        Ids that the model does not have, whose rows are those of the end of a text, have the bias `UNUSED_BIAS`.
+        """
+        if not self.options.is_pretrained:
             return None
-        bias = self._output_bias.detach().float()
-        return torch.cat([bias, bias.new_zeros(max(0, vocabulary_size - len(bias)))])[:vocabulary_size]
+        table = self._tables[1]
+        bias = torch.zeros_like(table[:, 0]) if self._output_bias is None else self._output_bias
+        bias = bias.detach().float()
+        unused = bias.new_full((max(0, vocabulary_size - len(bias)),), UNUSED_BIAS)
+        return torch.cat([bias, unused])[:vocabulary_size]
 
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
         if not self.has_changes:

@@ -156,29 +156,11 @@ def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
         raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")
     if any(shift.scale is not None for _, shift in fixed.maps()):
         raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
-    if fixed.run.model.specials.end >= config.vocab_size:
+    if fixed.run.model.specials.end >= fixed.base_vocabulary_size:
         raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")
     if is_gguf and config.model_type not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise UserError(f"gguf-lora: expected a base of the architecture {known}, got {config.model_type}; use merged")
-
-
-def start_id(fixed: FixedContext) -> int:
-    """Return the token of the base with the same embedding as the start token of the run.
-
-    If the base has no start token, the run has a start token of its own with the embedding of the end token.
-    """
-    config = fixed.backbone.base.config.get_text_config(decoder=True)
-    if fixed.run.model.specials.start < config.vocab_size:
-        return fixed.run.model.specials.start
-    end = config.eos_token_id
-    return int(end[0] if isinstance(end, list) else end or 0)
-
-
-def describe_start(fixed: FixedContext) -> str:
-    """Return a sentence about the token that must precede each text."""
-    token_id = start_id(fixed)
-    return f"put the token {fixed.run.tokenizer.tokens[token_id]} (id {token_id}) before each text, as in training"
 
 
 def gguf_tensors(changes: list[LowRankChange], config: Any) -> Iterator[tuple[str, Any, Any]]:

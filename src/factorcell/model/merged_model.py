@@ -115,13 +115,12 @@ def write_merged_model(fixed: FixedContext, folder: Path) -> None:
 
 def _with_biases(fixed: FixedContext) -> Architecture:
     """Return the architecture of the merged model, whose maps have a bias if the context changes one."""
-    specials, model = fixed.run.model.specials, fixed.run.model
     base = Architecture.of(fixed)
     is_folded = not base.has_output_bias and base.final_norm() is not None and fixed.changes_output_bias
     settings: dict[str, Any] = {
-        "vocab_size": model.vocabulary_size,
-        "bos_token_id": specials.start,
-        "eos_token_id": specials.end,
+        "vocab_size": fixed.vocabulary_size,
+        "bos_token_id": fixed.start_id,
+        "eos_token_id": fixed.run.model.specials.end,
         "pad_token_id": None,
         "tie_word_embeddings": fixed.is_tied and not is_folded,
         "dtype": fixed.backbone.maps.projections[0].weight.dtype,
@@ -134,6 +133,7 @@ def _with_biases(fixed: FixedContext) -> Architecture:
 def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tensor]:
     """Return the weights of the merged model by name, in the number type of its config."""
     backbone, model, dtype = fixed.backbone, architecture.model, architecture.config.dtype
+    size = fixed.vocabulary_size
     names = set(model.state_dict())
     inputs, outputs = map(architecture.path_of, (model.get_input_embeddings(), model.get_output_embeddings()))
     tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in backbone.base.state_dict().items()}
@@ -149,15 +149,15 @@ def _tensors(fixed: FixedContext, architecture: Architecture) -> dict[str, Tenso
         if architecture.has_bias(path):
             bias = projection.shifted_bias(shift)
             tensors[f"{path}.bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias.detach().flatten()
-    tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach().cpu()
+    tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach()[:size].cpu()
     if architecture.has_output_bias:
-        tensors[f"{outputs}.bias"] = fixed.output_bias.cpu()
+        tensors[f"{outputs}.bias"] = fixed.output_bias[:size].cpu()
     if not architecture.config.tie_word_embeddings:
-        matrix = fixed.output_matrix.float().cpu()
+        matrix = fixed.output_matrix[:size].float().cpu()
         if (norm := architecture.final_norm()) is not None and not architecture.has_output_bias:
             norm_names = f"{norm}.weight", f"{norm}.bias"
             gain, norm_bias = (tensors[name] for name in norm_names)
-            matrix = _contain_bias(matrix, gain, norm_bias, fixed.output_bias.float().cpu())
+            matrix = _contain_bias(matrix, gain, norm_bias, fixed.output_bias[:size].float().cpu())
             tensors |= {name: torch.ones_like(gain) for name in norm_names}
         tensors[f"{outputs}.weight"] = matrix
     return {name: tensor.to(dtype).cpu().contiguous() for name, tensor in tensors.items()}
@@ -173,8 +173,8 @@ def _contain_bias(matrix: Tensor, gain: Tensor, norm_bias: Tensor, bias: Tensor)
 def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
     """Raise `UserError` unless the model in `folder` gives the probabilities of the run for a random text."""
     library, run = transformers(), fixed.run
-    start = run.model.specials.start
-    random = torch.randint(run.model.vocabulary_size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    size, start = fixed.vocabulary_size, fixed.start_id
+    random = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([random.new_tensor([start]), random])[None]
     where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
     try:
@@ -184,9 +184,10 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
         raise UserError(f"{where} ({first_line(error)})") from None
     with torch.no_grad():
         logits = model.eval()(input_ids=tokens).logits[0].float()
-        expected = fixed.log_probabilities(fixed.vectors(tokens.to(run.device))[0]).cpu()
-    for scores in (logits, expected):
-        scores[:, start] = -torch.inf  # the start token is never predicted
+        expected = fixed.log_probabilities(fixed.vectors(tokens.to(run.device))[0])[:, :size].cpu()
+    if start != run.model.specials.end:
+        for scores in (logits, expected):
+            scores[:, start] = -torch.inf  # the start token is never predicted
     difference = float((logits.softmax(-1) - expected.softmax(-1)).abs().max())
     if not difference <= MAX_DIFFERENCE:
         raise UserError(f"{where}: its probabilities differ by {difference:.2g} from those of the run")

@@ -137,6 +137,8 @@ class SoftmaxHead(Head):
         )
         self.bias = nn.Parameter(torch.zeros(vocabulary_size) if sizes.bias is None else sizes.bias.clone())
         names = sizes.model.output_bias if sizes.schema.variables else ()  # of the adapted biases
+        # Without adapted biases, a frozen base keeps its own, so that other programs can read the run as a plain LoRA.
+        self.bias.requires_grad_(embedding.requires_grad or bool(names))
         self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and bool(sizes.schema.categories)
         self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None

@@ -29,6 +29,7 @@ from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
+from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions
@@ -153,6 +154,8 @@ def train_with_notices(
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
     emit_notice(notify, run.model.describe_size())
+    if getattr(run.config.backbone, "base_precision", "") == BFLOAT16:
+        emit_notice(notify, "the frozen base is stored in bfloat16; --base-precision sets it")
     for line in data_warnings(corpus, dev):
         emit_notice(notify, line)
     was_complete = resume and (run.folder / "training.json").exists()

@@ -1,0 +1,116 @@
+"""Mistakes with context adapters are refused in one line, or reported in a notice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
+from factorcell.config import Notice
+from factorcell.data.schema import ContextSchema
+from tests.model.test_context_model import CONTEXTS, LAYERS, ROWS, SCHEMA, SIZES, new_base, new_model
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(3, 30, (4, 7), generator=torch.Generator().manual_seed(3))
+
+
+def test_adapters_of_another_base_are_refused(tmp_path: Path) -> None:
+    new_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"expected a base of type llama, as in training, got gpt2"):
+        ContextModel.from_pretrained(new_base("gpt2"), tmp_path)
+    larger = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(num_key_value_heads=1, **{**LAYERS, "num_hidden_layers": 3}, **SIZES)
+    )
+    with pytest.raises(UserError, match="does not fit this base"):
+        ContextModel.from_pretrained(larger, tmp_path)
+    with pytest.raises(UserError, match=r"context_config\.json"):
+        ContextModel.from_pretrained(new_base("llama"), tmp_path / "absent")
+
+
+def test_a_notice_says_that_a_base_has_other_weights(tmp_path: Path) -> None:
+    new_model().save_pretrained(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        ContextModel.from_pretrained(new_base("llama").to(dtype), tmp_path)
+    other = new_base("llama")
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight.mul_(1.1)
+    with pytest.warns(Notice, match="expected the weights of the base with which the adapters were trained"):
+        ContextModel.from_pretrained(other, tmp_path)
+
+
+def test_a_notice_says_that_training_reads_no_contexts(tokens: Tensor) -> None:
+    model = new_model()
+    assert not model.training  # as the base
+    model(tokens)
+    model.train()
+    with torch.no_grad():
+        model(tokens)
+    model(tokens, context=CONTEXTS)
+    with pytest.warns(Notice, match="the adapters are trained without contexts"):
+        model(tokens)
+    get_context_model(new_base("llama"), ContextConfig(), ContextSchema()).train()(tokens)  # it has no contexts
+
+
+def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:
+    with pytest.warns(Notice, match="city: no value has 50 rows, so the column changes nothing; lower min_count"):
+        read_schema(ROWS, ["city"])
+
+
+def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
+    model = new_model()
+    errors: list[tuple[Any, str]] = [
+        (CONTEXTS[:2], r"context: expected one, or one for each of 4 texts, got 2"),
+        ({"town": "Oslo"}, r"unknown context column 'town'; choose from city, age"),
+        ({"city": "Olso"}, r"Olso.*; read_contexts\(rows, unknown=\"group\"\) reads unknown values"),
+        ("Oslo", r"context: expected columns with their values or a table of them, got 'Oslo'"),
+        (torch.zeros(4, 3), r"context: expected vectors \(texts, \d+\), got a tensor \(4, 3\)"),
+    ]
+    for context, message in errors:
+        with pytest.raises(UserError, match=message):
+            model(tokens, context=context)
+    for call in (model, model.generate):
+        with pytest.raises(UserError, match="contexts: unknown argument; expected context"):
+            call(tokens, contexts=CONTEXTS)
+    with pytest.raises(UserError, match=r"context: expected one, got 4"):
+        model.merge_and_unload(CONTEXTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
+        ({"alpha": -1.0}, "alpha: expected a number above 0"),
+        ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
+        ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
+        ({"adapt": ["lora"]}, "lora"),
+        ({"adapt": "factor"}, "adapt: expected a list of names, got 'factor'"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        get_context_model(new_base("llama"), ContextConfig(**options), SCHEMA)
+
+
+def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: Path) -> None:
+    for model in ("models/llama", torch.nn.Linear(2, 2), new_base("llama").model):
+        with pytest.raises(
+            UserError, match=f"expected a causal language model of transformers, got {type(model).__name__}"
+        ):
+            get_context_model(model, ContextConfig(), SCHEMA)
+    with pytest.raises(UserError, match="columns: expected a list of names, got 'city'"):
+        read_schema(ROWS, "city")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: expected a folder, got a file"):
+        new_model().save_pretrained(tmp_path / "file")
+
+
+def test_a_model_gets_adapters_once() -> None:
+    base = new_base("llama")
+    get_context_model(base, ContextConfig(), SCHEMA)
+    with pytest.raises(UserError, match="expected a model without context adapters"):
+        get_context_model(base, ContextConfig(), SCHEMA)
