@@ -318,9 +318,9 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
         (with_users, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
         (protected, ""),
     ]:
-        line = fitted.notices(2.0, config, is_saved=False, stopped_early=False)[-1]
+        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=False)[-1]
         assert line.endswith(f"train longer (this training made 2 passes){remedy}")
-        line = fitted.notices(2.0, config, is_saved=False, stopped_early=True)[-1]
+        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=True)[-1]
         assert line.endswith(remedy.removeprefix(", or ") or "train on more texts")
         assert "train longer" not in line
 

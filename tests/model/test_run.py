@@ -124,3 +124,17 @@ def test_run_can_be_created_in_an_empty_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", run.config, run.tokenizer, run.schema).folder == tmp_path / "empty"
+
+
+@pytest.mark.parametrize(("best_step", "has_stopped"), [(10, True), (20, True), (30, False)])
+def test_a_run_stopped_improving_if_its_last_evaluation_was_not_the_best(
+    best_step: int, has_stopped: bool, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    assert not run.stopped_improving()
+    rows = [
+        {"split": "dev", "step": step, "steps": 30, "best": 5.0 - 0.1 * (min(step, best_step) // 10)}
+        for step in (10, 20, 30)
+    ]
+    files.write_rows(run.log_path, rows)
+    assert run.stopped_improving() == has_stopped

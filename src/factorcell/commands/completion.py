@@ -123,7 +123,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     for row in blend_rows:
         _show_blend(row)
     return terminal.notify(
-        f"`factorcell replay {run.folder} TABLE` measures learning and blend on texts of other users"
+        f"`factorcell replay {run.folder} TABLE --out FOLDER` measures learning and blend on texts of other users"
     )
 
 

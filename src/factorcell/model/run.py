@@ -289,6 +289,11 @@ class Run(TextModel):
         log = self.log()
         return bool(log) and log[-1]["step"] < log[-1]["steps"]
 
+    def stopped_improving(self) -> bool:
+        """Return whether more steps would hardly help, because the best evaluation of the training was not the last."""
+        best = self.best_evaluation()
+        return best is not None and bool(best["step"] < self.log()[-1]["step"])
+
     def training_minutes(self) -> float:
         """Return the duration of training in minutes, up to the last row of the training log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60

@@ -199,7 +199,7 @@ def _evaluate_mixture(
     ngram = NGram.open(ngram_folder)
     fitted = fit_mixture(run, *read_corpora(source, dev, run.config, progress=False), ngram)
     for line in fitted.notices(
-        run.config.training.epochs, run.config, is_saved=False, stopped_early=run.stopped_early()
+        run.config.training.epochs, run.config, is_saved=False, stopped_improving=run.stopped_improving()
     ):
         emit_notice(notify, f"{run.folder.name}: {line}")
     run.mixture = fitted.mixture

@@ -190,7 +190,7 @@ def mix_with_ngrams(
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
     for line in fitted.notices(
-        _passes_made(run, corpus), run.config, is_saved=is_saved, stopped_early=run.stopped_early()
+        _passes_made(run, corpus), run.config, is_saved=is_saved, stopped_improving=run.stopped_improving()
     ):
         emit_notice(notify, line)
     return {**fitted.to_row(), "is_saved": is_saved}

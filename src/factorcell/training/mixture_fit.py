@@ -73,7 +73,7 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notices(self, passes: float, config: Config, *, is_saved: bool, stopped_early: bool) -> list[str]:
+    def notices(self, passes: float, config: Config, *, is_saved: bool, stopped_improving: bool) -> list[str]:
         """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
 
         Args:
@@ -81,7 +81,7 @@ class MixtureFit:
             config: The config of the run. If the run distinguishes users, no preset makes a mixture; if `min_users` is
                 set, no option does.
             is_saved: Whether the run predicts with the mixture.
-            stopped_early: Whether the training stopped early, so that a longer one would not help.
+            stopped_improving: Whether the training stopped to improve, so that a longer one would not help.
         """
         gain = self.gain.to_text(".1f", 100.0, "%")
         line = (
@@ -95,7 +95,7 @@ class MixtureFit:
         passes_text = "1 pass" if passes == 1 else f"{passes:g} passes"
         is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
         weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        remedies = [] if stopped_early else [f"train longer (this training made {passes_text})"]
+        remedies = [] if stopped_improving else [f"train longer (this training made {passes_text})"]
         if not config.training.min_users:
             rare_texts = "--ngram-mixture, which reproduces rare texts of users"
             options = rare_texts if config.data.user else "--ngram-mixture or --preset best"
