@@ -92,6 +92,8 @@ def test_other_columns_of_a_data_frame_are_context() -> None:
     assert not np.array_equal(model.predict_proba(changed), without_labels)
     with pytest.raises(UserError, match="no column 'review'"):
         model.predict(frame[["stars"]])
+    with pytest.raises(UserError, match="to read a text, pass a list of texts"):
+        ContextClassifier().fit("lovely stay", ["a"])
     with pytest.raises(UserError, match="the column name 'class' is reserved"):
         classifier(text="review").fit(frame, LABELS)
 

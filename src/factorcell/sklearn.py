@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from factorcell import lock
 from factorcell.config import DataConfig, UserError
 from factorcell.data.rows import distinct_category_names, to_texts
-from factorcell.data.tables import open_table
+from factorcell.data.tables import UnknownKindError, open_table
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
@@ -150,7 +150,10 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = source[:, 0]  # an array of texts with one column
         if (texts := to_texts(source)) is not None:
             return {self.text: texts}
-        table = open_table(source)
+        try:
+            table = open_table(source)
+        except UnknownKindError as error:
+            raise error.with_message(f"{error.message}; to read a text, pass a list of texts") from None
         if self.text not in table.columns:
             raise table.missing_column_error(self.text)
         columns: Columns = {name: [] for name in table.columns}
