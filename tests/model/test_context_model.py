@@ -206,6 +206,12 @@ def test_compiled_model_has_one_graph_and_the_same_logits(tokens: Tensor) -> Non
         torch.testing.assert_close(logits, model(tokens, context=contexts).logits, atol=1e-5, rtol=1e-5)
 
 
+def test_compiled_model_reads_contexts_outside_of_its_graph(tokens: Tensor) -> None:
+    model = new_model()
+    logits = torch.compile(model, backend="eager")(tokens, context=CONTEXTS, use_cache=False).logits
+    torch.testing.assert_close(logits, model(tokens, context=CONTEXTS).logits, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # PEFT reads this deprecated attribute
 def test_without_variables_the_adapters_are_a_lora_of_peft(tokens: Tensor) -> None:
     model = get_context_model(new_base("llama"), ContextConfig(rank=2, shared_rank=3, alpha=6), ContextSchema())

@@ -195,6 +195,11 @@ class ContextModel(nn.Module):
         """
         return self._reader.read_table(source, unknown)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _read(self, context: Any) -> Context:
+        """Return the contexts of a mapping or a table; `torch.compile` does not compile this method."""
+        return self._reader.read_mappings({} if context is None else context)
+
     def context_vectors(self, context: Any = None) -> Tensor:
         """Return the context vectors (B, K) of contexts, or (1, K) of one context; `context` is as for `forward`."""
         if isinstance(context, Tensor):
@@ -203,7 +208,7 @@ class ContextModel(nn.Module):
                 raise UserError(f"context: expected vectors (texts, {size}), got a tensor {tuple(context.shape)}")
             return context
         if not isinstance(context, Context):
-            context = self._reader.read_mappings({} if context is None else context)
+            context = self._read(context)
         if self.encoder is None:
             return torch.zeros(len(context), 0, device=self.base.device)
         return cast(Tensor, self.encoder(context.to(self.base.device)))
