@@ -206,6 +206,7 @@ def test_compiled_model_has_one_graph_and_the_same_logits(tokens: Tensor) -> Non
         torch.testing.assert_close(logits, model(tokens, context=contexts).logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch reads it where a graph ends
 def test_compiled_model_reads_contexts_outside_of_its_graph(tokens: Tensor) -> None:
     model = new_model()
     logits = torch.compile(model, backend="eager")(tokens, context=CONTEXTS, use_cache=False).logits
