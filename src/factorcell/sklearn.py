@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from factorcell import lock
 from factorcell.config import DataConfig, UserError
+from factorcell.data.chunks import UnknownKindError
 from factorcell.data.rows import distinct_category_names, to_texts
-from factorcell.data.tables import UnknownKindError, open_table
+from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
