@@ -156,6 +156,7 @@ def test_a_damaged_gguf_file_is_refused(name: str, folder: Path, capfd: pytest.C
         ("--base two\nlines", "base"),
         ("--base a/b/c", "no such file or folder"),
         ("--base ../..", "config.json"),
+        ("--base ./base --model unadapted --shared-rank 0", "expected weights to train, got a frozen base without ad"),
     ],
 )
 def test_an_unusable_base_is_refused(

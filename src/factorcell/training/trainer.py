@@ -94,6 +94,9 @@ class Trainer:
         self.progress, self.raises_if_not_finite = Progress(), True
         self.stop = Stop()
         self.parameters = run.model.own_parameters()
+        if not self.parameters:
+            problem = "expected weights to train, got a frozen base without adapters and shared LoRA"
+            raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
