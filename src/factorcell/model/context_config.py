@@ -75,9 +75,17 @@ def base_values(base: Any) -> Tensor:
 
 def warn_of_other_base(values: Tensor, expected: Tensor, folder: Path) -> None:
     """Emit a `Notice` if the values (N,) of a base are not those of the base that the adapters in `folder` had."""
-    both = torch.stack([values, expected]) if len(values) == len(expected) else torch.tensor([[0.0], [1.0]])
-    first, second = both[:, both.isfinite().all(0)]
-    scale = float(second.abs().max()) if len(second) else 0.0
-    if not torch.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE * TOLERANCE * scale):
+    if not _are_equal(values, expected):
         problem = "expected the weights of the base with which the adapters were trained, got others"
         warnings.warn(Notice(f"{folder}: {problem}; predictions will be worse"), stacklevel=3)
+
+
+def _are_equal(values: Tensor, expected: Tensor) -> bool:
+    """Return whether the values (N,) of two bases are equal, up to the rounding of a number type."""
+    if len(values) != len(expected):
+        return False
+    is_known = values.isfinite() & expected.isfinite()
+    if not is_known.any():
+        return True
+    largest = float(expected[is_known].abs().max())
+    return torch.allclose(values[is_known], expected[is_known], rtol=TOLERANCE, atol=TOLERANCE**2 * largest)

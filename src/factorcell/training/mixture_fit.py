@@ -81,7 +81,7 @@ class MixtureFit:
             config: The config of the run. If the run distinguishes users, no preset makes a mixture; if `min_users` is
                 set, no option does.
             is_saved: Whether the run predicts with the mixture.
-            stopped_improving: Whether the training stopped to improve, so that a longer one would not help.
+            stopped_improving: Whether the training stopped improving, so that a longer one would not help.
         """
         gain = self.gain.to_text(".1f", 100.0, "%")
         line = (
