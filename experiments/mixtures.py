@@ -1,6 +1,6 @@
 """The n-gram mixture of `train --preset best`, and its combination with a linear classifier, on the sets of tacl.py.
 
-    python experiments/mixtures.py [SET ...] [--data DATA] [--out OUT] [--results RESULTS] [--minutes MINUTES]
+    python experiments/mixtures.py [SET ...] --data DATA [--out OUT] [--results RESULTS] [--minutes MINUTES]
 
 A run is trained for each set with the command that a user would type. It is measured with its mixture and without:
 perplexity, accuracy by Bayes' rule, reading time, and completion where the tokens are characters. OUT/mixtures has the

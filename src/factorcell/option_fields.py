@@ -258,6 +258,16 @@ class HuggingFaceOptions(KindOptions):
         """Whether `base` names a pretrained model: a name with a slash, or a GGUF file; others are architectures."""
         return "/" in self.base or os.sep in self.base or self.base.endswith(".gguf")
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the weights of a pretrained model stay as they are."""
+        return self.is_pretrained and not self.train_base
+
+    @property
+    def is_frozen_in_bfloat16(self) -> bool:
+        """Whether the frozen weights of a pretrained model are stored in bfloat16."""
+        return self.is_frozen and self.base_precision == "bfloat16"
+
 
 @dataclass(frozen=True)
 class SoftmaxOptions(KindOptions):

@@ -154,7 +154,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             table = open_table(source)
         except UnknownKindError as error:
-            raise error.with_message(f"{error.message}; to read a text, pass a list of texts") from None
+            raise error.with_remedy_for_texts() from None
         if self.text not in table.columns:
             raise table.missing_column_error(self.text)
         columns: Columns = {name: [] for name in table.columns}

@@ -23,6 +23,10 @@ Chunk = dict[str, list[Any]]
 class UnknownKindError(UserError):
     """The error about a path that is neither a table file nor a folder of Parquet files."""
 
+    def with_remedy_for_texts(self) -> UserError:
+        """Return this error for a caller that also accepts texts, because the path may be a text."""
+        return self.with_message(f"{self.message}; to read a text, pass a list of texts")
+
 
 @dataclass(frozen=True)
 class Table:

@@ -13,7 +13,6 @@ from torch import nn
 
 from factorcell import pretrained
 from factorcell.config import UserError
-from factorcell.model.precision import BFLOAT16
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.pretrained import (
     INSTALL,
@@ -50,8 +49,7 @@ def new_base(options: HuggingFaceOptions) -> Any:
     source = find_source(options.base)
     if torch.get_default_device().type == "meta":
         return _from_config(read_config(source))
-    is_bfloat16 = options.base_precision == BFLOAT16 and not options.train_base
-    precision = torch.bfloat16 if is_bfloat16 else torch.float32
+    precision = torch.bfloat16 if options.is_frozen_in_bfloat16 else torch.float32
     model = _load(source, source.version(), options.base_digest, precision)
     if options.train_base:
         return copy.deepcopy(model)

@@ -21,7 +21,6 @@ from factorcell.data.transformers_tokenizer import to_transformers
 from factorcell.model import lora_files, merged_model
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.model_card import escape_markdown, has_mixture
-from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run
 
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
@@ -73,7 +72,7 @@ def export(
         if to != "merged":
             start = f"{run.tokenizer.tokens[fixed.start_id]} (id {fixed.start_id})"
             notices.append(f"put the token {start} before each text, as in training")
-        if fixed.backbone.options.base_precision == BFLOAT16:
+        if fixed.backbone.options.is_frozen_in_bfloat16:
             notices.append(
                 "the base of the run is in bfloat16 (--base-precision); a base in float32 gives slightly other logits"
             )

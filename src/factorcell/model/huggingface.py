@@ -24,7 +24,7 @@ from factorcell.model.encoder import FROZEN_BASE_STD, INITIAL_STD
 from factorcell.model.initial import normal
 from factorcell.option_fields import HuggingFaceOptions
 
-UNUSED_BIAS = -20.0  # bias of tokens that a pretrained model does not have, such as an unknown token: never predicted
+UNUSED_BIAS = -20.0  # bias of tokens that a pretrained model does not have; they are practically never predicted
 PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token embeddings in `transformers`
 
 
@@ -79,7 +79,7 @@ class HuggingFaceBackbone(Backbone):
         if not self._tables[0].is_meta:
             base_models.check_causal(self.base, options.base)
         self.base.set_input_embeddings(nn.Identity())
-        self.is_frozen = options.is_pretrained and not options.train_base
+        self.is_frozen = options.is_frozen
         self.base.requires_grad_(not self.is_frozen)
         self.context_size = sizes.context
         sizes = replace(sizes, context=sizes.context + 1)  # the context vector is followed by a constant 1
@@ -98,7 +98,7 @@ class HuggingFaceBackbone(Backbone):
     @classmethod
     def context_std(cls, options: HuggingFaceOptions) -> float:
         """Return larger embeddings for a frozen base."""
-        return FROZEN_BASE_STD if options.is_pretrained and not options.train_base else INITIAL_STD
+        return FROZEN_BASE_STD if options.is_frozen else INITIAL_STD
 
     @classmethod
     def embedding_size(cls, options: HuggingFaceOptions) -> int:

@@ -89,7 +89,7 @@ class TextModel:
         except UnknownKindError as error:
             if not isinstance(source, str):
                 raise
-            raise error.with_message(f"{error.message}; to read a text, pass a list of texts") from None
+            raise error.with_remedy_for_texts() from None
 
     def read(
         self,

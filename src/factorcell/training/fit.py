@@ -29,7 +29,6 @@ from factorcell.evaluation.text_figures import texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
-from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions
@@ -154,7 +153,7 @@ def train_with_notices(
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
     emit_notice(notify, run.model.describe_size())
-    if getattr(run.config.backbone, "base_precision", "") == BFLOAT16:
+    if isinstance(run.config.backbone, HuggingFaceOptions) and run.config.backbone.is_frozen_in_bfloat16:
         emit_notice(notify, "the frozen base is stored in bfloat16; --base-precision sets it")
     for line in data_warnings(corpus, dev):
         emit_notice(notify, line)
