@@ -15,8 +15,9 @@ from typing import Any
 from factorcell.extensions import Extensions
 from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice
 
-PREFIX = "prefix"  # an adapter that reads the context as control codes; the other adapters change weights
-ADAPTERS = ("concat", "scale", "factor", PREFIX)
+# Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
+PREFIX, NAMES = "prefix", "names"
+ADAPTERS = ("concat", "scale", "factor", PREFIX, NAMES)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
@@ -34,7 +35,8 @@ CHOICE_HELP = {
     "prompt_history": "read this many earlier texts of the user before the text (only with user)",
     "adapt": (
         "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
-        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text"
+        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text, names: reads "
+        "the names of categories, such as city: Oslo, before the text"
     ),
     "output_bias": (
         "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "

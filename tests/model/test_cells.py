@@ -98,7 +98,7 @@ def normalize(cell: Cell, index: int, values: Array) -> Array:
 
 
 def test_names_equal_those_of_the_config() -> None:
-    assert (*ADAPTERS, "prefix") == ADAPTER_NAMES
+    assert (*ADAPTERS, "prefix", "names") == ADAPTER_NAMES
     assert tuple(CELLS) == CELL_NAMES
 
 

@@ -89,6 +89,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
         ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
         ({"adapt": ["lora"]}, "lora"),
         ({"adapt": "factor"}, "adapt: expected a list of names, got 'factor'"),
+        ({"adapt": ["factor", "names"]}, "adapt: expected adapters that change weights, such as factor, got names"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:

@@ -101,6 +101,26 @@ def test_peft_loads_the_lora_and_gives_the_probabilities_of_the_run(
     assert float((first - second).abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("to", ["lora", "merged"])
+def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_path: Path) -> None:
+    run, notices = random_run(tmp_path, "llama", adapt=("names", "factor"), output_bias=(), max_tokens=20), list[str]()
+    export(run, tmp_path / "exported", to=to, context=OSLO, notify=notices.append)
+    fixed = FixedContext.of(run, OSLO, "error")
+    assert f"after the start token, put {json.dumps(fixed.names + run.tokenizer.tokens[fixed.start_id])}" in notices[-1]
+    start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
+    exported = (
+        load_lora(tmp_path / "llama", tmp_path / "exported")
+        if to == "lora"
+        else transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    )
+    tokens = tokens_of(run)
+    all_tokens = torch.cat([torch.tensor([[start, *names]]), tokens], dim=1)
+    expected, actual = run_log_probs(run, OSLO, tokens), exported_log_probs(exported, all_tokens)[1 + len(names) :]
+    others = [token for token in range(len(run.tokenizer)) if token != start]
+    actual, expected = (torch.log_softmax(log_probs[:, others], dim=-1) for log_probs in (actual, expected))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_columns_without_a_value_have_their_expected_value(tmp_path: Path) -> None:
     run = random_run(tmp_path, "llama")
     run.export(tmp_path / "lora")

@@ -163,7 +163,7 @@ def test_a_sampled_loss_reads_prompts_from_the_same_rows_as_texts() -> None:
     run = make_run(("city",))
     batch = batch_of(run, [{**row, "text": "a"} for row in make_rows()])
     samples = Proposal.by_rank(run.tokenizer, 2).draw()
-    sampled_rows = run.model.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
+    sampled_rows = run.model.sampled_rows(batch, samples)
     row_values = [
         [table[rows].detach().requires_grad_() for table in tables]
         for rows, tables in zip(sampled_rows.rows, run.model.head.row_tables(), strict=True)

@@ -14,7 +14,7 @@ from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
-from factorcell.option_fields import ADAPTERS
+from factorcell.option_fields import ADAPTERS, NAMES, PREFIX
 from factorcell.training import proximal
 from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, select_parts
@@ -42,12 +42,12 @@ def test_every_parameter_has_a_part(
 ) -> None:
     model = small_runs.make_run(tmp_path / "run", adapt=adapt, output_bias=output_bias, layer_norm=layer_norm).model
     parts = {name: part_of(name) for name, _ in model.named_parameters()}
-    assert set(parts.values()) == set(PARTS) - (set() if adapt or output_bias else {"context"})
+    assert set(parts.values()) == set(PARTS) - (set() if {*adapt} - {NAMES} or output_bias else {"context"})
     assert parts["embedding"] == "embedding"
     cells = {name: part for name, part in parts.items() if name.startswith("backbone.")}
     assert {part for name, part in cells.items() if ".adapters." in name} == ({"context"} & set(cells.values()))
     assert {part for name, part in cells.items() if ".adapters." not in name} == {"backbone"}
-    assert ("context" in cells.values()) == (bool(adapt) and adapt != ("prefix",))
+    assert ("context" in cells.values()) == bool({*adapt} - {PREFIX, NAMES})
     assert {parts[name] for name in parts if "bias" in name and name.startswith("head.")} == {"output_bias"}
     assert parts["head.projection"] == "projection"
     assert select_parts(model, ["all"]) == tuple(part for part in PARTS if part in parts.values())

@@ -44,10 +44,6 @@ class Batch:
     context: Context
     rows: Tensor
 
-    def read_tokens(self) -> Tensor:
-        """Return the ids of all tokens of the texts and of their prompts, in one dimension."""
-        return torch.cat([self.tokens.flatten(), *(prompt.ids for prompt in self.context.prompts)])
-
     def mask(self) -> Tensor:
         """Return a mask (B, T) that is true at targets and false at padding."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]

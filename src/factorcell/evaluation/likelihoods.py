@@ -29,6 +29,7 @@ from factorcell.data.values import category_name, to_number
 from factorcell.model.language_model import Conditioning
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import MAX_BATCH_TOKENS, Run
+from factorcell.option_fields import NAMES
 from factorcell.progress import progress_bar
 
 Floats = NDArray[np.float64]
@@ -61,14 +62,15 @@ def log_likelihoods(
         The log likelihoods in nats (B, K).
 
     Raises:
-        UserError: The run is not adapted (all candidates would be equally likely), or a candidate has an unknown
-            variable or value.
+        UserError: The run is not adapted (all candidates would be equally likely), a candidate has an unknown variable
+            or value, or the run also reads the column of a candidate as text.
     """
     limits.check(samples=samples, seed=seed)
     check_choice("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
     check_adapted(run)
+    _check_not_revealed(run, candidates[0])
     if samples and run.mixture is not None:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
@@ -174,6 +176,18 @@ def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDA
     categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
     numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
+
+
+def _check_not_revealed(run: Run, candidate: Mapping[str, Any]) -> None:
+    """Raise a `UserError` if the run also reads a column of a candidate as text, which the candidates do not change."""
+    for name in candidate:
+        column = run.schema.variable(name).source_column
+        for variable in (*run.schema.prompts, *run.schema.texts):
+            if variable.source_column == column and variable.name != name:
+                raise UserError(
+                    f"{name}: {run.folder.name} also reads the column {column} as {variable.kind}, which would reveal "
+                    f"the answer; train with the adapter {NAMES} instead of the kind {variable.kind}"
+                )
 
 
 def check_adapted(run: Run) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.initial import normal
-from factorcell.option_fields import PREFIX
+from factorcell.option_fields import NAMES, PREFIX
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,8 @@ def new_adapters(names: Sequence[str], sizes: LayerSizes) -> dict[str, Adapter]:
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
     """Return the adapters of `config` that change weights; at rank 0, omit the adapters that need a rank."""
-    return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
+    names = (name for name in config.adapt if name not in (PREFIX, NAMES))
+    return tuple(name for name in names if config.rank or not find_adapter(name).needs_rank)
 
 
 def _check_adapter_class(name: str, adapter: type[Adapter]) -> None:

@@ -72,6 +72,9 @@ def export(
         if to != "merged":
             start = f"{run.tokenizer.tokens[fixed.start_id]} (id {fixed.start_id})"
             notices.append(f"put the token {start} before each text, as in training")
+        if fixed.name_ids:
+            names = json.dumps(fixed.names + run.tokenizer.tokens[fixed.start_id], ensure_ascii=False)
+            notices.append(f"after the start token, put {names} before each text, as in training")
         if fixed.backbone.options.is_frozen_in_bfloat16:
             notices.append(
                 "the base of the run is in bfloat16 (--base-precision); a base in float32 gives slightly other logits"

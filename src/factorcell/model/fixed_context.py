@@ -47,6 +47,7 @@ class FixedContext:
         output_matrix: M (V, H); the table of the run itself if it has no P.
         output_bias: t (V,); that of the start token, which never follows a token, is `NEVER`.
         base_output_bias: t0 (V,), the bias of the output layer of the base; zeros if it has none.
+        name_ids: The tokens of the names that the run reads before each text, between two start tokens; may be empty.
     """
 
     run: Run
@@ -55,6 +56,7 @@ class FixedContext:
     output_matrix: Tensor
     output_bias: Tensor
     base_output_bias: Tensor
+    name_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, run: Run, context: Mapping[str, Any], unknown: str) -> "FixedContext":
@@ -93,7 +95,8 @@ class FixedContext:
         base_bias = backbone.output_bias(run.model.vocabulary_size)
         base_bias = torch.zeros_like(bias) if base_bias is None else base_bias.to(run.device)
         conditions = replace(conditions, offset=None)
-        return cls(run, conditions, conditioning.start, matrix, bias.clamp(min=NEVER), base_bias)
+        names = () if run.model.names is None else tuple(run.model.names(values).ids[1:].tolist())
+        return cls(run, conditions, conditioning.start, matrix, bias.clamp(min=NEVER), base_bias, names)
 
     @property
     def backbone(self) -> HuggingFaceBackbone:
@@ -123,6 +126,11 @@ class FixedContext:
         """
         specials = self.run.model.specials
         return specials.start if specials.start < self.vocabulary_size else specials.end
+
+    @property
+    def names(self) -> str:
+        """The text of the names."""
+        return self.run.tokenizer.join(self.run.tokenizer.decode(self.name_ids))
 
     @property
     def is_tied(self) -> bool:

@@ -31,7 +31,8 @@ from factorcell.model.huggingface import HuggingFaceBackbone
 from factorcell.model.initial import normal
 from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
+from factorcell.model.value_names import ValueNames
+from factorcell.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
@@ -45,7 +46,7 @@ class Conditioning:
 
     Attributes:
         conditions: The conditions of the backbone.
-        start: The state of the backbone before the start token of the text, after control codes and prompts.
+        start: The state of the backbone before the start token of the text, after control codes, names and prompts.
         head: The conditions of the head.
     """
 
@@ -77,7 +78,7 @@ def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> 
     if limit is not None and max_tokens + prefix_length > limit:
         raise UserError(
             f"max_tokens: expected at most {limit - prefix_length:,}, because the base reads at most {limit:,} tokens "
-            f"with prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
+            f"with names, prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
         )
 
 
@@ -95,15 +96,21 @@ class LanguageModel(nn.Module):
         vocabulary_size: The number of tokens, V.
         schema: The context variables.
         specials: The ids of special tokens.
+        names: The names of values that the model reads before each text; None if it reads none.
     """
 
     def __init__(
-        self, config: Config, vocabulary_size: int, schema: ContextSchema, specials: Specials = SPECIAL_IDS
+        self,
+        config: Config,
+        vocabulary_size: int,
+        schema: ContextSchema,
+        specials: Specials = SPECIAL_IDS,
+        names: ValueNames | None = None,
     ) -> None:
         compute_on_one_thread_after_fork()
         super().__init__()
         model = config.model
-        self.config, self.specials = model, specials
+        self.config, self.specials, self.names = model, specials, names
         embedded = schema.embedded
         adapt = weight_adapters(model) if embedded.variables else ()
         has_encoder = bool(embedded.variables and (adapt or model.output_bias))
@@ -112,13 +119,14 @@ class LanguageModel(nn.Module):
         self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
-        self.is_adapted = has_encoder or self.prefix is not None or bool(schema.prompts)
+        has_prompts = bool(schema.prompts or (embedded.variables and NAMES in model.adapt))
+        self.is_adapted = has_encoder or self.prefix is not None or has_prompts
         self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
         code_count = 0 if self.prefix is None else len(embedded.variables)
-        prompt_tokens = config.data.max_prompt_tokens * len(schema.prompts)
+        prompt_tokens = config.data.max_prompt_tokens * len(schema.prompts) + (names.max_length if names else 0)
         _check_max_tokens(config, self.backbone.max_tokens, code_count + prompt_tokens)
         output_table, is_pretrained = self.embedding, False
         if (tables := self.backbone.token_tables(vocabulary_size)) is not None:
@@ -159,7 +167,7 @@ class LanguageModel(nn.Module):
             override: Embeddings (B, k) by names of variables, which replace the embeddings of these variables.
             packed: The result of `backbone.pack` for the current weights. It saves time if the same weights are used in
                 many calls with few texts each.
-            embed: Returns the embeddings of the tokens of prompts; by default those of `embedding`.
+            embed: Returns the embeddings of the tokens of names and prompts; by default those of `embedding`.
 
         Raises:
             UserError: `override` names an unknown variable, or the model has control codes.
@@ -172,12 +180,17 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
-        if any(len(prompt.ids) for prompt in context.prompts):
-            tokens = reduce(IdLists.join, context.prompts)
+        prompts = self._read_before_text(context)
+        if any(len(prompt.ids) for prompt in prompts):
+            tokens = reduce(IdLists.join, prompts)
             ids = tokens.padded().clamp(min=0)
             inputs = F.embedding(ids, self.embedding) if embed is None else embed(ids)
             _, start = self.backbone(inputs, conditions, start, tokens.sizes)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
+
+    def _read_before_text(self, context: Context) -> tuple[IdLists, ...]:
+        """Return the names and prompts of B texts."""
+        return context.prompts if self.names is None else (self.names(context), *context.prompts)
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
         """Multiply the changes of weights into the weights, which saves time if a context has many tokens.
@@ -217,6 +230,13 @@ class LanguageModel(nn.Module):
             nats.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
         return torch.cat(nats, 1).masked_fill(~batch.mask(), 0.0)
 
+    def sampled_rows(self, batch: Batch, samples: Samples) -> SampledRows:
+        """Return the rows that a step with a sampled loss reads of the tables in `head.row_tables`."""
+        read_ids = [tokens.ids for tokens in self._read_before_text(batch.context)]
+        tokens = torch.cat([batch.tokens.flatten(), *read_ids])
+        rows: SampledRows = self.head.sampled_rows(tokens, samples, batch.context.categories)
+        return rows
+
     def sampled_nats(
         self,
         batch: Batch,
@@ -238,7 +258,7 @@ class LanguageModel(nn.Module):
         Returns:
             Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
         """
-        sampled_rows = sampled_rows or self.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
+        sampled_rows = sampled_rows or self.sampled_rows(batch, samples)
         # Without values from the caller, read them here: gradients then exist for whole tables.
         row_values = row_values or [
             [F.embedding(rows, table) for table in tables]

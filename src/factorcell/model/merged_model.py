@@ -176,6 +176,7 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
     size, start = fixed.vocabulary_size, fixed.start_id
     random = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([random.new_tensor([start]), random])[None]
+    names = tokens.new_tensor([[start, *fixed.name_ids] if fixed.name_ids else []])
     where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
     try:
         with quiet(library):
@@ -183,7 +184,7 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
     except Exception as error:  # architectures refuse weights with errors of many kinds
         raise UserError(f"{where} ({first_line(error)})") from None
     with torch.no_grad():
-        logits = model.eval()(input_ids=tokens).logits[0].float()
+        logits = model.eval()(input_ids=torch.cat([names, tokens], dim=1)).logits[0, names.shape[1] :].float()
         expected = fixed.log_probabilities(fixed.vectors(tokens.to(run.device))[0])[:, :size].cpu()
     if start != run.model.specials.end:
         for scores in (logits, expected):

@@ -34,6 +34,7 @@ from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 from factorcell.model.reading import TextModel
 from factorcell.model.scoring import score_rows
+from factorcell.model.value_names import find_names
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 # Numbers of texts, and of tokens per text, with which the faster precision and the faster device are measured.
@@ -92,7 +93,8 @@ class Run(TextModel):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
             sizes.check_memory(config, len(tokenizer), schema)
-            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
+            names = find_names(config, schema, tokenizer)
+            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names)
         self.model.eval()
         self.mixture: NGramMixture | None = None
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""

@@ -236,7 +236,7 @@ class Trainer:
             samples = self.proposal.draw() if self.proposal else None
             sampled_rows, row_values = None, []
             if samples and self.row_optimizers:
-                sampled_rows = model.head.sampled_rows(batch.read_tokens(), samples, batch.context.categories)
+                sampled_rows = model.sampled_rows(batch, samples)
                 for row_optimizer, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
                     row_optimizer.catch_up(step, rows)
                     row_values.append(row_optimizer.read(rows))
