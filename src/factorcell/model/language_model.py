@@ -32,7 +32,7 @@ from factorcell.model.initial import normal
 from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.model.value_names import ValueNames
-from factorcell.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
+from factorcell.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
@@ -119,8 +119,8 @@ class LanguageModel(nn.Module):
         self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
-        has_prompts = bool(schema.prompts or (embedded.variables and NAMES in model.adapt))
-        self.is_adapted = has_encoder or self.prefix is not None or has_prompts
+        reads_text = bool(schema.prompts) or names is not None
+        self.is_adapted = has_encoder or self.prefix is not None or reads_text
         self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
