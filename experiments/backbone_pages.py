@@ -11,11 +11,12 @@ from aggregate import Rows, interval, number
 from backbone_measures import BITS, FREQUENCIES, POSITIONS
 from backbones import BACKBONES, SPEC
 from columns import markdown
+from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import Ratios
 from figures import Read
 
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
-METHODS = tuple(SPEC["methods"])
+METHODS, SETS = tuple(SPEC["methods"]), tuple(SPEC["sets"])
 CURVE_METHOD = "factor+concat+bias"
 MIN_SEEDS, FIRST_SEED = 3, 0
 DETERMINISTIC = "linear"  # the method that is trained with one seed
@@ -55,14 +56,40 @@ def figure(rows: Rows, name: str, key: str, form: str = ".3f", scale: float = 1.
 
 
 def difference(rows: Rows, name: str, key: str, base: str, form: str = "+.3f", scale: float = 1.0) -> str:
-    """Format the difference from the method `base`, of the seeds that both have, if at least three, else the first."""
+    """Format the difference from the method `base`."""
+    return interval(difference_from(rows, name, key, base), form.removeprefix("+"), scale)
+
+
+def difference_from(rows: Rows, name: str, key: str, base: str) -> Interval | None:
+    """Return the difference from the method `base`, of the seeds that both have, if at least three, else the first."""
     if name == base or base not in rows or name not in rows:
-        return ""
+        return None
     seeds = [{row["seed"] for row in rows.trainings[method]} for method in (name, base) if method != DETERMINISTIC]
     common = set.intersection(*seeds)
     common = common if len(common) >= MIN_SEEDS else {FIRST_SEED}
     rows = Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
-    return interval(rows.difference(name, key, base), form.removeprefix("+"), scale)
+    return rows.difference(name, key, base)
+
+
+def best_methods(read: Read) -> str:
+    """Return, for each backbone and set, the methods whose bits per byte are not significantly above the lowest."""
+    lines = []
+    for backbone in (name for name in BACKBONES if BACKBONES[name].on_page):
+        cells = [lowest(rows_of(read, name, backbone)) for name in SETS]
+        lines.append([backbone, *cells])
+    return table(["backbone", *SETS], [line for line in lines if any(line[1:])])
+
+
+def lowest(rows: Rows) -> str:
+    """List the method with the lowest bits per byte, and those that are not significantly worse."""
+    means = {name: mean[0] for name in rows if (mean := rows.mean(name, BITS))}
+    if not means:
+        return ""
+    best = min(means, key=means.__getitem__)
+    equals = [
+        name for name in METHODS if (other := difference_from(rows, name, BITS, best)) and not (other.low or 0) > 0
+    ]
+    return ", ".join(f"`{name}`" for name in (best, *equals))
 
 
 def by_method(read: Read, backbone: str, cell: Cell) -> str:
@@ -128,7 +155,7 @@ def parameters(rows: Rows, name: str) -> str:
     return f"{count} ({sizes})" if sizes and count != "0" else count
 
 
-MAKERS: dict[str, Callable[[Read], str]] = {"machines": runs, "curve": curve}
+MAKERS: dict[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs, "curve": curve}
 for backbone in BACKBONES:
     if not BACKBONES[backbone].on_page:
         continue

@@ -276,3 +276,15 @@ def test_tables_have_a_line_for_each_method_and_its_interval() -> None:
     [line] = makers["minus baseline, recurrent"](lambda *_: Rows(rows)).splitlines()[2:]
     assert line.startswith("| factor | -0.")
     assert makers["accuracy, smollm2"](lambda *_: Rows(rows)) == backbone_pages.NOT_MEASURED
+
+
+def test_best_methods_are_the_lowest_and_those_that_do_not_differ_from_it() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(20, 60, 50).astype(float)
+    rows = []
+    for method, level in (("none", 2.0), ("factor", 1.502), ("scale", 1.5)):
+        bits = TextSums("k", sizes * level + random.normal(0, 1, 50), sizes)
+        row = {"row": f"agnews recurrent {method}", "seed": 0, "sums": {"bits_per_byte": study.group_sums(bits)}}
+        rows.append({**row, "bits_per_byte": level})
+    [line] = backbone_pages.best_methods(lambda *_: Rows(rows)).splitlines()[2:]
+    assert line == "| recurrent | `scale`, `factor` |  |  |  |  |"
