@@ -51,6 +51,12 @@ def test_the_time_left_is_not_estimated_from_one_item(
     assert all("?" not in line for line in others)
 
 
+@pytest.mark.parametrize(("seconds", "rate"), [(2, " 5.00 rows/s"), (25, " 2.50 s/rows")])
+def test_rates_below_one_have_a_readable_unit(seconds: int, rate: str) -> None:
+    bar = progress_bar(desc="reading", unit="rows", show=False)
+    assert f", {rate}]" in bar.format_meter(10, 20, seconds, unit=" rows")
+
+
 def test_description_and_postfix_can_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

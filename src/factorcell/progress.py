@@ -63,6 +63,11 @@ def _bar_class() -> Any:
     class Bar(tqdm):  # type: ignore[misc]
         monitor_interval = 0  # tqdm starts no monitor thread
 
+        @staticmethod
+        def format_meter(*arguments: Any, **options: Any) -> str:
+            # The unit begins with a space, for rates such as "3 steps/s"; tqdm writes rates below 1 as "2s/ steps".
+            return str(tqdm.format_meter(*arguments, **options)).replace("s/ ", " s/")
+
         @property
         def format_dict(self) -> dict[str, Any]:
             values = super().format_dict

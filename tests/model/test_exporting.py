@@ -23,6 +23,7 @@ from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
 from tests.model.test_huggingface import ROWS, base_model, make_config, make_run, randomize
 from tests.pretrained_models import write_pretrained
+from tests.small_runs import as_any
 
 # PEFT warns that a LoRA with biases cannot be merged, and transformers that PEFT uses an old name.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -106,8 +107,14 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     run, notices = random_run(tmp_path, "llama", adapt=("names", "factor"), output_bias=(), max_tokens=20), list[str]()
     export(run, tmp_path / "exported", to=to, context=OSLO, notify=notices.append)
     fixed = FixedContext.of(run, OSLO, "error")
-    assert f"after the start token, put {json.dumps(fixed.names + run.tokenizer.tokens[fixed.start_id])}" in notices[-1]
     start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
+    assert fixed.name_ids == tuple(names)
+    if to == "lora":
+        assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
+    else:
+        assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text; it puts the start token' in notices[-1]
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+        assert tokenizer("city: Oslo\n", "abcab")["input_ids"] == [start, *names, *tokens_of(run)[0].tolist()]
     exported = (
         load_lora(tmp_path / "llama", tmp_path / "exported")
         if to == "lora"
@@ -367,3 +374,10 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     assert "exists already" in capsys.readouterr().err
     assert main("export run other --to gguf-lora".split()) == 2
     assert "--approximate TABLE to leave out or approximate them" in capsys.readouterr().err
+
+
+def test_a_merged_model_has_no_quantization_of_its_base(tmp_path: Path) -> None:
+    run = random_run(tmp_path, "llama", **FACTOR)
+    as_any(run.model.backbone).base.config.quantization_config = {"quant_method": "gguf"}
+    export(run, tmp_path / "merged", to="merged", context=OSLO)
+    assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())

@@ -1,6 +1,7 @@
 """Tests that a model reads the names of category values as text before each text."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Batch
-from factorcell.model.model_card import describe_adaptation
+from factorcell.model.model_card import describe_adaptation, render
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
@@ -51,7 +52,7 @@ def batch_of(run: Run, rows: list[dict[str, Any]]) -> Batch:
 def names_of(row: dict[str, Any]) -> str:
     """Return the names of a row as the documentation defines them."""
     values = {"city": None if row["city"] == "Rome" else row["city"], "stars": row["stars"]}
-    return "".join(f"{column}: {value}\n" for column, value in values.items() if value is not None)
+    return "".join(f"{column}:{'' if value is None else f' {value}'}\n" for column, value in values.items())
 
 
 def nats_after_names(run: Run, row: dict[str, Any]) -> list[float]:
@@ -81,7 +82,7 @@ def test_names_equal_the_beginning_of_a_long_text_whose_targets_are_ignored(
         assert not any(text_nats[len(expected) :])
 
 
-def test_unknown_missing_and_rare_values_have_no_name(tmp_path: Path) -> None:
+def test_unknown_missing_and_rare_values_have_an_empty_name(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     assert run.model.names is not None
 
@@ -93,20 +94,24 @@ def test_unknown_missing_and_rare_values_have_no_name(tmp_path: Path) -> None:
 
     start, encode = run.tokenizer.specials.start, run.tokenizer.encode
     nothing, rare, unseen, both = read({}, {"city": "Rome"}, {"city": "Bonn"}, {"stars": "1", "city": "Nice"})
-    assert nothing == rare == unseen == []
+    assert nothing == rare == unseen == [start, *encode("city:\nstars:\n")]
     assert both == [start, *encode("city: Nice\nstars: 1\n")]
     assert read({"city": "Oslo"}, {"stars": "5"}) == [
-        [start, *encode("city: Oslo\n")],
-        [start, *encode("stars: 5\n")],
+        [start, *encode("city: Oslo\nstars:\n")],
+        [start, *encode("city:\nstars: 5\n")],
     ]
     assert run.model.names.max_length == len(both)
+    example = r'names read before each text, such as "city: (Oslo|Nice)\\nstars: 5\\n"; rare and'  # equal counts
+    assert re.match(example, run.model.names.describe())
+    assert "names read before each text" in render(run)
 
 
 def test_a_name_has_at_most_max_prompt_tokens_with_its_column(tmp_path: Path) -> None:
     run = make(tmp_path / "run", max_prompt_tokens=7)
     context = run.read([""], [{"city": "Oslo"}]).context(np.array([0]))
     assert run.model.names is not None
-    assert run.model.names(context).ids.tolist() == [run.tokenizer.specials.start, *run.tokenizer.encode("city: O")]
+    expected = [run.tokenizer.specials.start, *run.tokenizer.encode("city: Ostars:\n")]
+    assert run.model.names(context).ids.tolist() == expected
 
 
 def test_names_of_users_and_of_numbers_are_not_read(tmp_path: Path) -> None:
@@ -115,9 +120,9 @@ def test_names_of_users_and_of_numbers_are_not_read(tmp_path: Path) -> None:
     context = run.read([""], [{"city": "Oslo", "user": "u"}]).context(np.array([0]))
     assert run.model.names is not None
     assert run.model.names(context).ids[1:].tolist() == run.tokenizer.encode("city: Oslo\n")
-    with pytest.raises(UserError, match="adapt names: expected a category with frequent values, got user"):
+    with pytest.raises(UserError, match="adapt names: expected a category as context, apart from users, got user: cat"):
         make(tmp_path / "users", **{**columns, "context": ()})
-    with pytest.raises(UserError, match="adapt names: expected a category with frequent values, got city"):
+    with pytest.raises(UserError, match="adapt names: each value of city has fewer than 100 texts; lower min_context_"):
         make(tmp_path / "rare", context=("city",), min_context_count=100)
 
 

@@ -179,7 +179,12 @@ class BpeTokenizer(Tokenizer):
         return b"".join(self._bytes_by_id[token_id] for token_id in self.encode(tokens))
 
     def readable(self, token: str) -> str:
-        """Return the text of a token, with a byte of an incomplete character in hexadecimal, or a special token."""
+        """Return the text of a token, with a byte of an incomplete character in hexadecimal, or a special token.
+
+        The end token of a pretrained tokenizer has the same form as in other tokenizers.
+        """
+        if token == self.tokens[self.specials.end]:
+            return SPECIAL_TOKENS[SPECIAL_IDS.end]
         return self._to_bytes([token]).decode("utf-8", "backslashreplace") or token
 
     def encode(self, tokens: Iterable[str]) -> list[int]:

@@ -258,6 +258,8 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
         if name in names or (kind is None and is_repeated):
             is_user_or_time = column in (config.user, config.time)
             remedy = "--user or --time already adds it" if is_user_or_time else "set a different kind for each use"
+            if kind is None and not is_user_or_time:
+                remedy += f", such as {column}:category"
             raise UserError(f"context column {name!r} is specified twice; {remedy}")
         names.append(name)
     guessed_kinds = _guess_kinds(table, [column for column, kind, _ in declarations if kind is None])

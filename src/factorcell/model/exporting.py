@@ -68,13 +68,10 @@ def export(
             lora_files.write_gguf(fixed, partial)
         else:
             merged_model.write_merged_model(fixed, partial)
-            notices.append(_write_tokenizer(fixed, partial))
-        if to != "merged":
-            start = f"{run.tokenizer.tokens[fixed.start_id]} (id {fixed.start_id})"
-            notices.append(f"put the token {start} before each text, as in training")
-        if fixed.name_ids:
-            names = json.dumps(fixed.names + run.tokenizer.tokens[fixed.start_id], ensure_ascii=False)
-            notices.append(f"after the start token, put {names} before each text, as in training")
+        has_tokenizer = to == "merged" and _write_tokenizer(fixed, partial)
+        if to == "merged" and not has_tokenizer:
+            notices.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
+        notices.append(_begin_of_texts(fixed, has_tokenizer))
         if fixed.backbone.options.is_frozen_in_bfloat16:
             notices.append(
                 "the base of the run is in bfloat16 (--base-precision); a base in float32 gives slightly other logits"
@@ -136,13 +133,26 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             path.replace(folder / path.name)
 
 
-def _write_tokenizer(fixed: FixedContext, folder: Path) -> str:
-    """Write the tokenizer of a run in the format of transformers if possible; return a notice about it."""
+def _write_tokenizer(fixed: FixedContext, folder: Path) -> bool:
+    """Write the tokenizer of a run in the format of transformers; return False if it has no such form."""
     tokenizer = to_transformers(fixed.run.tokenizer, fixed.vocabulary_size, fixed.start_id)
     if tokenizer is None:
-        return "transformers cannot express the tokenizer of the run; send the ids of its tokens to the exported model"
+        return False
     tokenizer.save_pretrained(folder)
-    return "the tokenizer puts the start token before each text"
+    return True
+
+
+def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
+    """Return a notice that says how texts must begin for the exported model, as in training."""
+    start, names = fixed.run.tokenizer.tokens[fixed.start_id], json.dumps(fixed.names, ensure_ascii=False)
+    if has_tokenizer and not fixed.name_ids:
+        return "the tokenizer puts the start token before each text"
+    if has_tokenizer and fixed.has_exact_names:
+        return f"call the tokenizer with two texts, {names} and the text; it puts the start token before both"
+    if not fixed.name_ids:
+        return f"put the token {start} (id {fixed.start_id}) before each text, as in training"
+    ids = [fixed.start_id, *fixed.name_ids, fixed.start_id]
+    return f"put the tokens {ids} before each text, as in training: {start}, {names} and {start}"
 
 
 def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notices: list[str]) -> str:

@@ -47,7 +47,8 @@ class FixedContext:
         output_matrix: M (V, H); the table of the run itself if it has no P.
         output_bias: t (V,); that of the start token, which never follows a token, is `NEVER`.
         base_output_bias: t0 (V,), the bias of the output layer of the base; zeros if it has none.
-        name_ids: The tokens of the names that the run reads before each text, between two start tokens; may be empty.
+        names: The names that the run reads before each text, between two start tokens; empty if it reads none.
+        name_ids: The tokens of the names.
     """
 
     run: Run
@@ -56,6 +57,7 @@ class FixedContext:
     output_matrix: Tensor
     output_bias: Tensor
     base_output_bias: Tensor
+    names: str = ""
     name_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -95,8 +97,11 @@ class FixedContext:
         base_bias = backbone.output_bias(run.model.vocabulary_size)
         base_bias = torch.zeros_like(bias) if base_bias is None else base_bias.to(run.device)
         conditions = replace(conditions, offset=None)
-        names = () if run.model.names is None else tuple(run.model.names(values).ids[1:].tolist())
-        return cls(run, conditions, conditioning.start, matrix, bias.clamp(min=NEVER), base_bias, names)
+        fixed = cls(run, conditions, conditioning.start, matrix, bias.clamp(min=NEVER), base_bias)
+        if (names := run.model.names) is None:
+            return fixed
+        (text,) = names.texts(values)
+        return replace(fixed, names=text, name_ids=tuple(names(values).ids[1:].tolist()))
 
     @property
     def backbone(self) -> HuggingFaceBackbone:
@@ -128,9 +133,10 @@ class FixedContext:
         return specials.start if specials.start < self.vocabulary_size else specials.end
 
     @property
-    def names(self) -> str:
-        """The text of the names."""
-        return self.run.tokenizer.join(self.run.tokenizer.decode(self.name_ids))
+    def has_exact_names(self) -> bool:
+        """Whether the tokens of the text of the names are those of the names, of which long ones are cut."""
+        tokenizer = self.run.tokenizer
+        return tokenizer.encode(tokenizer.split(self.names)) == [*self.name_ids]
 
     @property
     def is_tied(self) -> bool:

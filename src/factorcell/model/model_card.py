@@ -213,6 +213,7 @@ def _describe_training(run: Run) -> str:
     frequency = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
     lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
     lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
+    lines += [f"- {escape_markdown(run.model.names.describe())}"] if run.model.names is not None else []
     if run.config.training.canaries:
         canaries = f"{run.config.training.canaries:,} canaries (random texts)"
         lines.append(f"- with {canaries}: use this run only to measure memorization")

@@ -3,12 +3,14 @@
     s city: Oslo stars: 5 s text        s is the start token; after each value there is a line feed
 
 A pretrained model knows what the names mean, before it has read a training text. The names are read and not predicted,
-like prompts. Rare, unknown and missing values have no name.
+like prompts. Rare, unknown and missing values have an empty name, so that all texts begin alike: a model that never
+read a text without names would predict it badly.
 
 Shapes: B texts, C categories with names.
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 
 import torch
@@ -21,11 +23,15 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.option_fields import NAMES
 
-EMPTY, START = 0, 1  # the first rows of the table of lines: no tokens, and the start token alone
+START = 0  # row of the table of lines: the start token alone
 
 
 class ValueNames(nn.Module):
-    """The tokens of the names of all category values."""
+    """The tokens of the names of all category values.
+
+    Attributes:
+        max_length: The largest number of tokens of all names of a text, with the start token.
+    """
 
     ids: Tensor
     offsets: Tensor
@@ -43,29 +49,42 @@ class ValueNames(nn.Module):
             max_tokens: The maximum number of tokens of a name with its column; the others are omitted.
         """
         super().__init__()
-        lines: list[Sequence[int]] = [(), (tokenizer.specials.start,)]
-        first_rows = []  # for each category, the row of its value 0, which has no name
+        lines: list[Sequence[int]] = [(tokenizer.specials.start,)]
+        first_rows = []  # for each category, the row of its unknown value
         for variable in columns:
-            first_rows.append(len(lines) - 1)
-            split_lines = tokenizer.split_all([f"{variable.source_column}: {value}\n" for value in variable.values[1:]])
+            first_rows.append(len(lines))
+            split_lines = tokenizer.split_all([name_line(variable, value) for value in range(len(variable.values))])
             lines += [tokenizer.encode(tokens)[:max_tokens] for tokens in split_lines]
         sizes = torch.tensor(list(map(len, lines)))
         # The table follows from the schema and the tokenizer, so run folders do not store it.
         self.register_buffer("ids", torch.tensor([token for line in lines for token in line]), persistent=False)
         self.register_buffer("offsets", F.pad(sizes.cumsum(0), (1, 0)), persistent=False)
         self.register_buffer("first_rows", torch.tensor(first_rows), persistent=False)
-        self.columns = [schema.categories.index(variable) for variable in columns]
-        bounds = itertools.pairwise([*first_rows, len(lines) - 1])
-        self.max_length = 1 + sum(int(sizes[first + 1 : last + 1].max()) for first, last in bounds)
+        self.variables, self.columns = columns, [schema.categories.index(variable) for variable in columns]
+        bounds = itertools.pairwise([*first_rows, len(lines)])
+        self.max_length = 1 + sum(int(sizes[begin:end].max()) for begin, end in bounds)
 
     def forward(self, context: Context) -> IdLists:
-        """Return the tokens of the names of B texts, after a start token; an empty list for a text without names."""
-        categories = context.categories[:, self.columns]
-        rows = torch.where(categories > 0, categories + self.first_rows, EMPTY)
-        starts = torch.where((rows != EMPTY).any(1), START, EMPTY)
-        rows = torch.cat([starts[:, None], rows], dim=1)
+        """Return the tokens of the names of B texts, after a start token."""
+        values = context.categories[:, self.columns].clamp(min=0)  # a missing value is read as the unknown one
+        rows = F.pad(values + self.first_rows, (1, 0), value=START)
         lists = IdLists(self.ids, self.offsets).select(rows.flatten())
         return IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
+
+    def describe(self) -> str:
+        """Return a one-line description with an example."""
+        example = json.dumps("".join(name_line(variable, 1) for variable in self.variables), ensure_ascii=False)
+        return f"names read before each text, such as {example}; rare and missing values have empty names"
+
+    def texts(self, context: Context) -> list[str]:
+        """Return the names of B texts as text."""
+        rows = context.categories[:, self.columns].clamp(min=0).tolist()
+        return ["".join(map(name_line, self.variables, values)) for values in rows]
+
+
+def name_line(variable: Variable, value: int) -> str:
+    """Return the line of the value at the index `value` of a category; its name is empty if it is unknown."""
+    return f"{variable.source_column}: {variable.values[value]}\n" if value else f"{variable.source_column}:\n"
 
 
 def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> ValueNames | None:
@@ -84,5 +103,16 @@ def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> V
         if variable.source_column != config.data.user and not variable.is_all_rare
     ]
     if not columns:
-        raise UserError(f"adapt {NAMES}: expected a category with frequent values, got {', '.join(schema.columns())}")
+        raise _no_names_error(config, schema)
     return ValueNames(schema, tokenizer, columns, config.data.max_prompt_tokens)
+
+
+def _no_names_error(config: Config, schema: ContextSchema) -> UserError:
+    """Return the error that no context column has names, with the reason."""
+    if rare := [variable.name for variable in schema.categories if variable.is_all_rare]:
+        count = f"{config.data.min_context_count:,} texts"
+        return UserError(
+            f"adapt {NAMES}: each value of {', '.join(rare)} has fewer than {count}; lower min_context_count"
+        )
+    others = ", ".join(variable.describe() for variable in schema.variables)
+    return UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")

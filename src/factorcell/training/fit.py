@@ -153,6 +153,8 @@ def train_with_notices(
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
     emit_notice(notify, run.model.describe_size())
+    if run.model.names is not None:
+        emit_notice(notify, run.model.names.describe())
     if isinstance(run.config.backbone, HuggingFaceOptions) and run.config.backbone.is_frozen_in_bfloat16:
         emit_notice(notify, "the frozen base is stored in bfloat16; --base-precision sets it")
     for line in data_warnings(corpus, dev):
