@@ -1,6 +1,6 @@
 """Names of category values as text that the language model reads before each text.
 
-    s city: Oslo stars: 5 s text        s is the start token; after each value there is a line feed
+    s stars: 5 city: Oslo s text        s is the start token; a line feed follows each value
 
 A pretrained model knows what the names mean, before it has read a training text. The names are read and not predicted,
 like prompts. Rare, unknown and missing values have an empty name, so that all texts begin alike: a model that never
