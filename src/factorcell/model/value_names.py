@@ -38,20 +38,20 @@ class ValueNames(nn.Module):
     first_rows: Tensor
 
     def __init__(
-        self, schema: ContextSchema, tokenizer: Tokenizer, columns: Sequence[Variable], max_tokens: int
+        self, schema: ContextSchema, tokenizer: Tokenizer, variables: Sequence[Variable], max_tokens: int
     ) -> None:
         """Tokenize the names.
 
         Args:
             schema: The context variables.
             tokenizer: The tokenizer of the texts.
-            columns: The categories of `schema` whose names are read.
+            variables: The categories of `schema` whose names are read.
             max_tokens: The maximum number of tokens of a name with its column; the others are omitted.
         """
         super().__init__()
         lines: list[Sequence[int]] = [(tokenizer.specials.start,)]
         first_rows = []  # for each category, the row of its unknown value
-        for variable in columns:
+        for variable in variables:
             first_rows.append(len(lines))
             split_lines = tokenizer.split_all([name_line(variable, value) for value in range(len(variable.values))])
             lines += [tokenizer.encode(tokens)[:max_tokens] for tokens in split_lines]
@@ -60,7 +60,7 @@ class ValueNames(nn.Module):
         self.register_buffer("ids", torch.tensor([token for line in lines for token in line]), persistent=False)
         self.register_buffer("offsets", F.pad(sizes.cumsum(0), (1, 0)), persistent=False)
         self.register_buffer("first_rows", torch.tensor(first_rows), persistent=False)
-        self.variables, self.columns = columns, [schema.categories.index(variable) for variable in columns]
+        self.variables, self.columns = variables, [schema.categories.index(variable) for variable in variables]
         bounds = itertools.pairwise([*first_rows, len(lines)])
         self.max_length = 1 + sum(int(sizes[begin:end].max()) for begin, end in bounds)
 
@@ -97,22 +97,12 @@ def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> V
     """
     if NAMES not in config.model.adapt or not schema.embedded.variables:
         return None
-    columns = [
-        variable
-        for variable in schema.categories
-        if variable.source_column != config.data.user and not variable.is_all_rare
-    ]
-    if not columns:
-        raise _no_names_error(config, schema)
-    return ValueNames(schema, tokenizer, columns, config.data.max_prompt_tokens)
-
-
-def _no_names_error(config: Config, schema: ContextSchema) -> UserError:
-    """Return the error that no context column has names, with the reason."""
-    if rare := [variable.name for variable in schema.categories if variable.is_all_rare]:
-        count = f"{config.data.min_context_count:,} texts"
-        return UserError(
-            f"adapt {NAMES}: each value of {', '.join(rare)} has fewer than {count}; lower min_context_count"
-        )
+    categories = [variable for variable in schema.categories if variable.source_column != config.data.user]
+    variables = [variable for variable in categories if not variable.is_all_rare]
+    if variables:
+        return ValueNames(schema, tokenizer, variables, config.data.max_prompt_tokens)
+    if categories:
+        names, count = ", ".join(variable.name for variable in categories), f"{config.data.min_context_count:,}"
+        raise UserError(f"adapt {NAMES}: each value of {names} has fewer than {count} texts; lower min_context_count")
     others = ", ".join(variable.describe() for variable in schema.variables)
-    return UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")
+    raise UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")
