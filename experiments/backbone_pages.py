@@ -86,9 +86,8 @@ def lowest(rows: Rows) -> str:
     if not means:
         return ""
     best = min(means, key=means.__getitem__)
-    equals = [
-        name for name in METHODS if (other := difference_from(rows, name, BITS, best)) and not (other.low or 0) > 0
-    ]
+    excess = {name: difference_from(rows, name, BITS, best) for name in METHODS}
+    equals = [name for name, interval in excess.items() if interval and (interval.low is None or interval.low <= 0)]
     return ", ".join(f"`{name}`" for name in (best, *equals))
 
 

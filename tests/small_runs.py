@@ -11,10 +11,13 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.corpus import Batch
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.count_models import NGRAM, CountModels
+from factorcell.model.language_model import Conditioning
 from factorcell.model.ngram import NGram, count_ngrams
 from factorcell.model.ngram_mixture import NGramMixture
+from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 
@@ -80,12 +83,34 @@ def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
     """Compute the nats of the targets of one text, step by step."""
     corpus = run.prepare([row])
     conditioning = run.model.condition(corpus.context(np.array([0])))
-    ids, state, nats = corpus.tokens.tolist(), None, []
+    return step_nats(run, corpus.tokens.tolist(), conditioning)
+
+
+def step_nats(run: Run, ids: Sequence[int], conditioning: Conditioning) -> list[float]:
+    """Compute the nats of all tokens of `ids` but the first, step by step."""
+    state, nats = None, []
     with torch.no_grad():
         for token, target in itertools.pairwise(ids):
             logs, state = run.model.step(torch.tensor([token]), conditioning, state)
             nats.append(-float(logs[0, target]))
     return nats
+
+
+def gradient_of_sampled_loss(run: Run, batch: Batch) -> torch.Tensor:
+    """Return the gradient of the token embeddings; it is the same if the loss reads whole tables or their rows."""
+    samples = Proposal.by_rank(run.tokenizer, 2).draw()
+    sampled_rows = run.model.sampled_rows(batch, samples)
+    row_values = [
+        [table[rows].detach().requires_grad_() for table in tables]
+        for rows, tables in zip(sampled_rows.rows, run.model.head.row_tables(), strict=True)
+    ]
+    nats = run.model.sampled_nats(batch, samples, sampled_rows, row_values)
+    expected = run.model.sampled_nats(batch, samples, conditioning=run.model.condition(batch.context))
+    torch.testing.assert_close(nats, expected)
+    (rows_gradient,) = torch.autograd.grad(nats.sin().sum(), row_values[0][0])
+    (table_gradient,) = torch.autograd.grad(expected.sin().sum(), run.model.embedding)
+    torch.testing.assert_close(rows_gradient, table_gradient[sampled_rows.tokens])
+    return table_gradient
 
 
 def hash_bucket(column: int, value: int, token: int, size: int) -> int:

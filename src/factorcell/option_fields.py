@@ -16,8 +16,8 @@ from factorcell.extensions import Extensions
 from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice
 
 # Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
-PREFIX, NAMES = "prefix", "names"
-ADAPTERS = ("concat", "scale", "factor", PREFIX, NAMES)
+INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
+ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones

@@ -64,9 +64,10 @@ def _bar_class() -> Any:
         monitor_interval = 0  # tqdm starts no monitor thread
 
         @staticmethod
-        def format_meter(*arguments: Any, **options: Any) -> str:
+        def format_meter(*arguments: Any, unit: str = "it", **options: Any) -> str:
             # The unit begins with a space, for rates such as "3 steps/s"; tqdm writes rates below 1 as "2s/ steps".
-            return str(tqdm.format_meter(*arguments, **options)).replace("s/ ", " s/")
+            text = str(tqdm.format_meter(*arguments, unit=unit, **options))
+            return text.replace(f"s/{unit}", f" s/{unit.lstrip()}")
 
         @property
         def format_dict(self) -> dict[str, Any]:

@@ -11,11 +11,9 @@ from torch import Tensor
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine
 from factorcell.data.corpus import Batch
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
-from tests.small_runs import as_any, make_letters
+from tests.small_runs import as_any, gradient_of_sampled_loss, make_letters, step_nats
 
 PROMPTS: list[tuple[str | None, str | None]] = [("ba", "c"), (None, "abcab"), ("", None), ("cab", None), ("c", "b")]
 TEXTS = ("abc", "", "ba", "abccba", "c")
@@ -45,19 +43,15 @@ def batch_of(run: Run, rows: list[dict[str, Any]]) -> Batch:
     return run.prepare(rows).batch(np.arange(len(rows)))
 
 
-def nats_after_long_text(run: Run, row: dict[str, Any], model: LanguageModel) -> list[float]:
+def nats_after_long_text(run: Run, row: dict[str, Any]) -> list[float]:
     """Compute the nats of the targets of a text, step by step, with the prompts as the beginning of the same text."""
     specials, encode = run.tokenizer.specials, run.tokenizer.encode
     ids, text_ids = list[int](), [*encode(row["text"]), specials.end]
     for prompt in (row["first"], row["second"]):
         ids += [specials.start, *encode(prompt)] if prompt else []
     without_prompts = {**row, "first": None, "second": None}
-    conditioning = model.condition(batch_of(run, [without_prompts]).context)
-    state, nats = None, list[float]()
-    for token, target in itertools.pairwise([*ids, specials.start, *text_ids]):
-        log_probs, state = model.step(torch.tensor([token]), conditioning, state)
-        nats.append(-log_probs[0, target].item())
-    return nats[len(ids) :]
+    conditioning = run.model.condition(batch_of(run, [without_prompts]).context)
+    return step_nats(run, [*ids, specials.start, *text_ids], conditioning)[len(ids) :]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -65,7 +59,7 @@ def test_prompts_equal_the_beginning_of_a_long_text_whose_targets_are_ignored(ce
     run = make_run(cell=cell)
     nats = run.model(batch_of(run, make_rows()))
     for row, text_nats in zip(make_rows(), nats.tolist(), strict=True):
-        expected = nats_after_long_text(run, row, run.model)
+        expected = nats_after_long_text(run, row)
         assert text_nats[: len(expected)] == pytest.approx(expected)
         assert not any(text_nats[len(expected) :])
 
@@ -75,7 +69,7 @@ def test_prompts_are_read_in_the_context_of_the_text(options: dict[str, Any]) ->
     run = make_run(("city",), **options)
     nats = run.model(batch_of(run, make_rows()))
     for row, text_nats in zip(make_rows(), nats.tolist(), strict=True):
-        expected = nats_after_long_text(run, row, run.model)
+        expected = nats_after_long_text(run, row)
         assert text_nats[: len(expected)] == pytest.approx(expected)
 
 
@@ -162,17 +156,5 @@ def test_a_model_with_prompts_alone_is_adapted_without_a_context_vector() -> Non
 def test_a_sampled_loss_reads_prompts_from_the_same_rows_as_texts() -> None:
     run = make_run(("city",))
     batch = batch_of(run, [{**row, "text": "a"} for row in make_rows()])
-    samples = Proposal.by_rank(run.tokenizer, 2).draw()
-    sampled_rows = run.model.sampled_rows(batch, samples)
-    row_values = [
-        [table[rows].detach().requires_grad_() for table in tables]
-        for rows, tables in zip(sampled_rows.rows, run.model.head.row_tables(), strict=True)
-    ]
-    nats = run.model.sampled_nats(batch, samples, sampled_rows, row_values)
-    expected = run.model.sampled_nats(batch, samples, conditioning=run.model.condition(batch.context))
-    torch.testing.assert_close(nats, expected)
-    (rows_gradient,) = torch.autograd.grad(nats.sin().sum(), row_values[0][0])
-    (table_gradient,) = torch.autograd.grad(expected.sin().sum(), run.model.embedding)
-    torch.testing.assert_close(rows_gradient, table_gradient[sampled_rows.tokens])
     (b,) = run.tokenizer.encode("b")  # occurs only in prompts
-    assert table_gradient[b].any()
+    assert gradient_of_sampled_loss(run, batch)[b].any()

@@ -14,11 +14,10 @@ from factorcell.completion.search import PlainEngine
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Batch
 from factorcell.model.model_card import describe_adaptation, render
-from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
 from factorcell.training.fit import fit
-from tests.small_runs import as_any, make_run
+from tests.small_runs import as_any, gradient_of_sampled_loss, make_run, step_nats
 
 CITIES, STARS = ("Oslo", "Nice", None, "Rome"), ("5", None, "1")
 TEXTS = ("city of stars", "", "Nice Oslo", "5 stars in Oslo", "Rome")
@@ -63,11 +62,7 @@ def nats_after_names(run: Run, row: dict[str, Any]) -> list[float]:
     names, run.model.names = run.model.names, None
     conditioning = run.model.condition(batch_of(run, [{**row, "title": ""}]).context)
     run.model.names = names
-    state, nats = None, list[float]()
-    for token, target in itertools.pairwise([*ids, specials.start, *encode(row["text"]), specials.end]):
-        log_probs, state = run.model.step(torch.tensor([token]), conditioning, state)
-        nats.append(-log_probs[0, target].item())
-    return nats[len(ids) :]
+    return step_nats(run, [*ids, specials.start, *encode(row["text"]), specials.end], conditioning)[len(ids) :]
 
 
 @pytest.mark.parametrize("options", [*ADAPTATIONS, *({"cell": cell} for cell in CELLS)])
@@ -178,20 +173,8 @@ def test_generated_texts_are_scored_with_the_same_names(tmp_path: Path) -> None:
 def test_a_sampled_loss_reads_names_from_the_same_rows_as_texts(tmp_path: Path) -> None:
     run = make(tmp_path / "run", adapt=("names", "factor"))
     batch = batch_of(run, [{**row, "text": "5"} for row in make_rows()])
-    samples = Proposal.by_rank(run.tokenizer, 2).draw()
-    sampled_rows = run.model.sampled_rows(batch, samples)
-    row_values = [
-        [table[rows].detach().requires_grad_() for table in tables]
-        for rows, tables in zip(sampled_rows.rows, run.model.head.row_tables(), strict=True)
-    ]
-    nats = run.model.sampled_nats(batch, samples, sampled_rows, row_values)
-    expected = run.model.sampled_nats(batch, samples, conditioning=run.model.condition(batch.context))
-    torch.testing.assert_close(nats, expected)
-    (rows_gradient,) = torch.autograd.grad(nats.sin().sum(), row_values[0][0])
-    (table_gradient,) = torch.autograd.grad(expected.sin().sum(), run.model.embedding)
-    torch.testing.assert_close(rows_gradient, table_gradient[sampled_rows.tokens])
     (letter,) = run.tokenizer.encode("l")  # occurs only in the name Oslo
-    assert table_gradient[letter].any()
+    assert gradient_of_sampled_loss(run, batch)[letter].any()
 
 
 def test_training_learns_to_read_names(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class BpeTokenizer(Tokenizer):
     def readable(self, token: str) -> str:
         """Return the text of a token, with a byte of an incomplete character in hexadecimal, or a special token.
 
-        The end token of a pretrained tokenizer has the same form as in other tokenizers.
+        The end token is `</s>`, as in other tokenizers, also if a pretrained tokenizer has another one.
         """
         if token == self.tokens[self.specials.end]:
             return SPECIAL_TOKENS[SPECIAL_IDS.end]

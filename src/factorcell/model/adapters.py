@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.initial import normal
-from factorcell.option_fields import NAMES, PREFIX
+from factorcell.option_fields import INPUT_ADAPTERS
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def new_adapters(names: Sequence[str], sizes: LayerSizes) -> dict[str, Adapter]:
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
     """Return the adapters of `config` that change weights; at rank 0, omit the adapters that need a rank."""
-    names = (name for name in config.adapt if name not in (PREFIX, NAMES))
+    names = (name for name in config.adapt if name not in INPUT_ADAPTERS)
     return tuple(name for name in names if config.rank or not find_adapter(name).needs_rank)
 
 

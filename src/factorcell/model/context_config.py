@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from factorcell.config import Notice, UserError
-from factorcell.option_fields import NAMES, PREFIX
+from factorcell.option_fields import INPUT_ADAPTERS
 
 ALL_LINEAR = "all-linear"
 VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
@@ -58,7 +58,7 @@ class ContextConfig:
         for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
             value = getattr(self, name)
             object.__setattr__(self, name, value if isinstance(value, str) else tuple(value))
-        for name in (PREFIX, NAMES):
+        for name in INPUT_ADAPTERS:
             if name in self.adapt:
                 expected = "expected adapters that change weights, such as factor"
                 raise UserError(f"adapt: {expected}, got {name}; put what is read before a text into the input tokens")

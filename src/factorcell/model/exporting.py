@@ -145,12 +145,12 @@ def _write_tokenizer(fixed: FixedContext, folder: Path) -> bool:
 def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
     """Return a notice that says how texts must begin for the exported model, as in training."""
     start, names = fixed.run.tokenizer.tokens[fixed.start_id], json.dumps(fixed.names, ensure_ascii=False)
-    if has_tokenizer and not fixed.name_ids:
-        return "the tokenizer puts the start token before each text"
+    if not fixed.name_ids:
+        if has_tokenizer:
+            return "the tokenizer puts the start token before each text"
+        return f"put the token {start} (id {fixed.start_id}) before each text, as in training"
     if has_tokenizer and fixed.has_exact_names:
         return f"call the tokenizer with two texts, {names} and the text; it puts the start token before both"
-    if not fixed.name_ids:
-        return f"put the token {start} (id {fixed.start_id}) before each text, as in training"
     ids = [fixed.start_id, *fixed.name_ids, fixed.start_id]
     return f"put the tokens {ids} before each text, as in training: {start}, {names} and {start}"
 

@@ -119,8 +119,7 @@ class LanguageModel(nn.Module):
         self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
-        reads_text = bool(schema.prompts) or names is not None
-        self.is_adapted = has_encoder or self.prefix is not None or reads_text
+        self.is_adapted = has_encoder or self.prefix is not None or names is not None or bool(schema.prompts)
         self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
@@ -180,7 +179,7 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
-        prompts = self._read_before_text(context)
+        prompts = self._names_and_prompts(context)
         if any(len(prompt.ids) for prompt in prompts):
             tokens = reduce(IdLists.join, prompts)
             ids = tokens.padded().clamp(min=0)
@@ -188,7 +187,7 @@ class LanguageModel(nn.Module):
             _, start = self.backbone(inputs, conditions, start, tokens.sizes)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
 
-    def _read_before_text(self, context: Context) -> tuple[IdLists, ...]:
+    def _names_and_prompts(self, context: Context) -> tuple[IdLists, ...]:
         """Return the names and prompts of B texts."""
         return context.prompts if self.names is None else (self.names(context), *context.prompts)
 
@@ -232,7 +231,7 @@ class LanguageModel(nn.Module):
 
     def sampled_rows(self, batch: Batch, samples: Samples) -> SampledRows:
         """Return the rows that a step with a sampled loss reads of the tables in `head.row_tables`."""
-        read_ids = [tokens.ids for tokens in self._read_before_text(batch.context)]
+        read_ids = [tokens.ids for tokens in self._names_and_prompts(batch.context)]
         tokens = torch.cat([batch.tokens.flatten(), *read_ids])
         rows: SampledRows = self.head.sampled_rows(tokens, samples, batch.context.categories)
         return rows

@@ -52,7 +52,8 @@ class Architecture:
             raise UserError(f"{fixed.run.folder}: merged expects a base that reads only texts; use lora")
         for name, value in settings.items():
             setattr(config, name, value)
-        vars(config).pop("quantization_config", None)  # of a base in GGUF, whose weights have become floats
+        if hasattr(config, "quantization_config"):  # of a base in GGUF, whose weights have become floats
+            del config.quantization_config
         with quiet(library), torch.device("meta"):
             model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         config.architectures = [type(model).__name__]

@@ -20,7 +20,7 @@ from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
 from factorcell.model.used_options import used_options
-from factorcell.option_fields import NAMES, PREFIX, HuggingFaceOptions
+from factorcell.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
 from factorcell.pretrained import HUB_NAME
 
 # Characters with a meaning in Markdown.
@@ -159,7 +159,7 @@ def describe_adaptation(run: Run) -> str:
     """Return a clause that says which adapters and adapted biases an adapted run has."""
     options, adapted_share = run.config.model, run.model.backbone.adapted_share()
     weight_adapter_names = weight_adapters(options)
-    adapters = [name for name in options.adapt if name in (PREFIX, NAMES, *weight_adapter_names)]
+    adapters = [name for name in options.adapt if name in (*INPUT_ADAPTERS, *weight_adapter_names)]
     details = [f"{name} {options.rank}" for name in used_options(["rank"], run.config, run.schema)]
     details += [f"{adapted_share:.2%} of its parameters"] if adapted_share else []
     backbone = run.config.backbone

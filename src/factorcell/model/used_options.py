@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from factorcell.config import Config
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import find_adapter, weight_adapters
-from factorcell.option_fields import NAMES, PREFIX, HuggingFaceOptions
+from factorcell.option_fields import INPUT_ADAPTERS, NAMES, HuggingFaceOptions
 
 
 def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:
@@ -32,7 +32,7 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "context_size": has_vector,
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
         "dropout_context": bool(schema.categories)
-        and bool(adapters or model.output_bias or {PREFIX, NAMES} & {*model.adapt}),
+        and bool(adapters or model.output_bias or {*INPUT_ADAPTERS} & {*model.adapt}),
         "max_prompt_tokens": bool(schema.prompts) or NAMES in model.adapt,
         "samples": config.training.loss == "sampled",
     }

@@ -6,7 +6,7 @@ A pretrained model knows what the names mean, before it has read a training text
 like prompts. Rare, unknown and missing values have an empty name, so that all texts begin alike: a model that never
 read a text without names would predict it badly.
 
-Shapes: B texts, C categories with names.
+Shapes: B texts.
 """
 
 import itertools

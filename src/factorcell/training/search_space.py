@@ -17,7 +17,7 @@ from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig
 from factorcell.model.adapters import find_adapter
 from factorcell.model.base_models import HEAD_SIZE
 from factorcell.model.used_options import options_unused_by_backbone
-from factorcell.option_fields import NAMES, PREFIX, HuggingFaceOptions, RecurrentOptions, SoftmaxOptions
+from factorcell.option_fields import INPUT_ADAPTERS, HuggingFaceOptions, RecurrentOptions, SoftmaxOptions
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -181,7 +181,7 @@ def has_effect(name: str, config: Config) -> bool:
     """Return whether an option changes a model with this config; for example, only a FactorCell has a rank."""
     has_context = bool(config.data.columns)
     adapters = config.model.adapt if has_context else ()
-    changes_of_weights = [adapter for adapter in adapters if adapter not in (PREFIX, NAMES)]
+    changes_of_weights = [adapter for adapter in adapters if adapter not in INPUT_ADAPTERS]
     output_bias = config.model.output_bias if has_context else ()
     if name == "rank":
         return any(find_adapter(adapter).needs_rank for adapter in changes_of_weights)
