@@ -1,4 +1,4 @@
-"""The tables of docs/backbones.md from the rows of the study of backbones; a line for each method, or each set.
+"""The tables of the study of backbones from its rows; a line for each method, or each set.
 
 A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and
 trainings.
@@ -92,10 +92,14 @@ def lowest(rows: Rows) -> str:
 
 
 def by_method(read: Read, backbone: str, cell: Cell) -> str:
-    """Return a table with a line for each method and a column for each set."""
-    sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
-    lines = [[method, *(cell(rows, method) for rows in sets.values())] for method in METHODS]
-    return table(["method", *sets], [line for line in lines if any(line[1:])])
+    """Return a table with a line for each method and a column for each set that has a figure."""
+    columns: dict[str, list[str]] = {}
+    for name in BACKBONES[backbone].sets:
+        rows = rows_of(read, name, backbone)
+        if any(column := [cell(rows, method) for method in METHODS]):
+            columns[name] = column
+    lines = list(zip(METHODS, *columns.values(), strict=True))
+    return table(["method", *columns], [line for line in lines if any(line[1:])])
 
 
 def compared(read: Read, backbone: str, key: str, against: str, scale: float = 1.0, form: str = ".3f") -> str:
@@ -115,6 +119,14 @@ def by_range(read: Read, backbone: str, keys: Mapping[str, str]) -> str:
     base = baseline_of(backbone)
     lines = [[name, *(difference(rows, "factor", key, base) for key in keys)] for name, rows in sets.items()]
     return table(["data set", *keys.values()], [line for line in lines if any(line[1:])])
+
+
+def unseen_users(read: Read, backbone: str) -> str:
+    """Return the bits per byte of users who are not in training, with online learning and without."""
+    rows = rows_of(read, "commits", backbone)
+    keys = UNSEEN, f"{UNSEEN}_not_learned"
+    lines = [[method, *(figure(rows, method, key) for key in keys)] for method in METHODS]
+    return table(["method", "bits per byte", "without learning"], [line for line in lines if any(line[1:])])
 
 
 def ranges(prefix: str, begins: Iterable[int], unit: str) -> dict[str, str]:
@@ -154,7 +166,8 @@ def parameters(rows: Rows, name: str) -> str:
     return f"{count} ({sizes})" if sizes and count != "0" else count
 
 
-MAKERS: dict[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs, "curve": curve}
+FINDINGS: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs}
+TABLES: dict[str, Callable[[Read], str]] = {"curve": curve}
 for backbone in BACKBONES:
     if not BACKBONES[backbone].on_page:
         continue
@@ -180,8 +193,5 @@ for backbone in BACKBONES:
         "parameters": partial(by_method, backbone=backbone, cell=parameters),
     }
     if "commits" in BACKBONES[backbone].sets:
-        tables["unseen users"] = partial(by_method, backbone=backbone, cell=partial(figure, key=UNSEEN))
-        tables["unseen users, not learned"] = partial(
-            by_method, backbone=backbone, cell=partial(figure, key=f"{UNSEEN}_not_learned")
-        )
-    MAKERS |= {f"{name}, {backbone}": maker for name, maker in tables.items()}
+        tables["unseen users"] = partial(unseen_users, backbone=backbone)
+    TABLES |= {f"{name}, {backbone}": maker for name, maker in tables.items()}

@@ -269,7 +269,7 @@ def test_tables_have_a_line_for_each_method_and_its_interval() -> None:
         bits = TextSums("k", sizes * level + random.normal(0, 1, 50), sizes)
         sums = {"bits_per_byte": study.group_sums(bits)}
         rows.append({"row": f"agnews recurrent {method}", "seed": 0, "sums": sums})
-    makers = backbone_pages.MAKERS
+    makers = backbone_pages.TABLES
     lines = makers["bits per byte, recurrent"](lambda *_: Rows(rows)).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| none", "| factor"]
     assert lines[3].startswith("| factor | 1.5")
