@@ -109,6 +109,8 @@ def test_the_same_seed_trains_the_same_model() -> None:
         classifier(epochs=1, random_state=state).fit(TEXTS, LABELS).predict_proba(TEXTS)
         for state in (np.random.RandomState(3), np.random.RandomState(3), 4)
     )
+    seed = classifier(epochs=1, random_state=np.int64(4)).fit(TEXTS, LABELS)
+    np.testing.assert_array_equal(seed.predict_proba(TEXTS), other)
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, other)
 
@@ -169,11 +171,17 @@ def test_a_failed_training_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp
         ([0.5, 1.5] * 10, ValueError, "continuous"),
         (["5", "5.0"] * 10, UserError, "two classes have the same name"),
         (["", "north"] * 10, UserError, "got a missing value"),
+        (["<unknown>", "north"] * 10, UserError, "expected other class names than <unknown>"),
     ],
 )
 def test_invalid_classes_are_errors(labels: list[Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         classifier().fit(TEXTS, labels)
+
+
+def test_rows_with_missing_values_may_not_be_dropped() -> None:
+    with pytest.raises(UserError, match="options: expected missing = expected or error, got drop"):
+        classifier(options={"data": {"missing": "drop"}}).fit(TEXTS, LABELS)
 
 
 def test_a_classifier_without_training_is_an_error() -> None:

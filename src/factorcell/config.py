@@ -83,7 +83,7 @@ class DataConfig:
     time: str = option("", "column with the time of writing; its hour and weekday become context", metavar="COLUMN")
     prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
     prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
-    max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt (the last ones), and of each name (the first ones)", 1, MAX_SIZE)
+    max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
     min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
     min_user_count: int = int_option(

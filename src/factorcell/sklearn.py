@@ -16,6 +16,7 @@ Shapes: B texts, K classes.
 import shutil
 import weakref
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,6 +28,7 @@ from factorcell import lock
 from factorcell.config import DataConfig, UserError
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.rows import distinct_category_names, to_texts
+from factorcell.data.schema import UNKNOWN_VALUE
 from factorcell.data.tables import open_table
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
@@ -170,11 +172,12 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
         config = {section: dict(options) for section, options in (self.options or {}).items()}
         data, training = config.get("data", {}), config.get("training", {})
+        if data.get("missing") == "drop":
+            raise UserError("options: expected missing = expected or error, got drop, which omits texts of predictions")
         read_columns = {self.text, data.get("user"), data.get("time"), *data.get("prompt", ())}
         context = data.get("context", [name for name in columns if name not in read_columns])
         seed = self.random_state
-        if not isinstance(seed, int):
-            seed = int(check_random_state(seed).randint(MAX_SEED))
+        seed = int(seed if isinstance(seed, Integral) else check_random_state(seed).randint(MAX_SEED))
         config["data"] = {
             "min_context_count": min(DataConfig().min_context_count, smallest_count),
             **data,
@@ -217,6 +220,8 @@ def _class_names(classes: NDArray[Any]) -> list[str]:
     names = distinct_category_names(classes.tolist(), "y")
     if len(names) < len(classes):
         raise UserError("y: two classes have the same name, such as '5' and '5.0'; expected different names")
+    if UNKNOWN_VALUE in names:
+        raise UserError(f"y: expected other class names than {UNKNOWN_VALUE}, which means any rare class")
     return names
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -11,6 +12,8 @@ from torch import Tensor
 from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
 from factorcell.config import Notice
 from factorcell.data.schema import ContextSchema
+from factorcell.model.adapted_modules import AdaptedModules
+from factorcell.model.backbone import BackboneSizes
 from tests.model.test_context_model import CONTEXTS, LAYERS, ROWS, SCHEMA, SIZES, new_base, new_model
 
 
@@ -76,6 +79,8 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
     for call in (model, model.generate):
         with pytest.raises(UserError, match="contexts: unknown argument; expected context"):
             call(tokens, contexts=CONTEXTS)
+        with pytest.raises(UserError, match="context: expected one, or one for each of 4 texts, got 2"):
+            call(inputs_embeds=model.base.get_input_embeddings()(tokens), context=CONTEXTS[:2])
     with pytest.raises(UserError, match=r"context: expected one, got 4"):
         model.merge_and_unload(CONTEXTS)
 
@@ -87,6 +92,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
         ({"alpha": -1.0}, "alpha: expected a number above 0"),
         ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
         ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
+        ({"target_modules": []}, "target_modules: expected all-linear or at least one name, got none"),
         ({"adapt": ["lora"]}, "lora"),
         ({"adapt": "factor"}, "adapt: expected a list of names, got 'factor'"),
         ({"adapt": ["factor", "names"]}, "adapt: expected adapters that change weights, such as factor, got names"),
@@ -115,3 +121,51 @@ def test_a_model_gets_adapters_once() -> None:
     get_context_model(base, ContextConfig(), SCHEMA)
     with pytest.raises(UserError, match="expected a model without context adapters"):
         get_context_model(base, ContextConfig(), SCHEMA)
+
+
+def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
+    offloaded = new_base("llama")
+    accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
+    with pytest.raises(UserError, match="model: expected weights on devices, got weights that accelerate"):
+        get_context_model(offloaded, ContextConfig(), SCHEMA)
+    eight_bits = new_base("llama")
+    eight_bits.model.layers[0].mlp.up_proj.weight.data = torch.zeros(24, 16, dtype=torch.float8_e4m3fn)
+    with pytest.raises(UserError, match=r"up_proj: expected weights of floating-point numbers, got quantized weights"):
+        get_context_model(eight_bits, ContextConfig(), SCHEMA)
+    with pytest.raises(UserError, match="model: expected linear maps"):
+        AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))
+
+
+def test_an_error_leaves_the_base_as_it_was(tmp_path: Path, tokens: Tensor) -> None:
+    base, former = new_base("llama"), new_base("llama")
+    with pytest.raises(UserError, match="adapter"):
+        get_context_model(base, ContextConfig(adapt=("factr",)), SCHEMA)
+    new_model(rank=3).save_pretrained(tmp_path / "other")
+    new_model().save_pretrained(tmp_path)
+    (tmp_path / "other" / "context_model.safetensors").rename(tmp_path / "context_model.safetensors")
+    with pytest.raises(UserError, match="does not fit this base"):
+        ContextModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(base(tokens).logits, former(tokens).logits, rtol=0, atol=0)
+    (tmp_path / "context_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"context_model\.safetensors"):
+        ContextModel.from_pretrained(base, tmp_path)
+    get_context_model(base, ContextConfig(), SCHEMA)
+
+
+def test_a_model_without_its_adapters_is_refused_in_one_line(tmp_path: Path, tokens: Tensor) -> None:
+    model = new_model()
+    model.save_pretrained(tmp_path)
+    content = (tmp_path / "context_model.safetensors").read_bytes()
+    model.merge_and_unload(CONTEXTS[0])
+    for call in (
+        lambda: model(tokens),
+        lambda: model.generate(tokens),
+        lambda: model.save_pretrained(tmp_path),
+        model.merge_and_unload,
+        model.unload,
+    ):
+        with pytest.raises(UserError, match="this model has lost its adapters; use the model that unload"):
+            call()
+    assert (tmp_path / "context_model.safetensors").read_bytes() == content
+    with pytest.raises(UserError, match="push_to_hub: not supported; call save_pretrained"):
+        new_model().push_to_hub("name")

@@ -13,9 +13,11 @@ import transformers
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from factorcell import ContextCollator, ContextConfig, ContextModel, UserError, get_context_model, read_schema
+from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapted_modules import Projection
+from factorcell.model.adapted_modules import Adaptation, AdaptedModules, Projection, applied
+from factorcell.model.backbone import BackboneSizes
+from factorcell.model.context_base import base_values
 from tests.fake_device import DEVICE, FakeDevice
 
 ROWS = [
@@ -280,16 +282,6 @@ def test_copy_of_a_model_is_independent(tokens: Tensor) -> None:
     assert torch.equal(model(tokens, context=CONTEXTS).logits, expected)
 
 
-def test_collator_adds_the_contexts_of_the_features() -> None:
-    model = new_model()
-    features = [{"input_ids": [5, 6], "labels": [5, 6], **row} for row in ROWS[:3]]
-    batch = ContextCollator(transformers.default_data_collator, SCHEMA)(features)
-    assert set(batch) == {"input_ids", "labels", "context"}
-    assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
-    with pytest.raises(UserError, match=r"column city, got input_ids, age; .*set remove_unused_columns=False"):
-        ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
-
-
 def send_inputs(module: torch.nn.Module, source: torch.device, target: torch.device) -> None:
     """Let `module`, on `target`, read inputs from `source` and return outputs to it, as `accelerate` does."""
 
@@ -330,3 +322,72 @@ def test_adapters_of_a_divided_model_are_on_the_devices_of_their_maps(name: str,
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model(tokens, context=CONTEXTS, labels=tokens).loss.backward()
         assert all(parameter.grad is not None and parameter.grad.device == parameter.device for parameter in trained)
+
+
+@pytest.mark.parametrize("shape", [(49152, 576), (50257, 768), (1,)])
+def test_values_of_large_tensors_identify_a_base(shape: tuple[int, ...]) -> None:
+    """Places in a tensor with more than 2^24 values are no float32 numbers."""
+    tensor = torch.zeros(shape, dtype=torch.bfloat16)
+    tensor.view(-1)[-1] = 1
+    values = base_values(torch.nn.ParameterList([torch.nn.Parameter(tensor)]))
+    assert values.tolist() == ([1, 1, 1, 1] if shape == (1,) else [0, 0, 0, 1])
+
+
+class HalfLinear(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * super().forward(x)
+
+
+def test_a_module_that_computes_something_else_than_a_linear_map_is_not_adapted(tokens: Tensor) -> None:
+    base = new_base("llama")
+    base.model.layers[0].mlp.up_proj.__class__ = HalfLinear
+    logits = base(tokens).logits
+    model = get_context_model(base, ContextConfig(), SCHEMA)
+    torch.testing.assert_close(model(tokens).logits, logits, rtol=0, atol=0)
+    assert isinstance(base.model.layers[0].mlp.up_proj, HalfLinear)
+
+
+def test_maps_of_a_container_have_adapters() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    outputs = module(x)
+    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2)
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    maps.freeze()
+    changed = module(x)
+    assert not torch.equal(changed, outputs)
+    with applied(Adaptation(torch.ones(1, 3), 1)):
+        assert not torch.allclose(module(x), changed)
+    maps.restore()
+    assert [type(layer) for layer in module] == [torch.nn.Linear, torch.nn.Tanh, torch.nn.Linear]
+    torch.testing.assert_close(module(x), changed, rtol=0, atol=0)
+
+
+def test_unloaded_model_is_the_base(tokens: Tensor) -> None:
+    plain = new_model().unload()
+    torch.testing.assert_close(plain(tokens).logits, new_base("llama")(tokens).logits, rtol=0, atol=0)
+    assert not any(isinstance(module, Projection) for module in plain.modules())
+
+
+def test_adapters_are_stored_also_if_they_are_frozen_or_in_another_module(tmp_path: Path, tokens: Tensor) -> None:
+    model = new_model().requires_grad_(False)
+    model.save_pretrained(tmp_path)
+    opened = ContextModel.from_pretrained(new_base("llama"), tmp_path).eval()
+    torch.testing.assert_close(opened(tokens, context=CONTEXTS).logits, model(tokens, context=CONTEXTS).logits)
+    whole = torch.nn.ModuleDict({"first": torch.nn.Linear(1, 1), "last": new_model()})
+    state = whole.state_dict()
+    assert whole.load_state_dict(state).missing_keys == []
+    del state["first.weight"], state["last.encoder.joint.bias"]
+    missing = whole.load_state_dict(state, strict=False).missing_keys
+    assert sorted(missing) == ["first.weight", "last.encoder.joint.bias"]
+
+
+def test_trainer_shifts_the_labels_of_a_smoothed_loss(tmp_path: Path, tokens: Tensor) -> None:
+    """With almost no smoothing, the loss is that of the model; the Trainer shifts labels for names that it knows."""
+    model = new_model()
+    arguments = transformers.TrainingArguments(str(tmp_path), label_smoothing_factor=1e-9, use_cpu=True, report_to=[])
+    loss = transformers.Trainer(model, arguments).compute_loss(
+        model, {"input_ids": tokens, "labels": tokens.clone(), "context": CONTEXTS}
+    )
+    torch.testing.assert_close(loss, model(tokens, labels=tokens, context=CONTEXTS).loss, atol=1e-5, rtol=1e-5)

@@ -56,6 +56,9 @@ def test_texts_can_have_one_context_or_a_context_each(run: Run) -> None:
     expected = nats_with(run, contexts)
     for context in (contexts, FRAME[["city", "lat"]], {"city": FRAME["city"], "lat": FRAME["lat"]}):
         assert [row["nats"] for row in run.score(FRAME["text"], context=context)] == expected
+    expected = nats_with(run, [{"city": "Nice"}] * len(TEXTS))
+    for context in ({"city": np.str_("Nice")}, pd.Series({"city": "Nice"})):
+        assert [row["nats"] for row in run.score(TEXTS, context=context)] == expected
     columns = [name for name in FRAME.columns if name != "text"]
     assert run.score(FRAME["text"], context=FRAME[columns]) == run.score(ROWS)
     assert run.score(FRAME["text"].head(0)) == []

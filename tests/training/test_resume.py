@@ -18,6 +18,7 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.model.encoder import float32_bits
 from factorcell.model.run import Run
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
@@ -151,7 +152,7 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         next(run.model.encoder.network.parameters()).copy_(torch.tensor([1.0, -1.0]))
     assert run.model.encoder.inputs is not None
-    run.model.encoder.inputs.deviation.fill_(1e-3)
+    run.model.encoder.inputs.constants[-1] = float32_bits([[1e-3, 1e-3]])  # the deviations
     corpus.numbers[25] = 3e38
     with pytest.raises(
         UserError, match=r"the loss is not finite at step [1-5], row 26 of the training data; "

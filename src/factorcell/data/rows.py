@@ -3,7 +3,7 @@
 An argument may be of any type that `open_table` supports.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,17 +62,38 @@ def to_texts(source: Any) -> list[Any] | None:
     return texts
 
 
-def to_contexts(context: Any, count: int) -> list[Row]:
+def is_row(source: Any, vectors: Collection[str] = ()) -> bool:
+    """Return whether an object is a single row: a mapping from columns to values, or a row of a pandas data frame.
+
+    A mapping from columns to lists is a table, except that an empty mapping is a row without values.
+
+    Args:
+        source: The object.
+        vectors: The columns whose values are lists of numbers.
+    """
+    if isinstance(source, Mapping):
+        values = [_first(value) if name in vectors else value for name, value in source.items()]
+        return not (values and all(map(is_column, values)))
+    return hasattr(source, "iloc") and not hasattr(source, "columns")
+
+
+def _first(values: Any) -> Any:
+    """Return the first of several values; None if there is none."""
+    return next(iter(values), None) if is_column(values) else values
+
+
+def to_contexts(context: Any, count: int, vectors: Collection[str] = ()) -> list[Row]:
     """Return the contexts of `count` texts; `context` is None, one context for all texts, or a context for each.
+
+    `vectors` are the columns whose values are lists of numbers.
 
     Raises:
         UserError: The number of contexts is not `count`.
     """
     if context is None:
         return [{}] * count
-    # A mapping from columns to lists is a table, except that an empty mapping is a context without values.
-    if isinstance(context, Mapping) and not (context and all(map(is_column, context.values()))):
-        return [context] * count
+    if is_row(context, vectors):
+        return [dict(context)] * count
     contexts = to_rows(context)
     if len(contexts) != count:
         raise UserError(f"context: expected one, or one for each of {count:,} texts, got {len(contexts):,}")
@@ -137,10 +158,7 @@ def to_values(values: Any, argument: str) -> list[Any]:
             this error too, although Python can iterate over their characters, keys or columns.
     """
     is_table = hasattr(values, "columns") or hasattr(values, "column_names")
-    is_sequence = isinstance(values, Iterable) or is_column(values)
+    is_sequence = is_column(values) or (isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0)
     if isinstance(values, (str, bytes, Mapping)) or is_table or not is_sequence:
         raise UserError(f"{argument}: expected a list of values, got {short_repr(values)}")
-    value_list = to_value_list(values) if is_column(values) else list(values)
-    if not isinstance(value_list, list):  # an array without dimensions
-        raise UserError(f"{argument}: expected a list of values, got {short_repr(values)}")
-    return value_list
+    return to_value_list(values) if is_column(values) else list(values)

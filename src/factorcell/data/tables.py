@@ -101,8 +101,20 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
             raise UserError(f"row {number}: expected a dict from column to value, got {type(row).__name__}")
     columns = dict.fromkeys(name for row in rows for name in row)
     return _sliced_table(
-        tuple(columns), len(rows), lambda name, rows_slice: [row.get(name) for row in rows[rows_slice]]
+        tuple(columns), len(rows), lambda name, rows_slice: [_without_tensor(row.get(name)) for row in rows[rows_slice]]
     )
+
+
+def _without_tensor(value: Any) -> Any:
+    """Return the number or the list of numbers in a tensor of PyTorch, and any other value unchanged."""
+    if not _is_tensor(value):
+        return value
+    numbers = to_value_list(value.reshape(-1))
+    return numbers if value.ndim else numbers[0]
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__ == "torch" and hasattr(value, "ndim")
 
 
 def _table_from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
@@ -156,15 +168,15 @@ def _table_from_pandas(frame: Any) -> Table:
 
 def is_column(values: Any) -> bool:
     """Return whether an object holds several values: a list, an array, or a column of pandas, Arrow or a data set."""
-    is_sequence = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
-    return is_sequence or hasattr(values, "tolist") or _has_arrow_interface(values)
+    if isinstance(values, (str, bytes)) or getattr(values, "ndim", 1) == 0:  # also a number of NumPy
+        return False
+    return isinstance(values, Sequence) or hasattr(values, "tolist") or _has_arrow_interface(values)
 
 
 def to_value_list(values: Any) -> list[Any]:
     """Return the values of a list, an array or a column as Python objects.
 
-    Intervals and periods of pandas become text; `to_float64` converts 16- and 32-bit floats. For an array without
-    dimensions, the result is its single value instead of a list.
+    Intervals and periods of pandas become text; `to_float64` converts 16- and 32-bit floats.
     """
     if isinstance(values, Sequence):
         return list(values)
@@ -173,6 +185,8 @@ def to_value_list(values: Any) -> list[Any]:
         batches = pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS)
         chunks = to_python_values(batches, IN_MEMORY)
         return [value for chunk in chunks for value in chunk["value"]]
+    if _is_tensor(values):
+        values = np.asarray(values)
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()
     type_name = str(getattr(values, "dtype", "")).lower()

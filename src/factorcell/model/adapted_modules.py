@@ -12,6 +12,7 @@ training starts exactly at the model.
 Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map.
 """
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,10 @@ from factorcell.model.adapted_linear import UNCHANGED, AdaptedLinear
 from factorcell.model.adapter_groups import AdapterGroup
 from factorcell.model.adapters import Adapter, LayerSizes, Shift, new_adapters
 from factorcell.model.backbone import BackboneSizes
+
+# A module of these classes calls or lists its children, so that no other module can be added to it.
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that can be adapted
 
 _THREAD = threading.local()
 
@@ -107,6 +112,17 @@ def current_adaptation() -> Adaptation | None:
     return getattr(_THREAD, "adaptation", None)
 
 
+def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass.
+
+    The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
+    """
+    adaptation = current_adaptation()
+    if adaptation is None:
+        return applied(None), applied(None)
+    return applied(adaptation.restarted()), applied(adaptation.restarted())
+
+
 class Projection(AdaptedLinear):
     """A linear map of a model, which reads its change from the `Adaptation` of the current pass.
 
@@ -150,7 +166,8 @@ class MapGroup:
 
     Attributes:
         projections: The maps.
-        adapters: Their adapters, which become a part of the module under the name `adapters`.
+        adapters: Their adapters, which become a part of the module under the name `adapters`; in a container, a part of
+            the first map.
 
     Args:
         parent: The module, in which a `Projection` replaces each map.
@@ -185,7 +202,10 @@ class MapGroup:
             for adapter in adapters[-1]:
                 adapter.start_unadapted()
         self.adapters = AdapterGroup(adapters, shapes, shared_rank)
-        parent.adapters = self.adapters
+        if isinstance(parent, CONTAINERS):
+            self.projections[0].group_adapters = self.adapters
+        else:
+            parent.adapters = self.adapters
 
     def condition(self, vector: Tensor) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
@@ -194,7 +214,7 @@ class MapGroup:
 
     @torch.no_grad()
     def restore(self, shifts: Sequence[Shift]) -> None:
-        """Replace the projections by linear maps of their former class, with folded shifts; remove the adapters."""
+        """Replace the projections by plain linear maps with folded shifts, and remove the adapters."""
         for projection, kind, shift in zip(self.projections, self._kinds, shifts, strict=True):
             matrix, bias = projection.matrix(shift).detach(), projection.shifted_bias(shift)
             inputs, outputs = matrix.shape
@@ -208,7 +228,8 @@ class MapGroup:
             if bias is not None:
                 linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
             setattr(self._parent, projection.path.rpartition(".")[2], linear.train(projection.training))
-        del self._parent.adapters
+        if not isinstance(self._parent, CONTAINERS):
+            del self._parent.adapters
 
 
 class AdaptedModules:
@@ -223,7 +244,7 @@ class AdaptedModules:
         scaling: A factor on the changes of W.
 
     Raises:
-        UserError: The model has no map with one of the names.
+        UserError: The model has no map, or none with one of the names.
     """
 
     def __init__(
@@ -237,6 +258,8 @@ class AdaptedModules:
         scaling: float = 1.0,
     ) -> None:
         maps = list(linear_maps(model, prefix))
+        if not maps:
+            raise UserError(f"model: expected linear maps (nn.Linear or Conv1D), got none in {type(model).__name__}")
         names = sorted({path.rpartition(".")[2] for _, path, _ in maps})
         if unknown := sorted(set(targets) - set(names)):
             raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
@@ -270,12 +293,12 @@ class AdaptedModules:
             projection.fold(shift, shared=True) for projection, shift in zip(self.projections, shifts, strict=True)
         )
 
-    def restore(self, shifts: Sequence[Shift]) -> None:
-        """Replace all projections by plain linear maps of their former class, with the shifts of one context folded in.
+    def restore(self, shifts: Sequence[Shift] | None = None) -> None:
+        """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted.
 
         A map without a bias gets one if its shift has a bias.
         """
-        folded = iter(self.fold(shifts))
+        folded = iter([UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts))
         for group in self._groups:
             group.restore(list(itertools.islice(folded, len(group.projections))))
 
@@ -286,18 +309,22 @@ def with_constant(vector: Tensor) -> Tensor:
 
 
 def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`."""
+    """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`.
+
+    A subclass that computes something else, such as a router of experts, is no linear map.
+    """
     from transformers.pytorch_utils import Conv1D
 
+    functions = nn.Linear.forward, Conv1D.forward
     for parent_path, parent in list(model.named_modules(prefix=prefix)):
         for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Linear, Conv1D)):
+            if isinstance(child, (nn.Linear, Conv1D)) and type(child).forward in functions:
                 yield parent, f"{parent_path}.{name}" if parent_path else name, child
 
 
 def _weight_of(linear: nn.Module, path: str) -> Tensor:
     """Return the weights of a linear map in their layout."""
     weight = cast(nn.Parameter, linear.weight)
-    if not weight.is_floating_point() or weight.dim() != 2:
+    if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
         raise UserError(f"{path}: expected weights of floating-point numbers, got quantized weights ({weight.dtype})")
     return weight.data

@@ -1,22 +1,11 @@
-"""The options of context adapters (`context_model`), and a check that adapters belong to a base.
+"""The options of context adapters (`context_model`)."""
 
-Shapes: N values of a base.
-"""
-
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.option_fields import INPUT_ADAPTERS
 
 ALL_LINEAR = "all-linear"
-VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
-TOLERANCE = 0.02  # relative difference of values that the number type of a base may cause
 
 
 @dataclass(frozen=True)
@@ -48,6 +37,8 @@ class ContextConfig:
             raise UserError(f"adapt: expected a list of names, got {self.adapt!r}")
         if isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
+        if not self.target_modules:
+            raise UserError(f"target_modules: expected {ALL_LINEAR} or at least one name, got none")
         for name in ("rank", "context_size", "variable_size"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) > 0):
                 raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
@@ -62,35 +53,3 @@ class ContextConfig:
             if name in self.adapt:
                 expected = "expected adapters that change weights, such as factor"
                 raise UserError(f"adapt: {expected}, got {name}; put what is read before a text into the input tokens")
-
-
-def base_values(base: Any) -> Tensor:
-    """Return a few values (N,) of each tensor of a model, which identify its weights in any number type.
-
-    Tensors that are not in memory, as in a model that will be loaded later, give NaN.
-    """
-    values = []
-    for parameter in base.parameters():
-        places = torch.linspace(0, parameter.numel() - 1, VALUES_PER_TENSOR).long()
-        is_in_memory = not parameter.is_meta and parameter.numel() > 0
-        flat = parameter.detach().reshape(-1)[places.to(parameter.device)] if is_in_memory else None
-        values.append(torch.full((VALUES_PER_TENSOR,), torch.nan) if flat is None else flat.float().cpu())
-    return torch.cat(values)
-
-
-def warn_of_other_base(values: Tensor, expected: Tensor, folder: Path) -> None:
-    """Emit a `Notice` if the values (N,) of a base are not those of the base that the adapters in `folder` had."""
-    if not _are_equal(values, expected):
-        problem = "expected the weights of the base with which the adapters were trained, got others"
-        warnings.warn(Notice(f"{folder}: {problem}; predictions will be worse"), stacklevel=3)
-
-
-def _are_equal(values: Tensor, expected: Tensor) -> bool:
-    """Return whether the values (N,) of two bases are equal, up to the rounding of a number type."""
-    if len(values) != len(expected):
-        return False
-    is_known = values.isfinite() & expected.isfinite()
-    if not is_known.any():
-        return True
-    largest = float(expected[is_known].abs().max())
-    return torch.allclose(values[is_known], expected[is_known], rtol=TOLERANCE, atol=TOLERANCE**2 * largest)

@@ -30,13 +30,15 @@ from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
     Adaptation,
     AdaptedModules,
-    Projection,
     applied,
+    checkpoint_contexts,
     current_adaptation,
     with_constant,
 )
+from factorcell.model.adapters import find_adapter
 from factorcell.model.backbone import BackboneSizes
-from factorcell.model.context_config import ContextConfig, base_values, warn_of_other_base
+from factorcell.model.context_base import base_values, check_base, ignore_frozen, keep_trained, warn_of_other_base
+from factorcell.model.context_config import ContextConfig
 from factorcell.model.context_reading import ContextReader
 from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
 
@@ -80,6 +82,7 @@ class ContextModel(nn.Module):
         context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
+        adapter_names: The names of the parameters that the adapters have added to the base.
 
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
@@ -88,7 +91,9 @@ class ContextModel(nn.Module):
         super().__init__()
         if schema.prompts:
             raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
-        _check_base(model)
+        check_base(model)
+        for name in config.adapt:
+            find_adapter(name)
         self.base, self.context_config, self.schema = model, config, schema
         self._base_values = base_values(model)
         model.requires_grad_(False)
@@ -104,6 +109,7 @@ class ContextModel(nn.Module):
         )
         self.maps.freeze()
         self.maps.place_adapters()
+        self._has_adapters = True
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         head = model.get_output_embeddings()
@@ -113,8 +119,9 @@ class ContextModel(nn.Module):
         )
         self._hook = head.register_forward_hook(_add_output_bias) if config.output_bias else None
         self._reader = ContextReader(schema)
-        self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
+        self.adapter_names = frozenset(name for name, values in self.named_parameters() if values.requires_grad)
+        self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
         self.train(model.training)
 
     def __getattr__(self, name: str) -> Any:
@@ -125,6 +132,10 @@ class ContextModel(nn.Module):
             if name == "base":
                 raise
             return getattr(self.base, name)
+
+    def _get_name(self) -> str:
+        """Return the class name of the base, by which the Trainer with label smoothing recognizes a language model."""
+        return type(self.base).__name__
 
     def forward(
         self,
@@ -168,7 +179,8 @@ class ContextModel(nn.Module):
             **options: Other arguments of `generate` of the base.
         """
         _check_names(options)
-        adaptation = self._adapt(context, options.get("input_ids") if inputs is None else inputs)
+        prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
+        adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
         if adaptation is not None:
             shifts = self.maps.condition(cast(Tensor, adaptation.contexts))
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
@@ -206,7 +218,7 @@ class ContextModel(nn.Module):
             size = 0 if self.encoder is None else self.context_config.context_size
             if context.dim() != 2 or context.shape[1] != size:
                 raise UserError(f"context: expected vectors (texts, {size}), got a tensor {tuple(context.shape)}")
-            return context
+            return context if self.encoder is None else context.to(next(self.encoder.parameters()).dtype)
         if not isinstance(context, Context):
             context = self._read(context)
         if self.encoder is None:
@@ -215,6 +227,7 @@ class ContextModel(nn.Module):
 
     def _adapt(self, context: Any, inputs: Tensor | None) -> Adaptation | None:
         """Return the adaptation of a pass; None if the adapters are disabled."""
+        self._check_adapters()
         if any(model is self for model in getattr(_THREAD, "disabled", ())):
             return None
         vectors = self.context_vectors(context)
@@ -242,7 +255,7 @@ class ContextModel(nn.Module):
         arguments = dict(activation_checkpointing_kwargs or {})
         if arguments.setdefault("use_reentrant", False):
             raise UserError("use_reentrant: expected False, with which layers can read their context, got True")
-        arguments.setdefault("context_fn", _checkpoint_contexts)
+        arguments.setdefault("context_fn", checkpoint_contexts)
         self.base.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, **options)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -275,6 +288,7 @@ class ContextModel(nn.Module):
         """
         if not is_main_process:
             return
+        self._check_adapters()
         path = Path(folder)
         if path.is_file():
             raise UserError(f"{path}: expected a folder, got a file")
@@ -312,41 +326,58 @@ class ContextModel(nn.Module):
             config = ContextConfig(**{name: value for name, value in content.items() if name in names})
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
         tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
+        adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
         expected = tensors.pop(BASE_VALUES, adapted._base_values)
         try:
             adapted.load_state_dict(tensors)
         except RuntimeError as error:
+            adapted.unload()
             raise UserError(f"{path}: does not fit this base ({str(error).splitlines()[-1].strip():.200})") from None
         warn_of_other_base(adapted._base_values, expected, path)
         return adapted
+
+    def push_to_hub(self, *arguments: Any, **options: Any) -> None:
+        """Refuse, because the method of the base, which would be called instead, uploads the base alone."""
+        raise UserError("push_to_hub: not supported; call save_pretrained, and then upload_folder of huggingface_hub")
+
+    def unload(self) -> Any:
+        """Remove the adapters, and return the plain model of `transformers` with its former weights.
+
+        This object cannot be used again.
+        """
+        self._check_adapters()
+        self.maps.restore()
+        return self._without_hook()
 
     @torch.no_grad()
     def merge_and_unload(self, context: Any = None) -> Any:
         """Multiply the change of one context into the weights, and return the plain model of `transformers`.
 
-        This model has no adapters afterwards and cannot be used again. A map whose bias the context changes gets a
-        bias, which some architectures do not load from a file.
+        This object cannot be used again. A map whose bias the context changes gets a bias, which some architectures do
+        not load from a file.
         """
+        self._check_adapters()
         vectors = with_constant(self.context_vectors(context))
         if len(vectors) != 1:
             raise UserError(f"context: expected one, got {len(vectors):,}")
         self.maps.restore(self.maps.condition(vectors))
-        if (change := self._bias(vectors)) is not None and self._hook is not None:
-            self._hook.remove()
+        if (change := self._bias(vectors)) is not None:
             head = self.base.get_output_embeddings()
             bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
+        return self._without_hook()
+
+    def _without_hook(self) -> Any:
+        """Return the base without the hook of this object, whose adapters have been removed."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._has_adapters = False
         return self.base
 
-
-def _check_base(model: Any) -> None:
-    """Raise `UserError` unless `model` is a causal language model of `transformers` without adapters."""
-    if not (isinstance(model, nn.Module) and getattr(model, "get_output_embeddings", lambda: None)() is not None):
-        raise UserError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
-    if any(isinstance(module, Projection) for module in model.modules()):
-        raise UserError("model: expected a model without context adapters, got one that has them")
+    def _check_adapters(self) -> None:
+        if not self._has_adapters:
+            raise UserError("this model has lost its adapters; use the model that unload or merge_and_unload returned")
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -363,27 +394,3 @@ def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
         return logits
     bias = cast(Tensor, adaptation.for_rows(len(logits)).output_bias)
     return logits + bias.to(logits.dtype)[:, None]
-
-
-def _checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass.
-
-    The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
-    """
-    adaptation = current_adaptation()
-    if adaptation is None:
-        return applied(None), applied(None)
-    return applied(adaptation.restarted()), applied(adaptation.restarted())
-
-
-def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Remove frozen tensors from the state of a model; a hook of `state_dict`."""
-    trained = {prefix + name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name in [name for name in state if name.startswith(prefix) and name not in trained]:
-        del state[name]
-
-
-def _ignore_frozen(model: nn.Module, keys: Any) -> None:
-    """Do not report frozen tensors as missing; a hook of `load_state_dict`."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    keys.missing_keys[:] = [name for name in keys.missing_keys if name in trained]

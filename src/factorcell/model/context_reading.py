@@ -11,9 +11,9 @@ from factorcell.config import Config, Notice, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import Chunk, Table
 from factorcell.data.context import Context
-from factorcell.data.rows import to_rows
+from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import is_column, open_table
+from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.reading import TextModel
 
@@ -25,7 +25,8 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
 
     Args:
         source: A table of any supported type, such as a path, a list of rows, a data frame or a `datasets.Dataset`.
-        columns: The context columns, `NAME` or `NAME:KIND`.
+        columns: The context columns, `NAME` or `NAME:KIND`. The values of a class column (`ClassLabel`) of a data set
+            are the numbers of the classes, as in its rows.
         min_count: Values of a category with fewer rows are rare and share one embedding.
 
     Returns:
@@ -36,6 +37,8 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     """
     if isinstance(columns, str):
         raise UserError(f"columns: expected a list of names, got {columns!r}")
+    if not columns:
+        return ContextSchema()
     config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
     schema = prepare(_with_empty_texts(source), config, report_counts=False).schema
     for variable in schema.categories:
@@ -71,8 +74,8 @@ class ContextReader(TextModel):
         """
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
-        is_row = isinstance(context, Mapping) and not (context and all(map(is_column, context.values())))
-        contexts = [context] if is_row else to_rows(context)
+        vectors = [variable.source_column for variable in self.schema.vectors]
+        contexts = [dict(context)] if is_row(context, vectors) else to_rows(context)
         try:
             corpus = self.read([""] * len(contexts), contexts)
         except UserError as error:  # its remedies are arguments of `read_contexts`
@@ -114,11 +117,28 @@ def _text_config() -> Config:
 
 
 def _with_empty_texts(source: Any) -> Table:
-    """Return a table with an empty text in each row, in place of its texts."""
-    table = open_table(source)
+    """Return a table with an empty text in each row, in place of its texts, and with numbers of classes."""
+    table, numbers = open_table(source), _numbers_of_classes(source)
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for chunk in table.read(tuple(name for name in names if name != _NO_TEXT)):
-            yield {**chunk, _NO_TEXT: [""] * len(next(iter(chunk.values())))}
+        read_names = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
+        for chunk in table.read(read_names):
+            values_by_column = {
+                name: [numbers[name].get(value, value) for value in values] if name in numbers else values
+                for name, values in chunk.items()
+            }
+            yield {**values_by_column, _NO_TEXT: [""] * len(chunk[read_names[0]])}
 
     return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)
+
+
+def _numbers_of_classes(source: Any) -> dict[str, dict[Any, int]]:
+    """Return the number of each class name in the class columns of a data set.
+
+    `open_table` reads names in these columns. The rows of the data set, which a collator gets, have numbers.
+    """
+    features = getattr(source, "features", None)
+    if not isinstance(features, Mapping):
+        return {}
+    names = {column: getattr(feature, "names", None) for column, feature in features.items()}
+    return {column: {name: i for i, name in enumerate(classes)} for column, classes in names.items() if classes}

@@ -66,15 +66,11 @@ class NumberInput(NamedTuple):
 class NumberInputs(nn.Module):
     """The map of raw numbers (B, N) to the standardized inputs (B, I) of the network over numbers.
 
-    A number has one input; a periodic number has one input for each of its waves. Each buffer (I,) holds one field of
-    `NumberInput` for all inputs.
+    A number has one input; a periodic number has one input for each of its waves.
     """
 
-    column: Tensor
-    frequency: Tensor
-    phase: Tensor
-    mean: Tensor
-    deviation: Tensor
+    column: Tensor  # (I,)
+    constants: Tensor  # `float32_bits` of frequency, phase, mean and deviation (4, I)
 
     def __init__(self, numbers: tuple[Variable, ...]) -> None:
         super().__init__()
@@ -93,14 +89,17 @@ class NumberInputs(nn.Module):
                 )
                 inputs.append(number_itself)
                 self.inputs_of_number.append(1)
-        for name, values in zip(NumberInput._fields, zip(*inputs, strict=True), strict=True):
-            self.register_buffer(name, torch.tensor(values), persistent=False)
+        columns, *constants = zip(*inputs, strict=True)
+        self.register_buffer("column", torch.tensor(columns), persistent=False)
+        self.register_buffer("constants", float32_bits(constants), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
+        frequency, phase, mean, deviation = self.constants.view(torch.float32)
         values = numbers[:, self.column]
-        values = torch.where(self.frequency > 0, torch.sin(values * self.frequency + self.phase), values)
-        return ((values - self.mean) / self.deviation).nan_to_num(0.0)
+        values = torch.where(frequency > 0, torch.sin(values * frequency + phase), values)
+        standardized: Tensor = (values - mean) / deviation
+        return standardized.nan_to_num(0.0)
 
     def weight_factors(self) -> Tensor:
         """Return factors (I,) on initial weights, so that all waves of a number together count as much as one input."""
@@ -157,21 +156,28 @@ class WordSequence(nn.Module):
 class VectorMap(nn.Module):
     """The embedding of a vector: a linear map of its standardized numbers."""
 
-    mean: Tensor
-    deviation: Tensor
+    constants: Tensor  # `float32_bits` of mean and deviation (2, D)
 
     def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
         """Create the map; `initial_std` is the initial standard deviation of its outputs."""
         super().__init__()
         width = len(variable.means)
         self.weight = nn.Parameter(normal((size, width), initial_std, width**-0.5))
-        self.register_buffer("mean", torch.tensor(variable.means), persistent=False)
-        self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
+        self.register_buffer("constants", float32_bits([variable.means, variable.deviations]), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map vectors (B, D) to embeddings (B, k); the embedding of a missing or mean vector is zero."""
-        standardized = ((vectors - self.mean) / self.deviation).nan_to_num(0.0)
-        return F.linear(standardized, self.weight)
+        mean, deviation = self.constants.view(torch.float32)
+        standardized = ((vectors - mean) / deviation).nan_to_num(0.0)
+        return F.linear(standardized.to(self.weight.dtype), self.weight)
+
+
+def float32_bits(values: Sequence[Sequence[float]]) -> Tensor:
+    """Return float32 numbers as integers of the same bits.
+
+    As a floating-point buffer, a mean such as the year 2015 would be rounded if a module is converted to bfloat16.
+    """
+    return torch.tensor(values, dtype=torch.float32).view(torch.int32)
 
 
 class VariableEmbeddings(nn.Module):
@@ -255,7 +261,7 @@ class Prefix(VariableEmbeddings):
         """
         codes = self.embeddings(context)
         if self.inputs is not None and self.linear is not None:
-            codes.append(self.linear(self.inputs(context.numbers)))
+            codes.append(self.linear(self.inputs(context.numbers).to(self.linear.weight.dtype)))
         return torch.stack(codes, dim=1)
 
 
@@ -316,5 +322,7 @@ class ContextEncoder(VariableEmbeddings):
         parts = self.embeddings(context, override)
         if self.inputs is not None:
             numbers = self.inputs(context.numbers)
+            if self.joint is not None:
+                numbers = numbers.to(self.joint.weight.dtype)
             parts.append(numbers if self.network is None else self.network(numbers))
         return parts

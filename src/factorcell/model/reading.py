@@ -66,7 +66,8 @@ class TextModel:
             UserError: The source cannot be read.
         """
         if (texts := to_texts(source)) is not None:
-            contexts = to_contexts(context, len(texts))
+            vectors = [variable.source_column for variable in self.schema.vectors]
+            contexts = to_contexts(context, len(texts), vectors)
             return self.read(texts, contexts, unknown=unknown, truncate=truncate, report_counts=report_counts)
         if context is not None:
             raise UserError("context: expected a list of texts as the source, got a table; add columns to the table")

@@ -1,0 +1,87 @@
+"""The base of context adapters (`context_model`): which models can be one, and which tensors are not those of the base.
+
+Shapes: N values of a base.
+"""
+
+import itertools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from factorcell.config import Notice, UserError
+from factorcell.model.adapted_modules import Projection
+
+VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
+TOLERANCE = 0.02  # relative difference of values that the number type of a base may cause
+
+
+def check_base(model: Any) -> None:
+    """Raise `UserError` unless `model` is a causal language model of `transformers` without adapters."""
+    if not (isinstance(model, nn.Module) and getattr(model, "get_output_embeddings", lambda: None)() is not None):
+        raise UserError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
+    if any(isinstance(module, Projection) for module in model.modules()):
+        raise UserError("model: expected a model without context adapters, got one that has them")
+    if any(getattr(getattr(module, "_hf_hook", None), "offload", False) for module in model.modules()):
+        raise UserError(
+            "model: expected weights on devices, got weights that accelerate has offloaded; use more devices"
+        )
+
+
+def base_values(base: Any) -> Tensor:
+    """Return a few values (N,) of each tensor of a model, which identify its weights in any number type.
+
+    Tensors that are not in memory, as in a model that will be loaded later, give NaN.
+    """
+    values = []
+    for parameter in base.parameters():
+        last = parameter.numel() - 1
+        places = torch.tensor([last * index // (VALUES_PER_TENSOR - 1) for index in range(VALUES_PER_TENSOR)])
+        is_in_memory = not parameter.is_meta and parameter.numel() > 0
+        flat = parameter.detach().reshape(-1)[places.to(parameter.device)] if is_in_memory else None
+        values.append(torch.full((VALUES_PER_TENSOR,), torch.nan) if flat is None else flat.float().cpu())
+    return torch.cat(values)
+
+
+def warn_of_other_base(values: Tensor, expected: Tensor, folder: Path) -> None:
+    """Emit a `Notice` if the values (N,) of a base are not those of the base that the adapters in `folder` had."""
+    if not _are_equal(values, expected):
+        problem = "expected the weights of the base with which the adapters were trained, got others"
+        warnings.warn(Notice(f"{folder}: {problem}; predictions will be worse"), stacklevel=3)
+
+
+def _are_equal(values: Tensor, expected: Tensor) -> bool:
+    """Return whether the values (N,) of two bases are equal, up to the rounding of a number type."""
+    if len(values) != len(expected):
+        return False
+    is_known = values.isfinite() & expected.isfinite()
+    if not is_known.any():
+        return True
+    largest = float(expected[is_known].abs().max())
+    return torch.allclose(values[is_known], expected[is_known], rtol=TOLERANCE, atol=TOLERANCE**2 * largest)
+
+
+def _trained_names(model: Any) -> set[str]:
+    """Return the names of the parameters of the adapters, and of those of the base that a user has made trainable."""
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names: frozenset[str] = model.adapter_names
+    return trainable | names
+
+
+def keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Remove frozen tensors from the state of a model; a hook of `state_dict`."""
+    trained = {prefix + name for name in _trained_names(model)}
+    for name in [name for name in state if name.startswith(prefix) and name not in trained]:
+        del state[name]
+
+
+def ignore_frozen(model: nn.Module, keys: Any) -> None:
+    """Do not report frozen tensors as missing; a hook of `load_state_dict`.
+
+    The model may be a part of another one, whose name for a tensor ends with that of the model.
+    """
+    tensors = itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers())
+    frozen = tuple(f".{name}" for name, _ in tensors if name not in _trained_names(model))
+    keys.missing_keys[:] = [name for name in keys.missing_keys if not f".{name}".endswith(frozen)]

@@ -1,0 +1,83 @@
+"""Contexts in the types of other libraries, and in other number types, for models with context adapters."""
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import datasets
+from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_schema
+from factorcell.data.schema import ContextSchema
+from tests.model.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(3, 30, (4, 7), generator=torch.Generator().manual_seed(3))
+
+
+def test_contexts_of_other_libraries_are_read_like_plain_values() -> None:
+    model = new_model()
+    frame = pandas.DataFrame(ROWS[:4])
+    expected = model.context_vectors(CONTEXTS)
+    tensors = [{"city": row["city"], "age": torch.tensor(row["age"])} for row in CONTEXTS]
+    torch.testing.assert_close(model.context_vectors(tensors), expected)
+    torch.testing.assert_close(model.context_vectors(expected.double()), expected)
+    for context in (CONTEXTS[0], frame.drop(columns="text").iloc[0], {"city": np.str_("Oslo"), "age": np.int64(3)}):
+        torch.testing.assert_close(model.context_vectors(context), expected[:1])
+    name = np.unique(["Oslo"])[0]
+    torch.testing.assert_close(model.context_vectors({"city": name}), model.context_vectors({"city": "Oslo"}))
+
+
+def test_a_class_column_of_a_data_set_has_the_numbers_of_its_rows() -> None:
+    features = datasets.Features(
+        {"label": datasets.ClassLabel(names=["World", "Sports"]), "rating": datasets.Value("float64")}
+    )
+    data = datasets.Dataset.from_dict({"label": [0, 1, 1, -1], "rating": [4.7, 1.5, 1.5, 4.7]}, features=features)
+    schema = read_schema(data, ["label", "rating:category"], min_count=1)
+    assert [variable.values[1:] for variable in schema.categories] == [("1", "0"), ("1.5", "4.7")]
+    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    ids = model.read_contexts(data).categories.tolist()
+    assert ids == [[2, 2], [1, 1], [1, 1], [-1, 2]]
+    for rows in (list(data), data[:], data.with_format("torch")[:], list(data.with_format("torch"))):
+        assert model.read_contexts(rows).categories[:3].tolist() == ids[:3]
+    batch = ContextCollator(torch.utils.data.default_collate, schema)(list(data)[:3])
+    assert batch["context"].categories.tolist() == ids[:3]
+
+
+def test_a_context_of_a_vector_alone_is_one_context() -> None:
+    rows = [{"place": [0.1, 0.2]}, {"place": [0.5, 0.1]}]
+    model = get_context_model(new_base("llama"), ContextConfig(), read_schema(rows, ["place:vector"]))
+    vectors = model.context_vectors(rows)
+    torch.testing.assert_close(model.context_vectors(rows[0]), vectors[:1])
+    torch.testing.assert_close(model.context_vectors({"place": [row["place"] for row in rows]}), vectors)
+
+
+def test_model_without_context_columns_reads_any_table() -> None:
+    schema = read_schema(ROWS, [])
+    assert schema == ContextSchema()
+    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    assert len(model.read_contexts(ROWS)) == len(ROWS)
+
+
+def test_model_in_bfloat16_reads_the_same_numbers(tokens: Tensor) -> None:
+    """In bfloat16, the means 2015 and 2016 of years are the same number."""
+    rows = [{"year": year, "place": [year, 0.5]} for year in (2015.0, 2014.0, 2016.0)]
+    schema = read_schema(rows, ["year:number", "place:vector"])
+    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    expected = model.context_vectors(rows)
+    model.to(torch.bfloat16)
+    model(tokens[:3], context=rows)
+    torch.testing.assert_close(model.context_vectors(rows).float(), expected, atol=0.02, rtol=0.02)
+
+
+def test_collator_adds_the_contexts_of_the_features() -> None:
+    model = new_model()
+    features = [{"input_ids": [5, 6], "labels": [5, 6], **row} for row in ROWS[:3]]
+    batch = ContextCollator(transformers.default_data_collator, SCHEMA)(features)
+    assert set(batch) == {"input_ids", "labels", "context"}
+    assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
+    with pytest.raises(UserError, match=r"column city, got input_ids, age; .*set remove_unused_columns=False"):
+        ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
