@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from factorcell.choices import AUTOMATIC_OPTIONS
+from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
 from factorcell.config import section_types
 from factorcell.option_fields import KIND_HELP, OPTION_KINDS
 
@@ -51,7 +51,8 @@ def _section(section: str) -> Iterator[str]:
         meaning += "" if is_explained else f" ({', '.join(choices)})"
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
         default = _format(first.default) if name == "kind" else _format_by_kind(by_kind)
-        shown = "automatic" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
+        is_automatic = name in AUTOMATIC_OPTIONS.get(section, ()) and name not in ONLY_WITH_BASE
+        shown = "automatic" if is_automatic else default
         yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {shown} | {default} |"
     yield ""
 

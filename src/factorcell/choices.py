@@ -27,13 +27,18 @@ STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PO
 
 # Options, by section of the config, that `training.rules` chooses from the training table unless the user sets them.
 AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
-    "model": ("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
+    "model": (
+        *("adapt", "output_bias"),
+        *("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
+    ),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
         *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "loss", "samples"),
         *("evaluations", "patience", "ngram_mixture"),
     ),
 }
+
+ONLY_WITH_BASE = ("adapt", "output_bias")  # those that are chosen only with a pretrained base
 
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
 ALTERNATIVES = 1000  # number of random texts among which an audit ranks a canary

@@ -349,7 +349,8 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     write_table(tmp_path / "texts.csv", rows)
     write_pretrained(tmp_path / "llama", [row["text"] for row in rows])  # the start token is also the end token
     options = (
-        "--context city --min-context-count 1 --rank 2 --context-size 2 --variable-size 2 --epochs 1 --max-tokens 30"
+        "--context city --min-context-count 1 --rank 2 --context-size 2 --variable-size 2 --epochs 1 --max-tokens 30 "
+        "--adapt factor --output-bias low_rank"
     )
     words = f"train texts.csv --dev texts.csv --out run --base ./llama {options} --precision float32 --threads 1"
     assert main([*words.split(), "--precision", "float32", "--base-precision", "float32"]) == 0

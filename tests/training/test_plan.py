@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.choices import AUTOMATIC_OPTIONS
+from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation.run_warnings import describe_schedule_change
@@ -102,6 +102,7 @@ def test_specified_options_are_not_chosen() -> None:
     assert set(complete.chosen) == {name for names in AUTOMATIC_OPTIONS.values() for name in names} - {
         "hidden_size",
         "embedding_size",
+        *ONLY_WITH_BASE,
     }
     defaults = Config().to_dict()
     options = {
@@ -229,7 +230,7 @@ def test_the_sizes_do_not_depend_on_the_adaptation(minutes: float, monkeypatch: 
         sizes = as_any(config.backbone).hidden_size + config.model.rank * len(config.model.adapt) ** 2
         return Speed(sizes / 10, 1, 0.0)
 
-    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_, **__: facts)
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
     texts, configs = read(), []
     for adapt in ([], ["factor"], ["concat", "factor"]):
@@ -347,7 +348,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     def measure_speed(config: Config, *_: Any) -> Speed:
         return Speed(seconds[as_any(config.backbone).hidden_size] / 1000, 1000, 0.0)
 
-    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_, **__: facts)
     monkeypatch.setattr(plans, "measure_speed", measure_speed)
     monkeypatch.setattr(plans, "measure_finishing", lambda *_, **__: 0.0)
     complete = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes), start=perf_counter()).config
@@ -361,7 +362,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 def test_compared_models_have_the_minutes_without_those_of_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finishing work of one training takes half a minute here, and all models share the planning."""
     facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
-    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_, **__: facts)
     monkeypatch.setattr(plans, "measure_speed", lambda *_: Speed(12.0 / 1000, 1000, 0.0))
     monkeypatch.setattr(plans, "measure_finishing", lambda *_, **__: 30.0)
     options = {"training": {"precision": "float32"}}

@@ -1,15 +1,18 @@
 """Rules for options: they are valid for every table, and smaller tables get smaller models and batches."""
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
+from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training import rules
+from factorcell.training.plan import unspecified_options
 from factorcell.training.rules import TableFacts
 from tests.small_runs import CONTEXT, ROWS
 
@@ -33,7 +36,7 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     for section, names in AUTOMATIC_OPTIONS.items():
         assert set(options[section]) <= set(names)
         # An exact loss has no samples, and the plan decides on the mixture.
-        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture"}
+        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture", *ONLY_WITH_BASE}
         assert {name: config[section][name] for name in options[section]} == options[section]
 
 
@@ -92,6 +95,8 @@ def test_facts_describe_the_table() -> None:
     assert facts.max_values == 3  # two cities and the unknown value
     assert facts.texts_per_value == pytest.approx(10 / 3)
     assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), dev).is_character_level
+    assert facts.has_names
+    assert not TableFacts.of(prepare(ROWS, data.with_options(min_context_count=50)), dev).has_names  # all are rare
 
 
 def test_models_of_characters_with_users_can_learn_new_users() -> None:
@@ -105,6 +110,24 @@ def test_models_of_characters_with_users_can_learn_new_users() -> None:
     corpus = prepare(ROWS, data)
     assert TableFacts.of(corpus, corpus).has_users
     assert not TableFacts.of(*[prepare(ROWS, Config.of(context=CONTEXT, min_count=1))] * 2).has_users
+
+
+@pytest.mark.parametrize("train_base", [False, True])
+def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> None:
+    backbone = HuggingFaceOptions(base="./base", train_base=train_base)
+    facts = TableFacts(10**6, 100, False, has_names=True)
+    model = rules.transformer_options(backbone, facts)["model"]
+    assert (model["adapt"], model["output_bias"]) == (("names", "factor"), ())
+    without_names = dataclasses.replace(facts, has_names=False)
+    assert rules.transformer_options(backbone, without_names)["model"]["adapt"] == ("factor",)
+    assert "model" not in rules.transformer_options(HuggingFaceOptions(base="llama"), facts)
+
+
+def test_only_with_a_pretrained_base_are_adapters_chosen() -> None:
+    for base, adapters in (("./base", {"adapt", "output_bias"}), ("llama", set())):
+        options = {"backbone": {"kind": "huggingface", "base": base}}
+        assert {*unspecified_options(options)} & {"adapt", "output_bias"} == adapters
+    assert not {*unspecified_options({})} & {"adapt", "output_bias"}
 
 
 def test_fine_tuning_on_few_texts_uses_small_batches() -> None:

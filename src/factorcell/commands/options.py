@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import input_files, memory
-from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
+from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
 from factorcell.config import (
@@ -53,7 +53,8 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
         add_max_memory(parser)
     for section, field in config_fields(parser.kinds):
         if not sections or section in sections:
-            default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
+            is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ()) and field.name not in ONLY_WITH_BASE
+            default = "automatic" if is_automatic else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
             is_built_in = parser.kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))

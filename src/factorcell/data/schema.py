@@ -170,6 +170,10 @@ class ContextSchema:
         """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
         return ContextSchema(tuple(variable for variable in self.variables if variable.kind != "prompt"))
 
+    def named_categories(self, user: str) -> list[Variable]:
+        """Return the categories with frequent values, whose names a model can read, without the column `user`."""
+        return [variable for variable in self.categories if not variable.is_all_rare and variable.source_column != user]
+
     def variable(self, name: str) -> Variable:
         """Return a variable by its name.
 

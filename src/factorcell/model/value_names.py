@@ -97,11 +97,9 @@ def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> V
     """
     if NAMES not in config.model.adapt or not schema.embedded.variables:
         return None
-    categories = [variable for variable in schema.categories if variable.source_column != config.data.user]
-    variables = [variable for variable in categories if not variable.is_all_rare]
-    if variables:
+    if variables := schema.named_categories(config.data.user):
         return ValueNames(schema, tokenizer, variables, config.data.max_prompt_tokens)
-    if categories:
+    if categories := [variable for variable in schema.categories if variable.source_column != config.data.user]:
         names, count = ", ".join(variable.name for variable in categories), f"{config.data.min_context_count:,}"
         raise UserError(f"adapt {NAMES}: each value of {names} has fewer than {count} texts; lower min_context_count")
     others = ", ".join(variable.describe() for variable in schema.variables)

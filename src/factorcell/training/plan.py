@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from factorcell import limits
-from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS
+from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
 from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import devices
@@ -149,7 +149,7 @@ def plan(
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
         return _with_measured_options(config if isinstance(config, Plan) else Plan(config), corpus, dev)
-    facts = TableFacts.of(corpus, dev)
+    facts = TableFacts.of(corpus, dev, user=config_with_defaults(config).data.user)
     passes = config.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
@@ -209,7 +209,7 @@ def _with_defaults(
     # The counts would reproduce what single users wrote.
     defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
-        for section, options in rules.transformer_options(config.backbone).items():
+        for section, options in rules.transformer_options(config.backbone, facts).items():
             defaults[section] |= options
     if not head_class(config.head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
@@ -314,6 +314,9 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
     if "loss" in specified:
         # The rules choose `samples` together with the loss. With a specified loss, `samples` keeps its default.
         specified.add("samples")
+    backbone = config_with_defaults(config).backbone
+    if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
+        specified |= {*ONLY_WITH_BASE}  # the defaults of their fields
     # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
     types = section_types(selected_kinds(config)).values()
     unspecified = {field.name for section_type in types for field in fields(section_type)} - specified

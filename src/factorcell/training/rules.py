@@ -10,7 +10,7 @@ from typing import Any
 from factorcell.choices import PRESETS
 from factorcell.config import check_choice
 from factorcell.data.corpus import Corpus
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.option_fields import NAMES, HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
@@ -37,7 +37,7 @@ NEW_TRANSFORMER: Options = {
     "training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01},
 }
 FROZEN_TRANSFORMER: Options = {
-    "model": {"context_size": 8, "variable_size": 8, "rank": 4},
+    "model": {"adapt": ("factor",), "output_bias": (), "context_size": 8, "variable_size": 8, "rank": 4},
     # Measured with SmolLM2-135M in 46 steps: 3e-3 has a lower development perplexity than 1e-3 and 1e-2.
     "training": {"learning_rate": 3e-3, "token_rate": 1.0, "weight_decay": 0.0, "loss": "full"},
 }
@@ -56,6 +56,7 @@ class TableFacts:
         texts_per_value: The mean number of texts per value of the column with the most values; 0 without such a column.
         dev_targets: The number of development targets.
         has_users: Whether the table names the users who wrote the texts.
+        has_names: Whether a column, apart from that of the users, is a category with frequent values.
     """
 
     targets: int
@@ -65,10 +66,11 @@ class TableFacts:
     texts_per_value: float = 0.0
     dev_targets: int = 0
     has_users: bool = False
+    has_names: bool = False
 
     @classmethod
-    def of(cls, corpus: Corpus, dev: Corpus) -> "TableFacts":
-        """Return the facts of the training texts `corpus` and the development texts `dev`."""
+    def of(cls, corpus: Corpus, dev: Corpus, *, user: str = "") -> "TableFacts":
+        """Return the facts of the training texts `corpus` and the development texts `dev`; `user` is their column."""
         max_values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
         return cls(
             targets=corpus.target_count,
@@ -78,6 +80,7 @@ class TableFacts:
             texts_per_value=len(corpus) / max_values if max_values else 0.0,
             dev_targets=dev.target_count,
             has_users=len(corpus.users) > 0,
+            has_names=bool(corpus.schema.named_categories(user)),
         )
 
     @property
@@ -141,13 +144,13 @@ def default_options(
     }
 
 
-def transformer_options(backbone: HuggingFaceOptions) -> Options:
+def transformer_options(backbone: HuggingFaceOptions, facts: TableFacts) -> Options:
     """Return the options of a training with a Transformer that replace those of `default_options`."""
     if not backbone.is_pretrained:
         return NEW_TRANSFORMER
-    if not backbone.train_base:
-        return FROZEN_TRANSFORMER
-    return {section: options | TRAINED_BASE.get(section, {}) for section, options in FROZEN_TRANSFORMER.items()}
+    training = FROZEN_TRANSFORMER["training"] | (TRAINED_BASE["training"] if backbone.train_base else {})
+    names = {"adapt": (NAMES, "factor")} if facts.has_names else {}
+    return {"model": FROZEN_TRANSFORMER["model"] | names, "training": training}
 
 
 def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
