@@ -12,7 +12,9 @@ SIZE = 16  # numbers per vector
 MAX_POSITIONS = 64
 
 
-def write_pretrained(folder: Path, texts: Iterable[str], architecture: str = "llama", vocabulary: int = 300) -> Path:
+def write_pretrained(
+    folder: Path, texts: Iterable[str], architecture: str = "llama", vocabulary: int = 300, padding: int = 0
+) -> Path:
     """Write a causal language model of two layers, and a tokenizer of bytes that is trained on `texts`.
 
     Args:
@@ -20,10 +22,11 @@ def write_pretrained(folder: Path, texts: Iterable[str], architecture: str = "ll
         texts: The texts from which the tokenizer learns.
         architecture: gpt2 or llama.
         vocabulary: The number of tokens.
+        padding: The number of rows of the table of embeddings that belong to no token.
     """
     tokenizer = write_tokenizer(folder, texts, vocabulary)
     torch.manual_seed(1)
-    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0}
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer) + padding, "bos_token_id": 0, "eos_token_id": 0}
     if architecture == "gpt2":
         config: Any = transformers.GPT2Config(n_embd=SIZE, n_layer=2, n_head=2, n_positions=MAX_POSITIONS, **sizes)
     else:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +67,9 @@ class Source:
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
+
+
+_QUIET = threading.RLock()
 
 
 def transformers() -> Any:
@@ -217,15 +221,19 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet(library: Any) -> Iterator[None]:
-    """Show neither progress bars nor notices of `transformers` in this block, except errors."""
-    logger = logging.getLogger("transformers")
-    level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
-    library.utils.logging.disable_progress_bar()
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that the library does not disable
-            yield
-    finally:
-        logger.setLevel(level)
-        if has_bars:
-            library.utils.logging.enable_progress_bar()
+    """Show neither progress bars nor notices of `transformers` in this block, except errors.
+
+    The block changes standard error and the logger of the whole process, so other threads wait before their blocks.
+    """
+    with _QUIET:
+        logger = logging.getLogger("transformers")
+        level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
+        library.utils.logging.disable_progress_bar()
+        logger.setLevel(logging.ERROR)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars that the library does not disable
+                yield
+        finally:
+            logger.setLevel(level)
+            if has_bars:
+                library.utils.logging.enable_progress_bar()

@@ -33,8 +33,9 @@ CONTEXT = "--context city --user user --time time"
 RUNS = {
     "pretrained": "--base ./llama",
     "trained": "--base ./gpt2 --train-base --prefix-vectors 2 --adapt factor --adapt concat",
-    "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --base-precision bfloat16",
-    "codes": "--base ./llama --adapt prefix",
+    "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --base-precision bfloat16 "
+    "--adapt factor --output-bias low_rank",
+    "codes": "--base ./llama --adapt prefix --output-bias low_rank",
     "new": "--base llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
     "letters": "--base gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1 --canaries 2",
 }
@@ -129,7 +130,7 @@ def test_a_command_that_writes_works(words: str, capfd: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("complete codes the", "a model with control codes does not support it"),
+        ("complete codes the", "a model with control codes cannot learn users"),
         ("complete pretrained the --typos 1", "typos: expected a tokenizer of characters, got pretrained"),
         ("generate pretrained --each city --ban sea", "cuts a word into pieces that other words contain"),
         ("mix pretrained new --dev texts.csv --out mixed", "cannot mix models with different vocabularies"),
@@ -146,7 +147,8 @@ def test_a_command_refuses(words: str, message: str, capsys: pytest.CaptureFixtu
 
 
 PARTS_OF_RUNS = {
-    "pretrained": ("context", "output_bias"),
+    "pretrained": ("context",),
+    "chosen": ("context", "output_bias"),
     "trained": ("embedding", "context", "backbone", "output_bias"),
     "new": tuple(PARTS),
 }

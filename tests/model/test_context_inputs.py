@@ -22,8 +22,8 @@ def test_contexts_of_other_libraries_are_read_like_plain_values() -> None:
     model = new_model()
     frame = pandas.DataFrame(ROWS[:4])
     expected = model.context_vectors(CONTEXTS)
-    tensors = [{"city": row["city"], "age": torch.tensor(row["age"])} for row in CONTEXTS]
-    torch.testing.assert_close(model.context_vectors(tensors), expected)
+    for age in (torch.tensor(3.0), torch.tensor(3.0, dtype=torch.bfloat16, requires_grad=True)):
+        torch.testing.assert_close(model.context_vectors([{"city": "Oslo", "age": age}]), expected[:1])
     torch.testing.assert_close(model.context_vectors(expected.double()), expected)
     for context in (CONTEXTS[0], frame.drop(columns="text").iloc[0], {"city": np.str_("Oslo"), "age": np.int64(3)}):
         torch.testing.assert_close(model.context_vectors(context), expected[:1])

@@ -355,6 +355,9 @@ def test_maps_of_a_container_have_adapters() -> None:
     for parameter in module.parameters():
         parameter.data.normal_()
     maps.freeze()
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("group_adapters" in name for name in trained)
     changed = module(x)
     assert not torch.equal(changed, outputs)
     with applied(Adaptation(torch.ones(1, 3), 1)):

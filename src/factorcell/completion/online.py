@@ -397,4 +397,6 @@ def user_variable(run: Run) -> Variable:
         raise UserError(f"{run.folder}: the run does not distinguish users; train it with --user COLUMN")
     if run.model.encoder is None:
         raise UserError(f"{run.folder}: the model is not adapted to users; train it with --adapt factor or concat")
+    if run.model.prefix is not None:
+        raise UserError(f"{run.folder}: a model with control codes cannot learn users; train it without --adapt prefix")
     return run.schema.variable(name)

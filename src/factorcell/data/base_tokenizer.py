@@ -42,6 +42,14 @@ class Tokenizer:
         """Whether tokens store white space, so that texts can be completed and counted."""
         return self.is_character_level or self.is_subword
 
+    @property
+    def known_count(self) -> int:
+        """The number of tokens that a pretrained model knows; the other ones, after them, were added to its tokenizer.
+
+        By default all tokens.
+        """
+        return len(self)
+
     def __len__(self) -> int:
         """Return the number of tokens in the vocabulary, special tokens included."""
         return len(self.tokens)

@@ -110,8 +110,8 @@ class BpeTokenizer(Tokenizer):
         """The token of each id, special tokens included."""
         id_by_token = self._library.get_vocab(with_added_tokens=True)
         tokens = [""] * (1 + max(id_by_token.values(), default=-1))
-        for token, token_id in id_by_token.items():
-            tokens[token_id] = token
+        for token_id in id_by_token.values():  # an added token that is normalized has another text in the vocabulary
+            tokens[token_id] = self._library.id_to_token(token_id)
         return tokens
 
     @cached_property
@@ -140,7 +140,7 @@ class BpeTokenizer(Tokenizer):
             if token_id in self._specials or (token_id in added and added[token_id]["special"]):
                 bytes_by_id.append(b"")
             elif token_id in added:
-                bytes_by_id.append(token.encode())
+                bytes_by_id.append((token if is_byte_level else token.replace(SPACE, " ")).encode())
             elif is_byte_level:
                 bytes_by_id.append(bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER))
             elif match := BYTE_TOKEN.fullmatch(token):
@@ -204,9 +204,16 @@ class BpeTokenizer(Tokenizer):
 
     def is_restorable(self, text: str) -> bool:
         """Return whether the pieces of `text` are those of exactly this text."""
-        if self.is_trained and self._library.normalizer is not None:
-            return super().is_restorable(text)
-        return self.normalize(text) == text
+        return self.normalize(text) == text if self._is_lossless else super().is_restorable(text)
+
+    @cached_property
+    def _is_lossless(self) -> bool:
+        """Whether the pieces of each text are certainly those of exactly this text."""
+        if not self.is_trained:
+            return True
+        is_byte_level = "ByteLevel" in json.dumps(json.loads(self._library.to_str())["pre_tokenizer"])
+        has_all_bytes = BYTE_BY_LETTER.keys() <= self._id_by_token.keys()
+        return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
 
     def may_begin(self, tokens: Sequence[str]) -> bool:
         """Return whether a text may have tokens that begin with `tokens`; false only if certainly no text has.

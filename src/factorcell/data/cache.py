@@ -33,7 +33,7 @@ from factorcell.progress import progress_bar
 
 EMPTY_READING = "the end of an empty text is its only target"
 MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
-CACHE_VERSION = 5  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 6  # part of the name of an entry, so that entries of other versions are not read
 
 
 def prepare(

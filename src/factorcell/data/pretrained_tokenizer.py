@@ -1,6 +1,6 @@
 """The tokenizer of a pretrained model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from factorcell import pretrained
@@ -10,7 +10,7 @@ from factorcell.data.vocabulary import Specials
 from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 
 # Special tokens that are added to the vocabulary if the model has no such token, or uses one token for two purposes.
-UNKNOWN, START, END = "<unknown token>", "<start of text>", "<end of text>"
+ADDED = UNKNOWN, START, END = "<unknown token>", "<start of text>", "<end of text>"
 
 
 class PretrainedTokenizer(BpeTokenizer):
@@ -35,6 +35,15 @@ class PretrainedTokenizer(BpeTokenizer):
     def train(self, counts: Mapping[str, int]) -> Self:
         """Return this tokenizer."""
         return self
+
+    def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
+        """Return the id of each token; the vocabulary exists before training, so that words are tokens already."""
+        return [(token_id,) for token_id in self.encode(words)]
+
+    @property
+    def known_count(self) -> int:
+        """The number of tokens without the special tokens that were added, which are the last ones."""
+        return min((special for special in self.specials if self.tokens[special] in ADDED), default=len(self))
 
 
 def _complete(library_tokenizer: Any, unknown: int | None, start: int | None, end: int | None) -> Specials:

@@ -79,7 +79,8 @@ class PromptReader(ColumnReader):
 def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int) -> list[int]:
     """Return the last `max_tokens` ids of `segments`, each after the id `start`; the result begins with `start`.
 
-    Empty segments are omitted, and without other segments the result is empty.
+    Empty segments are omitted, and without other segments the result is empty. It has one id more than `max_tokens` if
+    the last ids do not begin with `start`.
     """
     ids = [*chain.from_iterable((start, *segment) for segment in segments if len(segment))]
     return _retain_last(ids, max_tokens, start)

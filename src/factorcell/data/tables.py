@@ -186,7 +186,8 @@ def to_value_list(values: Any) -> list[Any]:
         chunks = to_python_values(batches, IN_MEMORY)
         return [value for chunk in chunks for value in chunk["value"]]
     if _is_tensor(values):
-        values = np.asarray(values)
+        values = values.detach().cpu()
+        values = np.asarray(values.float() if str(values.dtype) == "torch.bfloat16" else values)
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()
     type_name = str(getattr(values, "dtype", "")).lower()

@@ -87,15 +87,14 @@ class AdaptedLinear(nn.Module):
         """Apply the map in B contexts.
 
         Args:
-            x: Inputs (B, D) or (B, T, D).
+            x: Inputs (B, D), (B, T, D), or with more dimensions after B.
             shift: The result of `condition` or `fold`, for B contexts or for one context that all inputs share.
                 Default: no change.
 
         Returns:
-            Outputs (B, O) or (B, T, O).
+            Outputs (B, O), (B, T, O), or with the other dimensions of x.
         """
-        has_steps = x.dim() == 3
-        inputs = x if has_steps else x[:, None]  # (B, T, D)
+        inputs = x[:, None] if x.dim() == 2 else x.flatten(1, -2)  # (B, T, D)
         y = inputs @ self.matrix(shift)
         if shift.shared_left is not None and shift.shared_right is not None:
             y = y.add_((inputs @ shift.shared_left) @ shift.shared_right, alpha=self.scaling)
@@ -109,7 +108,7 @@ class AdaptedLinear(nn.Module):
         bias = self.shifted_bias(shift)
         if bias is not None:
             y = y + (bias[:, None] if bias.dim() == 2 else bias)
-        return y if has_steps else y[:, 0]
+        return y if x.dim() == 3 else y.reshape(*x.shape[:-1], y.shape[-1])
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
         """Multiply W and its changes into a matrix per context, so that applying the map takes no longer than x W + b.

@@ -281,7 +281,8 @@ class AdaptedModules:
     def freeze(self) -> None:
         """Exclude W and b of all maps from training."""
         for projection in self.projections:
-            projection.requires_grad_(False)
+            for parameter in projection.parameters(recurse=False):
+                parameter.requires_grad_(False)
 
     def condition(self, vector: Tensor) -> tuple[Shift, ...]:
         """Return the shifts of all maps from context vectors with their constant (B, K + 1)."""

@@ -120,6 +120,21 @@ def new_config(options: HuggingFaceOptions) -> Any:
     )
 
 
+def max_positions(config: Any) -> int | None:
+    """Return the largest number of tokens that a model with this config can read; None: any number.
+
+    With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    name = "original_max_position_embeddings" if rope.get("rope_type") == "longrope" else "max_position_embeddings"
+    return int(rope.get(name) or getattr(config, name, None) or 0) or None
+
+
+def input_scale(embeddings: Any) -> float:
+    """Return the factor on the embeddings of tokens, as in Gemma; 1.0 in other models."""
+    return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
+
+
 def check_causal(base: nn.Module, name: str) -> None:
     """Raise `UserError` if vectors of the model `base` depend on later tokens, or if it has no cache of all tokens."""
     size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator]

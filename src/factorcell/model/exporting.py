@@ -149,9 +149,10 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
         if has_tokenizer:
             return "the tokenizer puts the start token before each text"
         return f"put the token {start} (id {fixed.start_id}) before each text, as in training"
-    if has_tokenizer and fixed.has_exact_names:
-        return f"call the tokenizer with two texts, {names} and the text; it puts the start token before both"
     ids = [fixed.start_id, *fixed.name_ids, fixed.start_id]
+    if has_tokenizer and fixed.has_exact_names:
+        call = f"call the tokenizer with two texts, {names} and the text; it puts the start token before both"
+        return f"{call}; to generate a text from its beginning, begin with the tokens {ids}"
     return f"put the tokens {ids} before each text, as in training: {start}, {names} and {start}"
 
 

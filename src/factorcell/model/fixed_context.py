@@ -94,7 +94,7 @@ class FixedContext:
             (bias,) = cast(Tensor, cast(ContextBias, conditioning.head).bias)
             if conditions.offset is not None:
                 bias = bias + matrix @ conditions.offset[0]
-        base_bias = backbone.output_bias(run.model.vocabulary_size)
+        base_bias = backbone.output_bias(run.model.vocabulary_size, run.tokenizer.known_count)
         base_bias = torch.zeros_like(bias) if base_bias is None else base_bias.to(run.device)
         conditions = replace(conditions, offset=None)
         fixed = cls(run, conditions, conditioning.start, matrix, bias.clamp(min=NEVER), base_bias)
@@ -120,8 +120,8 @@ class FixedContext:
 
     @property
     def base_vocabulary_size(self) -> int:
-        """The number of tokens in the tables of the base."""
-        return int(self.backbone.base.config.get_text_config(decoder=True).vocab_size)
+        """The number of tokens that the base knows."""
+        return self.run.tokenizer.known_count
 
     @property
     def start_id(self) -> int:

@@ -70,15 +70,18 @@ class HuggingFaceBackbone(Backbone):
             raise UserError(
                 f"base {options.base!r}: expected embeddings of the size of the vectors, {self.size}, got {table_size}"
             )
-        self.max_positions = int(getattr(config, "max_position_embeddings", 0)) or None
+        self.max_positions = base_models.max_positions(config)
         self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
         self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         self._output_bias: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
-        self.input_scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
+        self.input_scale = base_models.input_scale(model.get_input_embeddings())
         self.base = model.base_model
         if not self._tables[0].is_meta:
             base_models.check_causal(self.base, options.base)
-        self.base.set_input_embeddings(nn.Identity())
+        try:
+            self.base.set_input_embeddings(nn.Identity())
+        except NotImplementedError:
+            raise UserError(f"base {options.base!r}: this architecture is not supported") from None
         self.is_frozen = options.is_frozen
         self.base.requires_grad_(not self.is_frozen)
         self.context_size = sizes.context
@@ -108,7 +111,7 @@ class HuggingFaceBackbone(Backbone):
         config = pretrained.read_config(pretrained.find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
 
-    def token_tables(self, vocabulary_size: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+    def token_tables(self, vocabulary_size: int, known_count: int) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
 
         They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
@@ -117,20 +120,23 @@ class HuggingFaceBackbone(Backbone):
         if not self.options.is_pretrained:
             return None
         is_tied = self._tables[0] is self._tables[1]
-        inputs = self._complete_table(self._tables[0], vocabulary_size)
-        return inputs, inputs if is_tied else self._complete_table(self._tables[1], vocabulary_size)
+        counts = vocabulary_size, known_count
+        inputs = self._complete_table(self._tables[0], *counts)
+        return inputs, inputs if is_tied else self._complete_table(self._tables[1], *counts)
 
-    def _complete_table(self, table: Tensor, vocabulary_size: int) -> nn.Parameter:
-        """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32."""
-        missing_count = vocabulary_size - len(table)
-        rows = table.detach().float()[:vocabulary_size]
-        if missing_count > 0:
+    def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int) -> nn.Parameter:
+        """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32.
+
+        The table of the base may have more rows than its tokenizer has tokens, which are not trained.
+        """
+        rows = table.detach().float()[:known_count]
+        if missing_count := vocabulary_size - len(rows):
             end = self.base.config.get_text_config(decoder=True).eos_token_id
             end = end[0] if isinstance(end, list) else end or 0
             rows = torch.cat([rows, rows[[end] * missing_count]])
         return nn.Parameter(rows, requires_grad=not self.is_frozen)
 
-    def output_bias(self, vocabulary_size: int) -> Tensor | None:
+    def output_bias(self, vocabulary_size: int, known_count: int) -> Tensor | None:
         """Return the bias (V,) of the output layer of a pretrained model.
 
         Ids that the model does not have, whose rows are those of the end of a text, have the bias `UNUSED_BIAS`.
@@ -139,9 +145,8 @@ class HuggingFaceBackbone(Backbone):
             return None
         table = self._tables[1]
         bias = torch.zeros_like(table[:, 0]) if self._output_bias is None else self._output_bias
-        bias = bias.detach().float()
-        unused = bias.new_full((max(0, vocabulary_size - len(bias)),), UNUSED_BIAS)
-        return torch.cat([bias, unused])[:vocabulary_size]
+        bias = bias.detach().float()[:known_count]
+        return torch.cat([bias, bias.new_full((vocabulary_size - len(bias),), UNUSED_BIAS)])
 
     def condition(self, vector: Tensor, packed: Any = None) -> TransformerConditions:
         if not self.has_changes:
@@ -188,11 +193,14 @@ class HuggingFaceBackbone(Backbone):
 
         count, steps, _ = inputs.shape
         positions = state.lengths[:, None] + torch.arange(steps, device=inputs.device)
-        if self.max_positions is not None and state.width + steps > self.max_positions:
-            raise UserError(
-                f"a text has more tokens than the base can read: expected at most {self.max_positions:,} with the "
-                f"start token and prefixes, got {state.width + steps:,}; shorten it or lower max_tokens"
-            )
+        if self.max_positions is not None and state.width + steps > self.max_positions:  # with the padding of the batch
+            longest = int((state.lengths + (steps if lengths is None else lengths)).max())
+            if longest > self.max_positions:
+                raise UserError(
+                    f"a text has more tokens than the base can read: expected at most {self.max_positions:,} with the "
+                    f"start token and prefixes, got {longest:,}; shorten it or lower max_tokens"
+                )
+            positions = positions.clamp(max=self.max_positions - 1)  # later positions are padding
         if not inputs.numel():
             return inputs, state
         is_stored = state.is_stored()

@@ -72,6 +72,11 @@ def with_identified_base(config: Config) -> Config:
     return replace(config, backbone=backbone)
 
 
+def max_prompt_length(config: Config, schema: ContextSchema) -> int:
+    """Return the largest number of tokens of all prompts of a text, each with a start token."""
+    return (1 + config.data.max_prompt_tokens) * len(schema.prompts)
+
+
 def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> None:
     """Raise `UserError` if a backbone that reads at most `limit` tokens cannot read the longest text."""
     max_tokens = config.data.max_tokens
@@ -97,6 +102,7 @@ class LanguageModel(nn.Module):
         schema: The context variables.
         specials: The ids of special tokens.
         names: The names of values that the model reads before each text; None if it reads none.
+        known_count: The number of tokens that a pretrained backbone knows; by default all.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class LanguageModel(nn.Module):
         schema: ContextSchema,
         specials: Specials = SPECIAL_IDS,
         names: ValueNames | None = None,
+        known_count: int | None = None,
     ) -> None:
         compute_on_one_thread_after_fork()
         super().__init__()
@@ -125,10 +132,11 @@ class LanguageModel(nn.Module):
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
         code_count = 0 if self.prefix is None else len(embedded.variables)
-        prompt_tokens = config.data.max_prompt_tokens * len(schema.prompts) + (names.max_length if names else 0)
+        prompt_tokens = max_prompt_length(config, schema) + (names.max_length if names else 0)
         _check_max_tokens(config, self.backbone.max_tokens, code_count + prompt_tokens)
         output_table, is_pretrained = self.embedding, False
-        if (tables := self.backbone.token_tables(vocabulary_size)) is not None:
+        known_count = vocabulary_size if known_count is None else known_count
+        if (tables := self.backbone.token_tables(vocabulary_size, known_count)) is not None:
             (self.embedding, output_table), is_pretrained = tables, True
         head_sizes = HeadSizes(
             vector_size=self.backbone.size,
@@ -137,7 +145,7 @@ class LanguageModel(nn.Module):
             variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
             specials=specials,
             is_pretrained=is_pretrained,
-            bias=self.backbone.output_bias(vocabulary_size),
+            bias=self.backbone.output_bias(vocabulary_size, known_count),
         )
         self.head: Head = head_class(config.head.kind)(config.head, output_table, head_sizes)
         self._frozen_names = frozenset(name for name, value in self.named_parameters() if not value.requires_grad)

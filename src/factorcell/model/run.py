@@ -94,7 +94,7 @@ class Run(TextModel):
             torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
             sizes.check_memory(config, len(tokenizer), schema)
             names = find_names(config, schema, tokenizer)
-            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names)
+            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names, tokenizer.known_count)
         self.model.eval()
         self.mixture: NGramMixture | None = None
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from factorcell import files, memory
 from factorcell.config import Config, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.model.language_model import LanguageModel
+from factorcell.model.language_model import LanguageModel, max_prompt_length
 
 Shapes = dict[str, tuple[int, ...]]  # shapes of parameters by their names
 
@@ -61,7 +61,7 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     The tokens include those of prompts.
     """
     training, model = config.training, meta_model(config, vocabulary_size, schema)
-    longest_text = config.data.max_tokens + config.data.max_prompt_tokens * len(schema.prompts)
+    longest_text = config.data.max_tokens + max_prompt_length(config, schema)
     batch_tokens = min(tokens, training.batch_tokens + longest_text)
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
