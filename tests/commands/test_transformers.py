@@ -101,6 +101,7 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
     "words",
     [
         "complete pretrained the --history sea;sand --seconds 0.1",
+        "complete codes the --seconds 0.1",
         "baseline ngram texts.csv --like pretrained --out ngram",
         "evaluate pretrained texts.csv --baseline codes",
         "mix pretrained ngram --dev texts.csv --by city --out mix",
@@ -130,7 +131,6 @@ def test_a_command_that_writes_works(words: str, capfd: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("complete codes the", "a model with control codes cannot learn users"),
         ("complete pretrained the --typos 1", "typos: expected a tokenizer of characters, got pretrained"),
         ("generate pretrained --each city --ban sea", "cuts a word into pieces that other words contain"),
         ("mix pretrained new --dev texts.csv --out mixed", "cannot mix models with different vocabularies"),

@@ -31,20 +31,28 @@ def test_contexts_of_other_libraries_are_read_like_plain_values() -> None:
     torch.testing.assert_close(model.context_vectors({"city": name}), model.context_vectors({"city": "Oslo"}))
 
 
-def test_a_class_column_of_a_data_set_has_the_numbers_of_its_rows() -> None:
+def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
     features = datasets.Features(
         {"label": datasets.ClassLabel(names=["World", "Sports"]), "rating": datasets.Value("float64")}
     )
     data = datasets.Dataset.from_dict({"label": [0, 1, 1, -1], "rating": [4.7, 1.5, 1.5, 4.7]}, features=features)
     schema = read_schema(data, ["label", "rating:category"], min_count=1)
-    assert [variable.values[1:] for variable in schema.categories] == [("1", "0"), ("1.5", "4.7")]
+    assert [variable.values[1:] for variable in schema.categories] == [("Sports", "World"), ("1.5", "4.7")]
+    schema = ContextSchema.from_dict(schema.to_dict())
     model = get_context_model(new_base("llama"), ContextConfig(), schema)
     ids = model.read_contexts(data).categories.tolist()
     assert ids == [[2, 2], [1, 1], [1, 1], [-1, 2]]
-    for rows in (list(data), data[:], data.with_format("torch")[:], list(data.with_format("torch"))):
-        assert model.read_contexts(rows).categories[:3].tolist() == ids[:3]
-    batch = ContextCollator(torch.utils.data.default_collate, schema)(list(data)[:3])
-    assert batch["context"].categories.tolist() == ids[:3]
+    sports = {"label": "Sports", "rating": 1.5}
+    names = [{"label": "World", "rating": 4.7}, sports, sports, {"label": None, "rating": 4.7}]
+    formats = [data.with_format(name) for name in ("torch", "numpy", "pandas")]
+    for rows in (list(data), data[:], names, *(table[:] for table in formats), *map(list, formats[:2])):
+        assert model.read_contexts(rows).categories.tolist() == ids
+    for label in ("Sports", 1, torch.tensor(1), np.int64(1)):
+        assert torch.equal(model.context_vectors({"label": label}), model.context_vectors({"label": "Sports"}))
+    with pytest.raises(UserError, match="label 'sport' was never seen in training"):
+        model.context_vectors({"label": "sport"})
+    batch = ContextCollator(torch.utils.data.default_collate, schema)(list(data))
+    assert batch["context"].categories.tolist() == ids
 
 
 def test_a_context_of_a_vector_alone_is_one_context() -> None:

@@ -27,7 +27,13 @@ from factorcell.config import (
     selected_kinds,
 )
 from factorcell.extensions import NONE
-from factorcell.option_fields import KIND_HELP, OPTION_KINDS, HuggingFaceOptions, kinds_of_base
+from factorcell.option_fields import (
+    KIND_HELP,
+    OPTION_KINDS,
+    HuggingFaceOptions,
+    PretrainedTokenizerOptions,
+    kinds_of_base,
+)
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema
@@ -53,7 +59,9 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
         add_max_memory(parser)
     for section, field in config_fields(parser.kinds):
         if not sections or section in sections:
-            is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ()) and field.name not in ONLY_WITH_BASE
+            has_base = parser.kinds.get("tokenizer") == PretrainedTokenizerOptions.kind
+            is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ())
+            is_automatic = is_automatic and (has_base or field.name not in ONLY_WITH_BASE)
             default = "automatic" if is_automatic else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")

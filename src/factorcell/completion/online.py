@@ -383,7 +383,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
 
 def distinguishes_users(run: Run) -> bool:
     """Return whether the run has a user column and its model is adapted to users."""
-    return bool(run.config.data.user) and run.model.encoder is not None
+    return bool(run.config.data.user) and run.model.encoder is not None and run.model.prefix is None
 
 
 def user_variable(run: Run) -> Variable:
@@ -395,8 +395,6 @@ def user_variable(run: Run) -> Variable:
     name = run.config.data.user
     if not name:
         raise UserError(f"{run.folder}: the run does not distinguish users; train it with --user COLUMN")
-    if run.model.encoder is None:
+    if run.model.encoder is None or run.model.prefix is not None:
         raise UserError(f"{run.folder}: the model is not adapted to users; train it with --adapt factor or concat")
-    if run.model.prefix is not None:
-        raise UserError(f"{run.folder}: a model with control codes cannot learn users; train it without --adapt prefix")
     return run.schema.variable(name)

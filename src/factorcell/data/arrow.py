@@ -1,7 +1,8 @@
 """Convert Arrow batches to Python values. The error about a value that Python cannot represent names its row."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def _column_values(
             except CONVERSION_ERRORS as error:
                 reason = f"{scalar.type}: {one_line(error)}"
                 raise UserError(f"{where} row {row}: cannot read {field.name} ({reason})") from None
-    return [_class_name(value, names_of_classes) for value in values] if names_of_classes else values
+    return [class_name(value, names_of_classes) for value in values] if names_of_classes else values
 
 
 def _to_list(column: pa.Array) -> list[Any]:
@@ -109,10 +110,11 @@ def _is_binary(arrow_type: pa.DataType) -> bool:
     return is_variable_size or pa.types.is_binary_view(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
 
 
-def _class_name(value: Any, names_of_classes: list[str]) -> Any:
+def class_name(value: Any, names_of_classes: Sequence[str]) -> Any:
     """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged."""
-    if not isinstance(value, int):
+    if not isinstance(value, Integral):
         return value
-    if 0 <= value < len(names_of_classes):
-        return names_of_classes[value]
-    return None if value == -1 else value
+    number = int(value)
+    if 0 <= number < len(names_of_classes):
+        return names_of_classes[number]
+    return None if number == -1 else value

@@ -111,7 +111,7 @@ class BpeTokenizer(Tokenizer):
         id_by_token = self._library.get_vocab(with_added_tokens=True)
         tokens = [""] * (1 + max(id_by_token.values(), default=-1))
         for token_id in id_by_token.values():  # an added token that is normalized has another text in the vocabulary
-            tokens[token_id] = self._library.id_to_token(token_id)
+            tokens[token_id] = str(self._library.id_to_token(token_id))
         return tokens
 
     @cached_property

@@ -61,6 +61,7 @@ class Variable:
         min_count: For a category, the minimum number of training texts of a frequent value.
         rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
             rare values, or after `ContextSchema.anonymize`.
+        classes: For a category of a class column of a data set, the name of each class number.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Variable:
     shares: tuple[float, ...] = ()
     min_count: int = 0
     rare_filter: str = ""
+    classes: tuple[str, ...] = ()
 
     @property
     def source_column(self) -> str:

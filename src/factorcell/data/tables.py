@@ -101,11 +101,11 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
             raise UserError(f"row {number}: expected a dict from column to value, got {type(row).__name__}")
     columns = dict.fromkeys(name for row in rows for name in row)
     return _sliced_table(
-        tuple(columns), len(rows), lambda name, rows_slice: [_without_tensor(row.get(name)) for row in rows[rows_slice]]
+        tuple(columns), len(rows), lambda name, rows_slice: [without_tensor(row.get(name)) for row in rows[rows_slice]]
     )
 
 
-def _without_tensor(value: Any) -> Any:
+def without_tensor(value: Any) -> Any:
     """Return the number or the list of numbers in a tensor of PyTorch, and any other value unchanged."""
     if not _is_tensor(value):
         return value

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from factorcell.config import Config, Notice, UserError
+from factorcell.data.arrow import class_name
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import Chunk, Table
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import open_table
+from factorcell.data.tables import open_table, without_tensor
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.reading import TextModel
 
@@ -25,8 +26,7 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
 
     Args:
         source: A table of any supported type, such as a path, a list of rows, a data frame or a `datasets.Dataset`.
-        columns: The context columns, `NAME` or `NAME:KIND`. The values of a class column (`ClassLabel`) of a data set
-            are the numbers of the classes, as in its rows.
+        columns: The context columns, `NAME` or `NAME:KIND`.
         min_count: Values of a category with fewer rows are rare and share one embedding.
 
     Returns:
@@ -40,7 +40,10 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     if not columns:
         return ContextSchema()
     config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
-    schema = prepare(_with_empty_texts(source), config, report_counts=False).schema
+    schema = prepare(_with_empty_texts(source, {}), config, report_counts=False).schema
+    names = _class_names(source)
+    variables = [replace(variable, classes=names.get(variable.source_column, ())) for variable in schema.variables]
+    schema = ContextSchema(tuple(variables))
     for variable in schema.categories:
         if len(variable.values) == 1:  # the unknown value
             problem = f"no value has {min_count:,} rows, so the column changes nothing"
@@ -58,13 +61,14 @@ class ContextReader(TextModel):
     def __init__(self, schema: ContextSchema) -> None:
         self.config, self.schema = _text_config(), schema
         self.tokenizer = new_tokenizer(self.config)
+        self._classes = {variable.source_column: variable.classes for variable in schema.variables if variable.classes}
 
     def read_table(self, source: Any, unknown: str = "group") -> Context:
         """Return the contexts of a table with all context columns; other columns are ignored.
 
         `unknown` says how to read a value that the schema does not have: group, expected or error.
         """
-        corpus = self.prepare(_with_empty_texts(source), unknown=unknown, report_counts=False)
+        corpus = self.prepare(_with_empty_texts(source, self._classes), unknown=unknown, report_counts=False)
         return corpus.context(np.arange(len(corpus)))
 
     def read_mappings(self, context: Any) -> Context:
@@ -76,6 +80,13 @@ class ContextReader(TextModel):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         vectors = [variable.source_column for variable in self.schema.vectors]
         contexts = [dict(context)] if is_row(context, vectors) else to_rows(context)
+        contexts = [
+            {
+                name: class_name(without_tensor(value), self._classes[name]) if name in self._classes else value
+                for name, value in row.items()
+            }
+            for row in contexts
+        ]
         try:
             corpus = self.read([""] * len(contexts), contexts)
         except UserError as error:  # its remedies are arguments of `read_contexts`
@@ -116,15 +127,18 @@ def _text_config() -> Config:
     return Config.of(text=_NO_TEXT, tokenizer="char")
 
 
-def _with_empty_texts(source: Any) -> Table:
-    """Return a table with an empty text in each row, in place of its texts, and with numbers of classes."""
-    table, numbers = open_table(source), _numbers_of_classes(source)
+def _with_empty_texts(source: Any, classes: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table with an empty text in each row, in place of its texts.
+
+    `classes` has the name of each class number of a column. The rows of a data set have the numbers.
+    """
+    table = open_table(source)
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         read_names = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
         for chunk in table.read(read_names):
             values_by_column = {
-                name: [numbers[name].get(value, value) for value in values] if name in numbers else values
+                name: [class_name(value, classes[name]) for value in values] if name in classes else values
                 for name, values in chunk.items()
             }
             yield {**values_by_column, _NO_TEXT: [""] * len(chunk[read_names[0]])}
@@ -132,13 +146,10 @@ def _with_empty_texts(source: Any) -> Table:
     return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)
 
 
-def _numbers_of_classes(source: Any) -> dict[str, dict[Any, int]]:
-    """Return the number of each class name in the class columns of a data set.
-
-    `open_table` reads names in these columns. The rows of the data set, which a collator gets, have numbers.
-    """
+def _class_names(source: Any) -> dict[str, tuple[str, ...]]:
+    """Return the name of each class number in the class columns of a data set."""
     features = getattr(source, "features", None)
     if not isinstance(features, Mapping):
         return {}
     names = {column: getattr(feature, "names", None) for column, feature in features.items()}
-    return {column: {name: i for i, name in enumerate(classes)} for column, classes in names.items() if classes}
+    return {column: tuple(classes) for column, classes in names.items() if classes}
