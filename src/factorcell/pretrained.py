@@ -69,7 +69,7 @@ class Source:
         return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
 
 
-_QUIET = threading.RLock()
+_QUIET_LOCK = threading.RLock()
 
 
 def transformers() -> Any:
@@ -225,7 +225,7 @@ def quiet(library: Any) -> Iterator[None]:
 
     The block changes standard error and the logger of the whole process, so other threads wait before their blocks.
     """
-    with _QUIET:
+    with _QUIET_LOCK:
         logger = logging.getLogger("transformers")
         level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
         library.utils.logging.disable_progress_bar()

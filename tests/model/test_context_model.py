@@ -326,7 +326,7 @@ def test_adapters_of_a_divided_model_are_on_the_devices_of_their_maps(name: str,
 
 @pytest.mark.parametrize("shape", [(49152, 576), (50257, 768), (1,)])
 def test_values_of_large_tensors_identify_a_base(shape: tuple[int, ...]) -> None:
-    """Places in a tensor with more than 2^24 values are no float32 numbers."""
+    """Float32 numbers cannot represent all places in a tensor with more than 2^24 values."""
     tensor = torch.zeros(shape, dtype=torch.bfloat16)
     tensor.view(-1)[-1] = 1
     values = base_values(torch.nn.ParameterList([torch.nn.Parameter(tensor)]))

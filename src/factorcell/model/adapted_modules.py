@@ -244,7 +244,7 @@ class AdaptedModules:
         scaling: A factor on the changes of W.
 
     Raises:
-        UserError: The model has no map, or none with one of the names.
+        UserError: The model has no linear map, or no map with one of the names in `targets`.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ def with_constant(vector: Tensor) -> Tensor:
 def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`.
 
-    A subclass that computes something else, such as a router of experts, is no linear map.
+    A subclass that computes something else, such as a router of experts, is left out.
     """
     from transformers.pytorch_utils import Conv1D
 

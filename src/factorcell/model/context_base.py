@@ -83,5 +83,6 @@ def ignore_frozen(model: nn.Module, keys: Any) -> None:
     The model may be a part of another one, whose name for a tensor ends with that of the model.
     """
     tensors = itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers())
-    frozen = tuple(f".{name}" for name, _ in tensors if name not in _trained_names(model))
+    trained = _trained_names(model)
+    frozen = tuple(f".{name}" for name, _ in tensors if name not in trained)
     keys.missing_keys[:] = [name for name in keys.missing_keys if not f".{name}".endswith(frozen)]
