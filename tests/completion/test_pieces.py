@@ -32,9 +32,12 @@ CITIES = ("Oslo", "Nice")
 CLOSE = 1e-4
 
 
-def tiny_tokenizer() -> BpeTokenizer:
+def tiny_tokenizer(has_whole_words: bool = False) -> BpeTokenizer:
+    """Return a tokenizer with few pieces; `has_whole_words`: "bb" is a word as a whole, but not a piece of others."""
     names = ["<s>", *LETTERS, "<unk>", *(first + second for first, second in MERGES), "</s>"]
-    library = tokenizers.Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, MERGES))
+    merges = [merge for merge in MERGES if not (has_whole_words and merge == ("b", "b"))]
+    id_by_name = {name: index for index, name in enumerate(names)}
+    library = tokenizers.Tokenizer(models.BPE(id_by_name, merges, ignore_merges=has_whole_words))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<s>", "<unk>", "</s>"])
@@ -42,13 +45,13 @@ def tiny_tokenizer() -> BpeTokenizer:
     return BpeTokenizer.from_library(library, Specials(*ids))
 
 
-def make_pieces(folder: Path, seed: int = 0, **options: Any) -> Run:
+def make_pieces(folder: Path, seed: int = 0, has_whole_words: bool = False, **options: Any) -> Run:
     """Create a run with the tiny tokenizer and random weights, in which every text has a substantial probability."""
     fields = {"tokenizer": "bpe", "context": ("city",), "min_context_count": 1, "max_tokens": MAX_TOKENS + 1}
     sizes = {"embedding_size": 5, "hidden_size": 6, "rank": 2, "context_size": 3, "variable_size": 2}
     config = Config.of(**fields, **sizes, **options)
     rows = [{"text": "ab", "city": city, "user": "Ada"} for city in CITIES]
-    corpus = prepare(rows, config, tokenizer=tiny_tokenizer())
+    corpus = prepare(rows, config, tokenizer=tiny_tokenizer(has_whole_words))
     run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -57,9 +60,9 @@ def make_pieces(folder: Path, seed: int = 0, **options: Any) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_pieces(tmp_path_factory.mktemp("pieces") / "run")
+@pytest.fixture(scope="module", params=[False, True], ids=["merges", "whole words"])
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Run:
+    return make_pieces(tmp_path_factory.mktemp("pieces") / "run", has_whole_words=request.param)
 
 
 def all_tokens(tokenizer: BpeTokenizer) -> list[str]:

@@ -69,10 +69,21 @@ def pretrained_byte_fallback() -> BpeTokenizer:
     return BpeTokenizer.from_library(library, Specials())
 
 
+def pretrained_with_whole_words() -> BpeTokenizer:
+    """Return a tokenizer as that of Llama 3: words in the vocabulary stay whole, and some are no result of merges."""
+    content = json.loads(pretrained_byte_level()._library.to_str())
+    content["model"]["ignore_merges"] = True
+    content["model"]["merges"] = content["model"]["merges"][::2]
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    ids = [library.get_vocab()[name] for name in ("<|unknown|>", "<|start|>", "<|end|>")]
+    return BpeTokenizer.from_library(library, Specials(*ids))
+
+
 TOKENIZERS = {
     "trained": trained(),
     "byte level": pretrained_byte_level(),
     "byte fallback": pretrained_byte_fallback(),
+    "whole words": pretrained_with_whole_words(),
 }
 EACH = pytest.mark.parametrize("name", TOKENIZERS)
 
@@ -106,6 +117,15 @@ def test_the_first_tokens_of_a_text_may_begin_a_text(name: str, text: str) -> No
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.split(text)
     assert all(tokenizer.may_begin(tokens[:length]) for length in range(len(tokens) + 1))
+
+
+def test_a_word_that_is_never_cut_may_begin_a_longer_word_with_other_tokens() -> None:
+    tokenizer = TOKENIZERS["whole words"]
+    assert tokenizer.split("the sea") == ["the", "Ġsea"]
+    assert tokenizer.split("the sead") == ["the", "Ġs", "e", "a", "d"]
+    assert tokenizer.may_begin(["the", "Ġs", "e", "a"])
+    assert tokenizer.may_begin(["the", "Ġsea"])
+    assert not tokenizer.may_begin(["t", "h", "e", "Ġsea"])
 
 
 @EACH

@@ -220,7 +220,8 @@ class BpeTokenizer(Tokenizer):
 
         The first tokens of a text are the tokens of its beginning, because byte-pair encoding merges the pairs within a
         word in an order that does not depend on what follows. Tokens at an end that is an incomplete character or
-        unstable (`UNSTABLE_END`) may change, and are not compared.
+        unstable (`UNSTABLE_END`) may change, and are not compared. The last word may be the beginning of a longer one,
+        so its pieces count as well if the tokenizer never cuts this word, because it is in the vocabulary.
         """
         contents = [self._bytes_by_id[token_id] for token_id in self.encode(tokens)]
         if not all(contents):
@@ -242,7 +243,36 @@ class BpeTokenizer(Tokenizer):
             count -= 1
         if count < len(tokens):
             return self.may_begin(tokens[:count])
-        return self.can_follow(tokens, ())
+        return self.can_follow(tokens, ()) or self._split_last_word(text) == tokens
+
+    def _split_last_word(self, text: str) -> list[str] | None:
+        """Return the tokens of `text` with a last word that is cut although the tokenizer never cuts it.
+
+        None if the tokenizer also merges the pairs of a word that is in the vocabulary.
+        """
+        if self._always_merging is None:
+            return None
+        whole, cut = (
+            library.encode(self.normalize(text), add_special_tokens=False)
+            for library in (self._library, self._always_merging)
+        )
+        last = max((number for number in whole.word_ids if number is not None), default=0)
+        first_tokens = [token for token, number in zip(whole.tokens, whole.word_ids, strict=True) if number != last]
+        return first_tokens + [token for token, number in zip(cut.tokens, cut.word_ids, strict=True) if number == last]
+
+    @cached_property
+    def _always_merging(self) -> Any:
+        """The tokenizer of the library, but with merges also for words that are in the vocabulary; None if it is so.
+
+        Llama 3 leaves such words whole (`ignore_merges`), so a longer word may not begin with the tokens of its
+        beginning.
+        """
+        if not getattr(self._library.model, "ignore_merges", False):
+            return None
+        always_merging = import_library().Tokenizer.from_str(self._library.to_str())
+        always_merging.model.ignore_merges = False
+        always_merging.encode_special_tokens = True
+        return always_merging
 
     def certain_tokens(self, text: str) -> list[str]:
         """Return the first tokens of every text that begins with `text`: those before its last two words."""
