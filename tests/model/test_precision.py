@@ -61,6 +61,13 @@ def test_nothing_is_measured_without_bfloat16_instructions() -> None:
 
 
 @pytest.mark.usefixtures("bfloat16_supported")
+def test_long_work_is_timed_once() -> None:
+    work = Work(precision.MAX_SECONDS * 2, precision.MAX_SECONDS)
+    assert precision.measure_speedup(work, CPU, work.clock) == pytest.approx(2.0)
+    assert work.calls == ["float32", "bfloat16"] * 2
+
+
+@pytest.mark.usefixtures("bfloat16_supported")
 def test_short_work_uses_float32() -> None:
     work = Work(precision.MIN_SECONDS / 2, precision.MIN_SECONDS / 20)
     assert precision.measure_speedup(work, CPU, work.clock) == 1.0

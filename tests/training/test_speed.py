@@ -1,6 +1,8 @@
 """The duration of work on all texts, extrapolated from samples, with a made-up clock."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +45,34 @@ def test_fixed_costs_are_not_multiplied(slowdown: float, starting_call: int, mon
     expected = slowdown * (FIXED + PER_TEXT * len(CORPUS))
     assert speed._extrapolate_seconds(work, CORPUS, slowdown) == pytest.approx(expected, rel=0.5)
     assert work.calls > 1
+
+
+class SlowTrainer:
+    """A trainer whose steps take the given seconds, and whose first step takes twice as long."""
+
+    steps = 100
+    run = SimpleNamespace(nats=len)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.taken = seconds, 0.0, 0
+
+    def batches(self) -> Iterator[object]:
+        yield from range(self.steps)
+
+    def step(self, batch: object) -> None:
+        self.now += self.seconds * (2 if self.taken == 0 else 1)
+        self.taken += 1
+
+
+@pytest.mark.parametrize(("seconds", "expected_steps"), [(20.0, 2), (2.0, 3), (0.5, 3 + 7)])
+def test_few_slow_steps_are_measured(seconds: float, expected_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = SlowTrainer(seconds)
+    monkeypatch.setattr(speed, "temporary_trainer", lambda *_: trainer)
+    for clock in ("perf_counter", "process_time"):
+        monkeypatch.setattr(speed, clock, lambda: trainer.now)
+    measured = speed.measure_speed(Config.of(), CORPUS, CORPUS)
+    assert measured.step_seconds == pytest.approx(seconds)
+    assert trainer.taken == expected_steps
 
 
 def test_work_on_few_texts_is_measured_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from factorcell.model.kernels import library
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 MIN_SPEEDUP = 1.15  # smallest speedup for which bfloat16 is chosen; smaller differences may be noise
 REPETITIONS = 3  # timings per precision; the shortest counts, because other processes can only add time
+MAX_SECONDS = 5.0  # longer work in float32 is timed once, because interruptions are short compared with it
 MIN_SECONDS = 0.004  # work that takes less time in float32 is not timed further and runs in float32
 
 
@@ -46,6 +47,8 @@ def measure_speedup(
             shortest_times[precision] = min(shortest_times[precision], clock() - start)
         if shortest_times[FLOAT32] < MIN_SECONDS:
             return 1.0
+        if shortest_times[FLOAT32] > MAX_SECONDS:
+            break
     return shortest_times[FLOAT32] / max(shortest_times[BFLOAT16], 1e-9)
 
 

@@ -40,6 +40,7 @@ from factorcell.training.plan import (
     Plan,
     config_with_defaults,
     plan,
+    planning_notices,
     resumed_plan,
     unspecified_options,
 )
@@ -96,6 +97,8 @@ def fit(
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
+            for line in planning_notices(config):
+                emit_notice(notify, line)
             new_plan = plan(config, corpus, dev_corpus, budget, start=start, with_ngrams=compare_ngram)
             limit = new_plan.limit
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan

@@ -20,7 +20,7 @@ from factorcell.training.mixture_fit import fit_mixture, limit_texts
 from factorcell.training.trainer import Trainer
 
 WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
-MEASURED_SECONDS = 3.0  # steps are measured for at least this time
+MEASURED_SECONDS = 3.0  # steps are measured for at least this time, and it is enough for a warm-up
 # Other work is measured on 64 texts, then on twice as many, until it takes a third of a second of processor time.
 FIRST_TEXTS, MIN_WORK_SECONDS = 64, 0.33
 MAX_GROWTH = 3.0  # twice as many texts that take more than this factor longer include a cost that occurs once
@@ -65,14 +65,15 @@ def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[
 def _measure_one_speed(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
     """Measure the speed of a training with `config` on its first batches and on some development texts."""
     trainer = temporary_trainer(config, corpus, dev)
-    start, processor_start, measured_steps = perf_counter(), process_time(), 0
-    for step_number, batch in enumerate(trainer.batches(), 1):
-        if step_number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
-            start, processor_start, measured_steps = perf_counter(), process_time(), 0
+    start, processor_start, measured_steps, is_warm = perf_counter(), process_time(), 0, False
+    for step_number, batch in enumerate(trainer.batches()):
+        is_long = perf_counter() - start > MEASURED_SECONDS
+        if is_warm and is_long:
+            break
+        if not is_warm and (is_long or step_number == WARMUP_STEPS):  # a shorter pass is measured from its first step
+            start, processor_start, measured_steps, is_warm = perf_counter(), process_time(), 0, True
         trainer.step(batch)
         measured_steps += 1
-        if step_number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
-            break
     seconds = perf_counter() - start
     slowdown = max(1.0, seconds / max(1e-9, process_time() - processor_start))
     evaluation_seconds = _extrapolate_seconds(trainer.run.nats, dev, slowdown)
