@@ -210,7 +210,9 @@ def test_texts_of_a_megabyte(name: str, folder: Path, capfd: pytest.CaptureFixtu
     files.write_rows(folder / "long.jsonl", [{"text": long_text, "city": "a", "user": "a"}])
     for words in (f"evaluate {name} long.jsonl", f"classify {name} long.jsonl --target city"):
         assert main(words.split()) == 0  # only the first `max_tokens` tokens are read
-    assert "a text has more tokens than the base can read" in refusal(f"score {name} long.jsonl", capfd)
+    files.write_rows(folder / "long.jsonl", [{"text": text, "city": "a", "user": "a"} for text in ("sea", long_text)])
+    error = refusal(f"score {name} long.jsonl", capfd)
+    assert "long.jsonl row 2: the text has more tokens than the base can read: expected at most " in error
     assert "bytes" in refusal(["complete", name, long_text], capfd)
     if name == "run":
         assert "expected at most 64" in refusal(["generate", name, "--prompt", long_text[:5000]], capfd)

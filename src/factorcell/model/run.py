@@ -24,6 +24,7 @@ from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import has_rows
 from factorcell.data.schema import ContextSchema
+from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.lazy import LazyMethod
 from factorcell.model import sizes, training_state
@@ -33,7 +34,7 @@ from factorcell.model.language_model import LanguageModel, with_identified_base
 from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 from factorcell.model.reading import TextModel
-from factorcell.model.scoring import score_rows
+from factorcell.model.scoring import check_lengths, score_rows
 from factorcell.model.value_names import find_names
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
@@ -342,7 +343,7 @@ class Run(TextModel):
             `tokens` if requested.
 
         Raises:
-            UserError: The source cannot be read.
+            UserError: The source cannot be read, or a text is longer than the backbone can read.
         """
         try:
             corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
@@ -350,6 +351,7 @@ class Run(TextModel):
             if has_rows(source):
                 raise
             return ResultRows()
+        check_lengths(corpus, self.model.backbone.max_tokens, table_name(source))
         self._report_columns_with_values(corpus)
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 

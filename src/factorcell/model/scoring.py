@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer
@@ -64,6 +65,18 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
     lowest = nats.min(axis=-1, keepdims=True)
     mixed: NDArray[np.float64] = lowest[..., 0] - np.log((np.exp(lowest - nats) * weights).sum(axis=-1))
     return mixed
+
+
+def check_lengths(corpus: Corpus, limit: int | None, name: str) -> None:
+    """Raise a `UserError` if a text of the table `name` has more tokens than a backbone reads; None sets no limit."""
+    is_too_long = np.zeros(0, np.bool_) if limit is None else corpus.read_lengths > limit
+    if is_too_long.any():
+        first = int(np.argmax(is_too_long))
+        count = f"; {is_too_long.sum():,} texts are too long" if is_too_long.sum() > 1 else ""
+        raise UserError(
+            f"{name} row {corpus.source_rows[first] + 1}: the text has more tokens than the base can read: expected at "
+            f"most {limit:,} with the start token and prompts, got {corpus.read_lengths[first]:,}; shorten it{count}"
+        )
 
 
 def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
