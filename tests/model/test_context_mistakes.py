@@ -64,6 +64,13 @@ def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:
         read_schema(ROWS, ["city"])
 
 
+def test_missing_columns_are_named_with_those_of_the_table() -> None:
+    with pytest.raises(UserError, match=r"no column 'town'; it has city, age$"):
+        read_schema([{"city": "Oslo", "age": 3}], ["town"])
+    with pytest.raises(UserError, match=r"no column 'age'; it has city$"):
+        new_model().read_contexts([{"city": "Oslo"}])
+
+
 def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
     model = new_model()
     errors: list[tuple[Any, str]] = [

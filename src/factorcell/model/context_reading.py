@@ -1,16 +1,17 @@
 """Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import HISTORY_COLUMN, Config, Notice, UserError
 from factorcell.data.arrow import class_name
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import Chunk, Table
+from factorcell.data.columns import parse_column
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema
@@ -40,9 +41,10 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     if not columns:
         return ContextSchema()
     config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
-    schema = prepare(_with_empty_texts(source, {}), config, report_counts=False).schema
-    names = _class_names(source)
-    variables = [replace(variable, classes=names.get(variable.source_column, ())) for variable in schema.variables]
+    names = [name for name, _, _ in map(parse_column, columns)]
+    schema = prepare(_with_empty_texts(source, names, {}), config, report_counts=False).schema
+    classes = _class_names(source)
+    variables = [replace(variable, classes=classes.get(variable.source_column, ())) for variable in schema.variables]
     schema = ContextSchema(tuple(variables))
     for variable in schema.categories:
         if len(variable.values) == 1:  # the unknown value
@@ -68,7 +70,8 @@ class ContextReader(TextModel):
 
         `unknown` says how to read a value that the schema does not have: group, expected or error.
         """
-        corpus = self.prepare(_with_empty_texts(source, self._classes), unknown=unknown, report_counts=False)
+        table = _with_empty_texts(source, self.schema.columns(), self._classes)
+        corpus = self.prepare(table, unknown=unknown, report_counts=False)
         return corpus.context(np.arange(len(corpus)))
 
     def read_mappings(self, context: Any) -> Context:
@@ -127,12 +130,15 @@ def _text_config() -> Config:
     return Config.of(text=_NO_TEXT, tokenizer="char")
 
 
-def _with_empty_texts(source: Any, classes: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table with an empty text in each row, in place of its texts.
+def _with_empty_texts(source: Any, columns: Iterable[str], classes: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table with an empty text in each row, in place of its texts; it must have the given columns.
 
     `classes` has the name of each class number of a column. The rows of a data set have the numbers.
     """
     table = open_table(source)
+    for name in columns:
+        if name not in (*table.columns, HISTORY_COLUMN):
+            raise table.missing_column_error(name)
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         read_names = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
