@@ -12,6 +12,7 @@ such as `--num-train-epochs 3`, `--activation-checkpointing`, `--bf16` and
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -28,16 +29,33 @@ def open_table(path: str) -> datasets.Dataset:
 
 
 def tokenize(
-    table: datasets.Dataset, tokenizer: transformers.PreTrainedTokenizerBase, text: str, columns: Sequence[str]
+    table: datasets.Dataset,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    text: str,
+    columns: Sequence[str],
+    named_columns: Sequence[str] = (),
 ) -> datasets.Dataset:
-    """Return a data set with the tokens of each text, a start and an end token, and the context columns."""
+    """Return a data set with the tokens of each text, a start and an end token, and the context columns.
+
+    The names and values of `named_columns`, such as "city: Oslo", are before the text; they are read and not predicted.
+    """
     end = tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
-    def convert(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        tokens = tokenizer(rows[text], add_special_tokens=False, truncation=True, max_length=254)["input_ids"]
-        tokens = [[start, *ids, end] for ids in tokens]
-        return {"input_ids": tokens, "labels": tokens}
+    def split(texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, truncation=True, max_length=254)["input_ids"]
+        return ids
+
+    def convert(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        texts = [[start, *ids, end] for ids in split(rows[text])]
+        if not named_columns:
+            return {"input_ids": texts, "labels": texts}
+        lines = [[f"{name}:{'' if value is None else f' {value}'}\n" for value in rows[name]] for name in named_columns]
+        names = [[start, *ids] for ids in split(list(map("".join, zip(*lines, strict=True))))]
+        return {
+            "input_ids": [name + ids for name, ids in zip(names, texts, strict=True)],
+            "labels": [[-100] * (len(name) + 1) + ids[1:] for name, ids in zip(names, texts, strict=True)],
+        }
 
     return table.map(convert, batched=True, remove_columns=[name for name in table.column_names if name not in columns])
 
@@ -50,6 +68,7 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     parser.add_argument("--dev", required=True, help="the texts for evaluation")
     parser.add_argument("--text", required=True, help="the column with the texts")
     parser.add_argument("--context", nargs="+", default=[], help="the context columns, NAME or NAME:KIND")
+    parser.add_argument("--names", action="store_true", help="put the names of the categories before each text")
     parser.set_defaults(
         output_dir="adapters",
         learning_rate=3e-3,
@@ -67,7 +86,8 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     with arguments.main_process_first():
         table, dev = open_table(options.table), open_table(options.dev)
         schema = read_schema(table, options.context)
-        data = [tokenize(part, tokenizer, options.text, schema.columns()) for part in (table, dev)]
+        categories = [variable.source_column for variable in schema.categories if options.names]
+        data = [tokenize(part, tokenizer, options.text, schema.columns(), categories) for part in (table, dev)]
 
     base = transformers.AutoModelForCausalLM.from_pretrained(options.base)
     model = get_context_model(base, ContextConfig(), schema)

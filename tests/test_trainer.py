@@ -100,6 +100,20 @@ def test_evaluation_loss_is_that_of_each_text_in_its_context(
     assert final == pytest.approx(sum(losses) / len(rows), rel=1e-4)
 
 
+def test_names_are_before_each_text_and_are_not_predicted(folder: Path, tmp_path: Path) -> None:
+    result = trainer.main(words(folder, tmp_path, "--names"))
+    tokenizer, data = result.data_collator.collator.tokenizer, result.eval_dataset
+    for row, features in zip(trainer.open_table(str(folder / "dev.parquet")), data, strict=True):
+        names = [1, *tokenizer(f"stars: {row['stars']}\ncity: {row['city']}\n")["input_ids"]]
+        text = [*tokenizer(row["review"])["input_ids"], 2]
+        assert features["input_ids"] == [*names, 1, *text]
+        assert features["labels"] == [-100] * (len(names) + 1) + text
+        assert (features["stars"], features["city"]) == (row["stars"], row["city"])
+    table = datasets.Dataset.from_list([{"text": "sea", "city": None, "stars": 5}])
+    (features,) = trainer.tokenize(table, tokenizer, "text", ["city"], ["city"])
+    assert features["input_ids"] == [1, *tokenizer("city:\n")["input_ids"], 1, *tokenizer("sea")["input_ids"], 2]
+
+
 def test_resumed_training_gives_the_same_weights(
     training: tuple[transformers.Trainer, Path], folder: Path, tmp_path: Path
 ) -> None:
