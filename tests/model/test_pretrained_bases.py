@@ -18,6 +18,7 @@ from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.base_models import max_positions
 from factorcell.model.huggingface import UNUSED_BIAS, HuggingFaceBackbone
 from factorcell.model.run import Run
+from factorcell.model.sizes import check_memory
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 ROWS = [{"text": "a\nbc ☕", "city": "Oslo"}, {"text": "x\n    a <think> b", "city": "Nice"}]
@@ -141,6 +142,15 @@ def test_an_encoder_with_a_decoder_is_refused_in_one_line() -> None:
     corpus = prepare(ROWS, Config.of())
     with pytest.raises(UserError, match=r"base 'bart': .*not supported"):
         Run(Path("run"), Config.of(base="bart"), corpus.tokenizer, corpus.schema)
+
+
+def test_a_base_with_another_computation_of_attention_is_refused_in_one_line(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path, [row["text"] for row in ROWS], 280)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "n_layer": 1, "n_head": 2}
+    transformers.AutoModelForCausalLM.from_config(transformers.BloomConfig(**sizes)).save_pretrained(tmp_path)
+    corpus = prepare(ROWS, config_of(tmp_path))
+    with pytest.raises(UserError, match=r": cannot be loaded \(BloomForCausalLM does not support .*\)$"):
+        check_memory(config_of(tmp_path), len(corpus.tokenizer), corpus.schema)
 
 
 def test_blocks_without_notices_restore_standard_error_also_in_several_threads(

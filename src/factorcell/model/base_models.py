@@ -48,7 +48,11 @@ def new_base(options: HuggingFaceOptions) -> Any:
             raise UserError(f"base {options.base!r}: cannot be created ({first_line(error)})") from None
     source = find_source(options.base)
     if torch.get_default_device().type == "meta":
-        return _from_config(read_config(source))
+        config = read_config(source)
+        try:
+            return _from_config(config)
+        except Exception as error:  # as for new models
+            raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
     precision = torch.bfloat16 if options.is_frozen_in_bfloat16 else torch.float32
     model = _load(source, source.version(), options.base_digest, precision)
     if options.train_base:
