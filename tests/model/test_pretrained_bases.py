@@ -118,7 +118,7 @@ def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(tmp_path: P
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     together = [row["nats"] for row in run.score(rows)]
     assert together == pytest.approx([run.score([row])[0]["nats"] for row in rows], abs=1e-4)
-    with pytest.raises(UserError, match="expected at most 64 with the start token and prefixes, got 71"):
+    with pytest.raises(UserError, match=r"rows row 1: .* expected at most 64 with the start token and prompts, got 71"):
         run.score([{**rows[1], "text": "b" * 70}])
     largest = 64 - 1 - 20
     Run(tmp_path / "run", config.with_options(max_tokens=largest), corpus.tokenizer, corpus.schema)
@@ -151,6 +151,16 @@ def test_a_base_with_another_computation_of_attention_is_refused_in_one_line(tmp
     corpus = prepare(ROWS, config_of(tmp_path))
     with pytest.raises(UserError, match=r": cannot be loaded \(BloomForCausalLM does not support .*\)$"):
         check_memory(config_of(tmp_path), len(corpus.tokenizer), corpus.schema)
+
+
+def test_a_base_with_layers_after_the_last_vectors_is_refused_in_one_line(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path, [row["text"] for row in ROWS], 280)
+    sizes = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "vocab_size": len(tokenizer)}
+    config = transformers.ModernBertDecoderConfig(**LAYERS, **sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    corpus = prepare(ROWS, config_of(tmp_path))
+    with pytest.raises(UserError, match=r": expected logits that the output layer computes from the last vectors$"):
+        Run(Path("run"), config_of(tmp_path), corpus.tokenizer, corpus.schema)
 
 
 def test_blocks_without_notices_restore_standard_error_also_in_several_threads(

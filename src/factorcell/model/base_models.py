@@ -139,24 +139,31 @@ def input_scale(embeddings: Any) -> float:
     return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
 
 
-def check_causal(base: nn.Module, name: str) -> None:
-    """Raise `UserError` if vectors of the model `base` depend on later tokens, or if it has no cache of all tokens."""
-    size = base.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
-    inputs = torch.ones(1, 3, size, dtype=next(base.parameters()).dtype)
+def check_computation(model: Any, name: str) -> None:
+    """Check that a language model computes vectors and logits as models of factorcell do.
+
+    Raises:
+        UserError: A vector depends on later tokens, the model has no cache of all tokens, or its logits are not those
+            of an output layer after the last vectors.
+    """
+    base, was_training = model.base_model, model.training
+    inputs = torch.ones(1, 3, base.get_input_embeddings().weight.shape[1], dtype=next(base.parameters()).dtype)
     changed = inputs.clone()
     changed[:, 2, 0] = 2.0
     cache = transformers().DynamicCache()
-    was_training = base.training
     try:
         with torch.no_grad():
-            base.eval()
-            first, second = (base(inputs_embeds=values).last_hidden_state[:, :2] for values in (inputs, changed))
+            model.eval()
+            first, second = (base(inputs_embeds=values).last_hidden_state for values in (inputs, changed))
             base(inputs_embeds=inputs, cache=cache, use_cache=True)
+            logits, expected_logits = model(inputs_embeds=changed).logits, model.get_output_embeddings()(second)
     except Exception as error:  # architectures without embeddings as inputs or without a cache fail in many ways
         raise UserError(f"base {name!r}: this architecture is not supported ({first_line(error)})") from None
-    base.train(was_training)
-    if not torch.equal(first, second):
+    model.train(was_training)
+    if not torch.equal(first[:, :2], second[:, :2]):
         raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
+    if not torch.allclose(logits.float(), expected_logits.float(), rtol=0, atol=0.01 * float(logits.abs().max())):
+        raise UserError(f"base {name!r}: expected logits that the output layer computes from the last vectors")
     if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
         raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
 

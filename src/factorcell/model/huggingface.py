@@ -77,7 +77,7 @@ class HuggingFaceBackbone(Backbone):
         self.input_scale = base_models.input_scale(model.get_input_embeddings())
         self.base = model.base_model
         if not self._tables[0].is_meta:
-            base_models.check_causal(self.base, options.base)
+            base_models.check_computation(model, options.base)
         try:
             self.base.set_input_embeddings(nn.Identity())
         except NotImplementedError:
