@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.training import speed
+from factorcell.training import fit, speed
 
 CORPUS = prepare([{"text": "abc"}] * 5000, Config.of(tokenizer="char", min_count=1))
 STARTING, FIXED, PER_TEXT = 4.0, 0.3, 0.002  # additional seconds of one call; seconds of each call, and of each text
@@ -73,6 +74,16 @@ def test_few_slow_steps_are_measured(seconds: float, expected_steps: int, monkey
     measured = speed.measure_speed(Config.of(), CORPUS, CORPUS)
     assert measured.step_seconds == pytest.approx(seconds)
     assert trainer.taken == expected_steps
+
+
+def test_only_slow_work_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    notices = Queue[str]()
+    with fit.notice_if_slow(notices.put, "slow"):
+        pass
+    assert notices.empty()
+    monkeypatch.setattr(fit, "SLOW_SECONDS", 0.001)
+    with fit.notice_if_slow(notices.put, "slow"):
+        assert notices.get(timeout=30) == "slow"
 
 
 def test_work_on_few_texts_is_measured_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,9 @@ from factorcell.model.ngram import FILE as NGRAM_FILE
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, initial_files
 from factorcell.model.used_options import unused_options
-from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
+from factorcell.training.fit import MEASURING, Notify, emit_notice, fit, notice_if_slow, read_corpora
 from factorcell.training.mixture_fit import fit_mixture
-from factorcell.training.plan import (
-    Budget,
-    ConfigLike,
-    Plan,
-    config_with_defaults,
-    format_duration,
-    plan,
-    planning_notices,
-    resumed_plan,
-)
+from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
@@ -144,9 +135,8 @@ def common_plan(
         if config_path.exists():
             return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
-    for line in planning_notices(config):
-        emit_notice(notify, line)
-    new_plan = plan(config, corpus, dev_corpus, budget, models=models)
+    with notice_if_slow(notify, MEASURING):
+        new_plan = plan(config, corpus, dev_corpus, budget, models=models)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_training(ngram_mixture=False)
     if not corpus.schema.variables:

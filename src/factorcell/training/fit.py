@@ -1,5 +1,6 @@
 """One training from a table to a run folder: read the table, train, and complete the folder."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,13 +41,14 @@ from factorcell.training.plan import (
     Plan,
     config_with_defaults,
     plan,
-    planning_notices,
     resumed_plan,
     unspecified_options,
 )
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.schedule import TimeLimit
 
+MEASURING = "measuring the speed of training steps, which takes long with a large base"
+SLOW_SECONDS = 20.0  # after this time, work without progress bar is announced
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
@@ -97,9 +99,8 @@ def fit(
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
-            for line in planning_notices(config):
-                emit_notice(notify, line)
-            new_plan = plan(config, corpus, dev_corpus, budget, start=start, with_ngrams=compare_ngram)
+            with notice_if_slow(notify, MEASURING):
+                new_plan = plan(config, corpus, dev_corpus, budget, start=start, with_ngrams=compare_ngram)
             limit = new_plan.limit
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
@@ -292,6 +293,18 @@ def write_training_facts(
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
+
+
+@contextmanager
+def notice_if_slow(notify: Notify | None, text: str) -> Iterator[None]:
+    """Pass a one-line notice to `notify`, from another thread, if the work of a `with` block is not quick."""
+    timer = threading.Timer(SLOW_SECONDS, emit_notice, (notify, text))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def emit_notice(notify: Notify | None, text: str) -> None:

@@ -184,15 +184,6 @@ def plan(
     return replace(final_plan, limit=limit, limit_notice=notice)
 
 
-def planning_notices(config: ConfigLike) -> list[str]:
-    """Return a one-line notice if `plan` can take minutes, because it takes steps of a large model."""
-    backbone = config_with_defaults(config).backbone
-    is_large = isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained
-    if isinstance(config, Plan | Config) or not is_large:
-        return []
-    return ["measuring the speed of training steps, which can take minutes with a large base"]
-
-
 def _time_limit(
     seconds: float, start: float | None, max_passes: float, speed: Speed, finishing_seconds: float
 ) -> TimeLimit:
