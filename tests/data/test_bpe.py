@@ -70,7 +70,7 @@ def pretrained_byte_fallback() -> BpeTokenizer:
 
 
 def pretrained_with_whole_words() -> BpeTokenizer:
-    """Return a tokenizer as that of Llama 3: words in the vocabulary stay whole, and some are no result of merges."""
+    """Return a tokenizer as that of Llama 3: words in the vocabulary stay whole, also without merges for them."""
     content = json.loads(pretrained_byte_level()._library.to_str())
     content["model"]["ignore_merges"] = True
     content["model"]["merges"] = content["model"]["merges"][::2]

@@ -49,7 +49,7 @@ SIZES = {  # each architecture knows some of these names
     "n_group": 1,
     "topk_group": 1,
 }
-WITHOUT = {"deepseek_v3": {"head_dim"}}  # names that an architecture knows, but cannot set
+WITHOUT = {"deepseek_v3": {"head_dim"}}  # names that an architecture derives from others
 
 
 def write_base(folder: Path, architecture: str) -> Any:

@@ -246,9 +246,9 @@ class BpeTokenizer(Tokenizer):
         return self.can_follow(tokens, ()) or self._split_last_word(text) == tokens
 
     def _split_last_word(self, text: str) -> list[str] | None:
-        """Return the tokens of `text` with a last word that is cut although the tokenizer never cuts it.
+        """Return the tokens of `text`, with its last word cut into pieces also if the vocabulary has the whole word.
 
-        None if the tokenizer also merges the pairs of a word that is in the vocabulary.
+        Return None if the tokenizer itself cuts such words.
         """
         if self._always_merging is None:
             return None
@@ -262,7 +262,7 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _always_merging(self) -> Any:
-        """The tokenizer of the library, but with merges also for words that are in the vocabulary; None if it is so.
+        """A copy of the library's tokenizer that also merges the pairs of words in the vocabulary; None if it does so.
 
         Llama 3 leaves such words whole (`ignore_merges`), so a longer word may not begin with the tokens of its
         beginning.

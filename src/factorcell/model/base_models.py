@@ -51,7 +51,7 @@ def new_base(options: HuggingFaceOptions) -> Any:
         config = read_config(source)
         try:
             return _from_config(config)
-        except Exception as error:  # as for new models
+        except Exception as error:  # architectures refuse configs with errors of many kinds
             raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
     precision = torch.bfloat16 if options.is_frozen_in_bfloat16 else torch.float32
     model = _load(source, source.version(), options.base_digest, precision)

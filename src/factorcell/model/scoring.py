@@ -69,13 +69,14 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
 
 def check_lengths(corpus: Corpus, limit: int | None, name: str) -> None:
     """Raise a `UserError` if a text of the table `name` has more tokens than a backbone reads; None sets no limit."""
-    is_too_long = np.zeros(0, np.bool_) if limit is None else corpus.read_lengths > limit
-    if is_too_long.any():
-        first = int(np.argmax(is_too_long))
-        count = f"; {is_too_long.sum():,} texts are too long" if is_too_long.sum() > 1 else ""
+    lengths = corpus.read_lengths
+    too_long = np.zeros(0, np.int64) if limit is None else np.flatnonzero(lengths > limit)
+    if len(too_long):
+        first = too_long[0]
+        count = f"; {len(too_long):,} texts are too long" if len(too_long) > 1 else ""
         raise UserError(
             f"{name} row {corpus.source_rows[first] + 1}: the text has more tokens than the base can read: expected at "
-            f"most {limit:,} with the start token and prompts, got {corpus.read_lengths[first]:,}; shorten it{count}"
+            f"most {limit:,} with the start token and prompts, got {lengths[first]:,}; shorten it{count}"
         )
 
 

@@ -20,7 +20,7 @@ from factorcell.training.mixture_fit import fit_mixture, limit_texts
 from factorcell.training.trainer import Trainer
 
 WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
-MEASURED_SECONDS = 3.0  # steps are measured for at least this time, and it is enough for a warm-up
+MEASURED_SECONDS = 3.0  # steps are measured for at least this time; a warm-up ends after it
 # Other work is measured on 64 texts, then on twice as many, until it takes a third of a second of processor time.
 FIRST_TEXTS, MIN_WORK_SECONDS = 64, 0.33
 MAX_GROWTH = 3.0  # twice as many texts that take more than this factor longer include a cost that occurs once
