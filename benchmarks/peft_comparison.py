@@ -1,10 +1,11 @@
 """Compare context adapters with LoRA adapters of the library PEFT: speed and size, side by side.
 
-    python benchmarks/peft_comparison.py [--base MODEL] [--threads 2] [--processes 3]
+    python benchmarks/peft_comparison.py [--base MODEL] [--precision float32] [--threads 2] [--processes 3]
 
-The base is a new Llama of the size of SmolLM2-135M with 6 instead of 30 layers, or the pretrained model `--base`. All
-adapters have rank 8 and change all linear maps of the layers. Each row has the median of the processes. A process
-measures the variants in turn, several times, and takes the shortest time of each:
+The base is a new Llama of the size of SmolLM2-135M with 6 instead of 30 layers, or the pretrained model `--base`. Its
+weights have the number type `--precision`; the values of all adapters are float32 numbers, as both libraries create
+them for any base. All adapters have rank 8 and change all linear maps of the layers. Each row has the median of the
+processes. A process measures the variants in turn, several times, and takes the shortest time of each:
 
 - a training step (forward, backward, AdamW) with context adapters, each text in another context, against a step with
   one shared LoRA;
@@ -33,15 +34,15 @@ TEXTS, STEPS, CONTEXTS, RANK, NEW_TOKENS, REPETITIONS = 32, 64, 32, 8, 16, 4
 SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}
 
 
-def new_base(name: str) -> Any:
-    """Return the base in float32."""
+def new_base(name: str, dtype: torch.dtype) -> Any:
+    """Return the base with weights of the number type `dtype`."""
     if name:
-        return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, local_files_only=True)
+        return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         **SIZES, intermediate_size=1536, vocab_size=8000, max_position_embeddings=256, tie_word_embeddings=True
     )
-    return transformers.AutoModelForCausalLM.from_config(config)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 
 
 def training_step(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[], object]:
@@ -77,10 +78,10 @@ def generation(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[
     return generate
 
 
-def measure(base_name: str) -> dict[str, float]:
+def measure(base_name: str, dtype: torch.dtype) -> dict[str, float]:
     """Return the seconds of all variants and the bytes of a context."""
     warnings.filterwarnings("ignore")
-    base = new_base(base_name)
+    base = new_base(base_name, dtype)
     rows = [{"place": f"place {index % CONTEXTS}"} for index in range(4 * CONTEXTS)]
     schema = read_schema(rows, ["place"], min_count=1)
     model = get_context_model(copy.deepcopy(base), ContextConfig(rank=RANK, shared_rank=0, alpha=RANK), schema)
@@ -129,7 +130,10 @@ def main() -> None:
     """Measure in several processes and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="", help="name or folder of a pretrained model; default: a new Llama")
-    rows = processes.measure_in_processes(parser, lambda arguments: measure(arguments.base))
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of the base")
+    rows = processes.measure_in_processes(
+        parser, lambda arguments: measure(arguments.base, getattr(torch, arguments.precision))
+    )
     processes.show(
         rows,
         {

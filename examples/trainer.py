@@ -72,6 +72,7 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     parser.set_defaults(
         output_dir="adapters",
         learning_rate=3e-3,
+        warmup_steps=0.1,  # a share of the steps; without it, some trainings diverge in the first steps
         remove_unused_columns=False,  # the contexts are in columns that `forward` has no parameters for
         ddp_find_unused_parameters=False,  # all trained tensors have gradients
         eval_strategy="epoch",

@@ -33,12 +33,12 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
-        *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "loss", "samples"),
+        *("epochs", "batch_tokens", "learning_rate", "token_rate", "warmup", "weight_decay", "loss", "samples"),
         *("evaluations", "patience", "ngram_mixture"),
     ),
 }
 
-ONLY_WITH_BASE = ("adapt", "output_bias")  # those that are chosen only with a pretrained base
+ONLY_WITH_BASE = ("adapt", "output_bias", "warmup")  # those that are chosen only with a pretrained base
 
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
 ALTERNATIVES = 1000  # number of random texts among which an audit ranks a canary

@@ -123,11 +123,12 @@ def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> No
     assert "model" not in rules.transformer_options(HuggingFaceOptions(base="llama"), facts)
 
 
-def test_only_with_a_pretrained_base_are_adapters_chosen() -> None:
-    for base, adapters in (("./base", {"adapt", "output_bias"}), ("llama", set())):
+def test_only_with_a_pretrained_base_are_adapters_and_the_warm_up_chosen() -> None:
+    names = {"adapt", "output_bias", "warmup"}
+    for base, chosen in (("./base", names), ("llama", set())):
         options = {"backbone": {"kind": "huggingface", "base": base}}
-        assert {*unspecified_options(options)} & {"adapt", "output_bias"} == adapters
-    assert not {*unspecified_options({})} & {"adapt", "output_bias"}
+        assert {*unspecified_options(options)} & names == chosen
+    assert not {*unspecified_options({})} & names
 
 
 def test_fine_tuning_on_few_texts_uses_small_batches() -> None:
