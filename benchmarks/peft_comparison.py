@@ -130,7 +130,9 @@ def main() -> None:
     """Measure in several processes and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="", help="name or folder of a pretrained model; default: a new Llama")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of the base")
+    parser.add_argument(
+        "--precision", default="float32", choices=("float32", "bfloat16"), help="number type of the base"
+    )
     rows = processes.measure_in_processes(
         parser, lambda arguments: measure(arguments.base, getattr(torch, arguments.precision))
     )

@@ -69,8 +69,10 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
 
 def check_lengths(corpus: Corpus, limit: int | None, name: str) -> None:
     """Raise a `UserError` if a text of the table `name` has more tokens than a backbone reads; None sets no limit."""
+    if limit is None:
+        return
     lengths = corpus.read_lengths
-    too_long = np.zeros(0, np.int64) if limit is None else np.flatnonzero(lengths > limit)
+    too_long = np.flatnonzero(lengths > limit)
     if len(too_long):
         first = too_long[0]
         count = f"; {len(too_long):,} texts are too long" if len(too_long) > 1 else ""

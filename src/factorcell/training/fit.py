@@ -48,7 +48,7 @@ from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.schedule import TimeLimit
 
 MEASURING = "measuring the speed of training steps, which takes long with a large base"
-SLOW_SECONDS = 20.0  # after this time, work without progress bar is announced
+SLOW_SECONDS = 20.0  # after this time, work without a progress bar is announced
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
