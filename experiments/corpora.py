@@ -6,6 +6,7 @@ hash of the text, so they are the same everywhere, and equal texts are in the sa
 """
 
 import hashlib
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -95,9 +96,12 @@ def create_once(path: Path, make: Callable[[], pa.Table]) -> Path:
 def write_table(path: Path, table: pa.Table) -> Path:
     """Write a table atomically and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_name(path.name + ".partial")
-    pq.write_table(table, partial_path, compression="zstd")
-    partial_path.replace(path)
+    partial_path = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")  # others may write the same table
+    try:
+        pq.write_table(table, partial_path, compression="zstd")
+        partial_path.replace(path)
+    finally:
+        partial_path.unlink(missing_ok=True)
     return path
 
 

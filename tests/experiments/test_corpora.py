@@ -31,6 +31,21 @@ def test_equal_texts_are_in_the_same_part(texts: list[str], min_texts: int) -> N
     assert list(corpora.select_test(texts[::-1], min_texts)) == list(selected[::-1])
 
 
+def test_two_writers_of_a_table_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second writer begins and ends while the first one writes."""
+    path, write = tmp_path / "t.parquet", pq.write_table
+
+    def write_twice(table: pa.Table, file: Path, **options: str) -> None:
+        write(table, file, **options)
+        monkeypatch.setattr(pq, "write_table", write)
+        corpora.write_table(path, pa.table({"n": [2]}))
+
+    monkeypatch.setattr(pq, "write_table", write_twice)
+    corpora.write_table(path, pa.table({"n": [1]}))
+    assert corpora.read(path)["n"].to_pylist() == [1]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_the_split_is_the_same_on_every_machine() -> None:
     assert corpora.text_hash("a room with a view") == 16561844617689424138
     assert corpora.select_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
