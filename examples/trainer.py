@@ -18,7 +18,8 @@ import torch
 import transformers
 
 import datasets
-from factorcell import ContextCollator, ContextConfig, get_context_model, read_schema
+from factorcell import ContextCollator, ContextConfig, get_context_model, read_names, read_schema
+from factorcell.data.schema import ContextSchema
 
 FILE_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
@@ -32,14 +33,16 @@ def tokenize(
     table: datasets.Dataset,
     tokenizer: transformers.PreTrainedTokenizerBase,
     text: str,
-    columns: Sequence[str],
-    named_columns: Sequence[str] = (),
+    schema: ContextSchema,
+    *,
+    with_names: bool = False,
 ) -> datasets.Dataset:
-    """Return a data set with the tokens of each text, a start and an end token, and the context columns.
+    """Return a data set with the tokens of each text, a start and an end token, and the context columns of a schema.
 
-    The names and values of `named_columns`, such as "city: Oslo", are before the text; they are read and not predicted.
+    With `with_names`, the names of the category values, such as "city: Oslo", are before the text; they are read, but
+    not predicted.
     """
-    end = tokenizer.eos_token_id
+    columns, end = schema.columns(), tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
     def split(texts: Sequence[str]) -> list[list[int]]:
@@ -48,10 +51,9 @@ def tokenize(
 
     def convert(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
         texts = [[start, *ids, end] for ids in split(rows[text])]
-        if not named_columns:
+        if not with_names:
             return {"input_ids": texts, "labels": texts}
-        lines = [[f"{name}:{'' if value is None else f' {value}'}\n" for value in rows[name]] for name in named_columns]
-        names = [[start, *ids] for ids in split(list(map("".join, zip(*lines, strict=True))))]
+        names = [[start, *ids] for ids in split(read_names({name: rows[name] for name in columns}, schema))]
         return {
             "input_ids": [name + ids for name, ids in zip(names, texts, strict=True)],
             "labels": [[-100] * (len(name) + 1) + ids[1:] for name, ids in zip(names, texts, strict=True)],
@@ -87,8 +89,7 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     with arguments.main_process_first():
         table, dev = open_table(options.table), open_table(options.dev)
         schema = read_schema(table, options.context)
-        categories = [variable.source_column for variable in schema.categories if options.names]
-        data = [tokenize(part, tokenizer, options.text, schema.columns(), categories) for part in (table, dev)]
+        data = [tokenize(part, tokenizer, options.text, schema, with_names=options.names) for part in (table, dev)]
 
     base = transformers.AutoModelForCausalLM.from_pretrained(options.base)
     model = get_context_model(base, ContextConfig(), schema)

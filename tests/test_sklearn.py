@@ -234,3 +234,14 @@ def test_a_missing_library_is_an_error_with_its_installation() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     message = "scikit-learn is not installed; install the extra: pip install 'factorcell[analysis]'"
     assert done.stderr.splitlines()[-1] == f"ImportError: {message}"
+
+
+def test_mistakes_give_one_line_without_remedies_of_other_functions() -> None:
+    frame = pd.DataFrame({"text": TEXTS, "stars": STARS})
+    with pytest.raises(UserError, match="options: expected a mapping of options for the section rank, got 3"):
+        classifier(options={"rank": 3}).fit(TEXTS, LABELS)
+    for missing in (None, float("nan"), pd.NA):
+        with pytest.raises(ValueError, match="y: expected a class for each text, got missing values"):
+            classifier().fit(TEXTS, pd.Series([missing, *LABELS[1:]], dtype=object))
+    with pytest.raises(UserError, match=r"no column 'stars'; it has text$"):
+        classifier(epochs=1).fit(frame, LABELS).predict(frame[["text"]])

@@ -110,8 +110,9 @@ def test_names_are_before_each_text_and_are_not_predicted(folder: Path, tmp_path
         assert features["labels"] == [-100] * (len(names) + 1) + text
         assert (features["stars"], features["city"]) == (row["stars"], row["city"])
     table = datasets.Dataset.from_list([{"text": "sea", "city": None, "stars": 5}])
-    (features,) = trainer.tokenize(table, tokenizer, "text", ["city"], ["city"])
-    assert features["input_ids"] == [1, *tokenizer("city:\n")["input_ids"], 1, *tokenizer("sea")["input_ids"], 2]
+    (features,) = trainer.tokenize(table, tokenizer, "text", result.model.schema, with_names=True)
+    names = tokenizer("stars: 5\ncity:\n")["input_ids"]
+    assert features["input_ids"] == [1, *names, 1, *tokenizer("sea")["input_ids"], 2]
 
 
 def test_resumed_training_gives_the_same_weights(

@@ -92,7 +92,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "model.cells": ("register_cell",),
         "model.context_config": ("ContextConfig",),
         "model.context_model": ("ContextModel", "get_context_model"),
-        "model.context_reading": ("ContextCollator", "read_schema"),
+        "model.context_reading": ("ContextCollator", "read_names", "read_schema"),
         "model.exporting": ("export",),
         "model.head": ("register_head",),
         "model.language_model": ("LanguageModel",),

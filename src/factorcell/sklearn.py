@@ -30,6 +30,7 @@ from factorcell.data.chunks import UnknownKindError
 from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import UNKNOWN_VALUE
 from factorcell.data.tables import open_table
+from factorcell.data.values import is_missing
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
@@ -109,6 +110,8 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if CLASS in columns:
             raise UserError(f"X: the column name {CLASS!r} is reserved for the classes; rename the column")
         labels = column_or_1d(y if hasattr(y, "dtype") else np.asarray(list(y)))
+        if labels.dtype == object and any(map(is_missing, labels)):
+            raise ValueError("y: expected a class for each text, got missing values")
         check_consistent_length(columns[self.text], labels)
         check_classification_targets(labels)
         classes, indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -133,7 +136,10 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "run_")
         columns = self._read(X)
         columns.pop(CLASS, None)
-        return classify(self.run_, columns, CLASS, values=_class_names(self.classes_)).probabilities
+        try:
+            return classify(self.run_, columns, CLASS, values=_class_names(self.classes_)).probabilities
+        except UserError as error:
+            raise UserError(error.message) from None  # its remedies are arguments of `classify`
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the logarithm of `predict_proba` (B, K)."""
@@ -170,6 +176,9 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _config(self, columns: Columns, smallest_count: int) -> SpecifiedOptions:
         """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
+        for section, options in (self.options or {}).items():
+            if not isinstance(options, Mapping):
+                raise UserError(f"options: expected a mapping of options for the section {section}, got {options!r}")
         config = {section: dict(options) for section, options in (self.options or {}).items()}
         data, training = config.get("data", {}), config.get("training", {})
         if data.get("missing") == "drop":

@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 
-from factorcell import ContextConfig, get_context_model, read_schema
+from factorcell import ContextConfig, UserError, get_context_model, read_schema
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
+from tests.model.test_huggingface import randomize
 from tests.pretrained_models import write_tokenizer
 
 ARCHITECTURES = """
@@ -49,6 +52,7 @@ SIZES = {  # each architecture knows some of these names
     "n_group": 1,
     "topk_group": 1,
 }
+NAMED_AS_EXPERTS = ("deepseek_v3", "ernie4_5_moe", "glm4_moe", "qwen2_moe")  # dense maps have the names of experts
 WITHOUT = {"deepseek_v3": {"head_dim"}}  # names that an architecture derives from others
 
 
@@ -80,6 +84,37 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
     log_probs = base(torch.tensor([[end, *ids]])).logits.log_softmax(-1)
     nats = -sum(float(log_probs[0, position, token]) for position, token in enumerate([*ids, end]))
     assert run.score(["a bc"])[0]["nats"] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # PEFT uses an old name of transformers
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_peft_reads_an_exported_lora_as_the_run_computes(architecture: str, tmp_path: Path) -> None:
+    write_base(tmp_path / "base", architecture)
+    config = Config.of(base=str(tmp_path / "base"), context=("city",), min_context_count=1)
+    config = config.with_options(adapt=("factor",), output_bias=(), base_precision="float32", max_tokens=20)
+    corpus = prepare(ROWS, config)
+    run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    randomize(run)
+    if architecture in NAMED_AS_EXPERTS:
+        with pytest.raises(UserError, match="for experts"):
+            run.export(tmp_path / "lora", to="lora", context={"city": "Oslo"})
+        return
+    run.export(tmp_path / "lora", to="lora", context={"city": "Oslo"})
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora = peft.PeftModel.from_pretrained(base, tmp_path / "lora").eval()
+    fixed = FixedContext.of(run, {"city": "Oslo"}, "error")
+    tokens = torch.tensor([[fixed.start_id, *corpus.tokenizer.encode(corpus.tokenizer.split("a bc"))]])
+    expected = fixed.log_probabilities(fixed.vectors(tokens)[0])[:, : fixed.vocabulary_size].exp()
+    probabilities = lora(input_ids=tokens).logits[0, :, : fixed.vocabulary_size].softmax(-1)
+    other_ids = [
+        token for token in range(fixed.vocabulary_size) if token != fixed.start_id
+    ]  # the start token has probability 0
+    expected, probabilities = (
+        values[:, other_ids] / values[:, other_ids].sum(1, True) for values in (expected, probabilities)
+    )
+    torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.slow

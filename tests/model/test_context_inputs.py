@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 import datasets
-from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_schema
+from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_names, read_schema
 from factorcell.data.schema import ContextSchema
 from tests.model.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
@@ -68,6 +68,21 @@ def test_model_without_context_columns_reads_any_table() -> None:
     assert schema == ContextSchema()
     model = get_context_model(new_base("llama"), ContextConfig(), schema)
     assert len(model.read_contexts(ROWS)) == len(ROWS)
+
+
+def test_names_are_those_of_the_schema() -> None:
+    """A column with missing numbers has floats, a class column has numbers, and rare values have no name."""
+    features = datasets.Features({"label": datasets.ClassLabel(names=["World", "Sports"])})
+    data = datasets.Dataset.from_dict({"label": [0, 1, 1]}, features=features)
+    schema = read_schema(data, ["label"], min_count=1)
+    assert read_names(data, schema) == ["label: World\n", "label: Sports\n", "label: Sports\n"]
+    assert read_names({"label": data["label"]}, schema) == read_names(data, schema)
+    frame = pandas.DataFrame({"stars": [5, 1, None, 5], "city": ["Oslo", "Rome", "Oslo", None], "age": [1.5, 2, 3, 4]})
+    schema = read_schema(frame, ["stars:category", "city", "age:number"], min_count=2)
+    expected = ["stars: 5\ncity: Oslo\n", "stars:\ncity:\n", "stars:\ncity: Oslo\n", "stars: 5\ncity:\n"]
+    assert read_names(frame, schema) == expected
+    assert read_names([{"stars": 5, "city": "Bern", "age": None}], schema) == ["stars: 5\ncity:\n"]
+    assert read_names(ROWS[:2], ContextSchema()) == ["", ""]
 
 
 def test_model_in_bfloat16_reads_the_same_numbers(tokens: Tensor) -> None:

@@ -97,6 +97,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
     [
         ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
         ({"alpha": -1.0}, "alpha: expected a number above 0"),
+        ({"alpha": "8"}, "alpha: expected a number above 0, got '8'"),
         ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
         ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
         ({"target_modules": []}, "target_modules: expected all-linear or at least one name, got none"),
@@ -116,6 +117,12 @@ def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: P
             UserError, match=f"expected a causal language model of transformers, got {type(model).__name__}"
         ):
             get_context_model(model, ContextConfig(), SCHEMA)
+        with pytest.raises(UserError, match=f"model: expected a causal language model .*, got {type(model).__name__}"):
+            ContextModel.from_pretrained(model, tmp_path)
+    with pytest.raises(UserError, match="schema: expected the result of read_schema, got list"):
+        get_context_model(new_base("llama"), ContextConfig(), ["city"])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="config: expected a ContextConfig, got ContextSchema"):
+        get_context_model(new_base("llama"), SCHEMA, ContextConfig())  # type: ignore[arg-type]
     with pytest.raises(UserError, match="columns: expected a list of names, got 'city'"):
         read_schema(ROWS, "city")
     (tmp_path / "file").touch()
@@ -130,6 +137,17 @@ def test_a_model_gets_adapters_once() -> None:
         get_context_model(base, ContextConfig(), SCHEMA)
 
 
+class EightBitLinear(torch.nn.Linear):
+    """A map with quantized weights and a method of its own, as libraries for quantization have."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weight.data = self.weight.data.to(torch.float8_e4m3fn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.float().T
+
+
 def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
     offloaded = new_base("llama")
     accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
@@ -139,6 +157,12 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
     eight_bits.model.layers[0].mlp.up_proj.weight.data = torch.zeros(24, 16, dtype=torch.float8_e4m3fn)
     with pytest.raises(UserError, match=r"up_proj: expected weights of floating-point numbers, got quantized weights"):
         get_context_model(eight_bits, ContextConfig(), SCHEMA)
+    del eight_bits.model.layers[0].mlp.up_proj
+    get_context_model(eight_bits, ContextConfig(), SCHEMA)  # the error has replaced no map
+    layer = new_base("llama").model.layers[0].mlp
+    layer.up_proj = EightBitLinear(16, 24)
+    with pytest.raises(UserError, match="up_proj: expected weights of floating-point numbers, got quantized weights"):
+        AdaptedModules(layer, BackboneSizes(0, 3, ("factor",), 1))
     with pytest.raises(UserError, match="model: expected linear maps"):
         AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))
 
@@ -159,6 +183,7 @@ def test_an_error_leaves_the_base_as_it_was(tmp_path: Path, tokens: Tensor) -> N
     get_context_model(base, ContextConfig(), SCHEMA)
 
 
+@pytest.mark.filterwarnings("ignore:.*has no place for a bias")
 def test_a_model_without_its_adapters_is_refused_in_one_line(tmp_path: Path, tokens: Tensor) -> None:
     model = new_model()
     model.save_pretrained(tmp_path)
@@ -174,5 +199,18 @@ def test_a_model_without_its_adapters_is_refused_in_one_line(tmp_path: Path, tok
         with pytest.raises(UserError, match="this model has lost its adapters; use the model that unload"):
             call()
     assert (tmp_path / "context_model.safetensors").read_bytes() == content
+
+
+def test_methods_of_the_base_that_would_not_use_the_adapters_are_refused(tokens: Tensor) -> None:
+    model = new_model()
     with pytest.raises(UserError, match="push_to_hub: not supported; call save_pretrained"):
-        new_model().push_to_hub("name")
+        model.push_to_hub("name")
+    for method in (model.generate_batch, model.init_continuous_batching, model.continuous_batching_context_manager):
+        with pytest.raises(UserError, match=r"batch.*: not supported; call generate$"):
+            method(inputs=tokens.tolist(), context=CONTEXTS)
+    with pytest.raises(UserError, match="resize_token_embeddings: call it before get_context_model"):
+        model.resize_token_embeddings(40)
+    model = new_model(output_bias=False)
+    former = model(tokens, context=CONTEXTS).logits
+    assert model.resize_token_embeddings(40, mean_resizing=False).num_embeddings == 40
+    torch.testing.assert_close(model(tokens, context=CONTEXTS).logits[..., :30], former)

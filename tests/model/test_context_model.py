@@ -255,6 +255,7 @@ def test_saved_adapters_give_the_same_logits_with_the_base(tmp_path: Path, token
     assert not any("weight" in name and "adapters" not in name for name in model.state_dict() if "base." in name)
 
 
+@pytest.mark.filterwarnings("ignore:.*has no place for a bias")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_merged_model_is_a_plain_model(name: str, tokens: Tensor) -> None:
     model = new_model(name)

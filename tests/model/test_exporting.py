@@ -21,6 +21,7 @@ from factorcell.model import lora_files
 from factorcell.model.exporting import export
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
+from tests.model.test_architectures import write_base
 from tests.model.test_huggingface import ROWS, base_model, make_config, make_run, randomize
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import as_any
@@ -300,6 +301,21 @@ def test_what_a_format_cannot_store_is_refused_in_one_line(
         export(run, tmp_path / "out", to=to, context=OSLO)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_maps_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
+    """PEFT would drop the LoRA of dense maps that have the names of maps of experts."""
+    write_base(tmp_path / "base", "glm4_moe")
+    for targets in ((), ("q_proj", "o_proj")):
+        config = make_config(tmp_path / "base", target_modules=targets, **FACTOR)
+        run, _ = make_run(tmp_path / f"run{len(targets)}", config)
+        randomize(run)
+        run.model.requires_grad_(False)
+        if not targets:
+            with pytest.raises(UserError, match=r"PEFT takes down_proj, gate_proj, up_proj for experts, .*use merged"):
+                export(run, tmp_path / "out", context=OSLO)
+    export(run, tmp_path / "out", context=OSLO)
+    assert_same(run, OSLO, load_lora(tmp_path / "base", tmp_path / "out"))
 
 
 def test_a_recurrent_run_and_a_folder_with_files_are_refused(tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def current_adaptation() -> Adaptation | None:
     return getattr(_THREAD, "adaptation", None)
 
 
+def add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
+    adaptation = current_adaptation()
+    if adaptation is None or adaptation.output_bias is None:
+        return logits
+    bias = cast(Tensor, adaptation.for_rows(len(logits)).output_bias)
+    return logits + bias.to(logits.dtype)[:, None]
+
+
 def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """Return the blocks in which PyTorch computes a layer, in the forward pass and again in the backward pass.
 
@@ -141,7 +150,7 @@ class Projection(AdaptedLinear):
     """
 
     def __init__(self, linear: nn.Module, *, number: int, path: str, group: "MapGroup", scaling: float) -> None:
-        weight, bias = _weight_of(linear, path), cast(nn.Parameter | None, linear.bias)
+        weight, bias = cast(nn.Parameter, linear.weight).data, cast(nn.Parameter | None, linear.bias)
         self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
         inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
         super().__init__(inputs, outputs, 0, adapt=(), bias=bias is not None, weight=weight)
@@ -313,19 +322,20 @@ def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module,
     """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`.
 
     A subclass that computes something else, such as a router of experts, is left out.
+
+    Raises:
+        UserError: A map has quantized weights.
     """
     from transformers.pytorch_utils import Conv1D
 
     functions = nn.Linear.forward, Conv1D.forward
     for parent_path, parent in list(model.named_modules(prefix=prefix)):
         for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Linear, Conv1D)) and type(child).forward in functions:
-                yield parent, f"{parent_path}.{name}" if parent_path else name, child
-
-
-def _weight_of(linear: nn.Module, path: str) -> Tensor:
-    """Return the weights of a linear map in their layout."""
-    weight = cast(nn.Parameter, linear.weight)
-    if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
-        raise UserError(f"{path}: expected weights of floating-point numbers, got quantized weights ({weight.dtype})")
-    return weight.data
+            if not isinstance(child, (nn.Linear, Conv1D)):
+                continue
+            path, weight = f"{parent_path}.{name}" if parent_path else name, cast(nn.Parameter, child.weight)
+            if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
+                problem = f"got quantized weights ({weight.dtype})"
+                raise UserError(f"{path}: expected weights of floating-point numbers, {problem}")
+            if type(child).forward in functions:
+                yield parent, path, child

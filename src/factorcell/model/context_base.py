@@ -1,19 +1,24 @@
-"""The base of context adapters (`context_model`): which models can be one, and which tensors are not those of the base.
+"""The base and the arguments of context adapters (`context_model`): which are valid, and which tensors are trained.
 
 Shapes: N values of a base.
 """
 
 import itertools
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import Notice, UserError
+from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import Projection
+from factorcell.model.adapters import find_adapter
+from factorcell.model.context_config import ContextConfig
 
+BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
 VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
 TOLERANCE = 0.02  # relative difference of values that the number type of a base may cause
 
@@ -28,6 +33,58 @@ def check_base(model: Any) -> None:
         raise UserError(
             "model: expected weights on devices, got weights that accelerate has offloaded; use more devices"
         )
+
+
+def check_options(config: Any, schema: Any) -> None:
+    """Raise `UserError` unless `config` is a `ContextConfig` with known adapters, and `schema` has no prompts."""
+    if not isinstance(config, ContextConfig):
+        raise UserError(f"config: expected a ContextConfig, got {type(config).__name__}")
+    if not isinstance(schema, ContextSchema):
+        raise UserError(f"schema: expected the result of read_schema, got {type(schema).__name__}")
+    if schema.prompts:
+        raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
+    for name in config.adapt:
+        find_adapter(name)
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the name of an option is nearly that of the argument `context`, which bases would ignore."""
+    for name in options:
+        if name.startswith("context"):
+            raise UserError(f"{name}: unknown argument; expected context")
+
+
+def refused(name: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses a call of the base's method `name`, which would not use the adapters."""
+
+    def refuse(*arguments: Any, **options: Any) -> NoReturn:
+        raise UserError(f"{name}: not supported; call {instead}")
+
+    return refuse
+
+
+def declare_biases(base: Any) -> None:
+    """Let the config of a plain model say which maps have a bias, so that a saved model is loaded with its biases.
+
+    A `Notice` says if the architecture has no place for some of them.
+    """
+    config, lost = base.config.get_text_config(decoder=True), _lost_biases(base)
+    for setting in BIAS_SETTINGS:
+        if lost and getattr(config, setting, None) is False:
+            setattr(config, setting, True)
+            remaining = _lost_biases(base)
+            setattr(config, setting, len(remaining) < len(lost))
+            lost = remaining
+    if lost:
+        problem = f"{type(base).__name__} has no place for a bias such as {lost[0]}"
+        warnings.warn(Notice(f"{problem}; a saved model loses it when it is loaded"), stacklevel=3)
+
+
+def _lost_biases(base: Any) -> list[str]:
+    """Return the names of the biases of a model that a model with its config does not have."""
+    with torch.device("meta"):
+        names = type(base)(base.config).state_dict().keys()
+    return [name for name in base.state_dict() if name.endswith(".bias") and name not in names]
 
 
 def base_values(base: Any) -> Tensor:

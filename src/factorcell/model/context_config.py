@@ -44,7 +44,7 @@ class ContextConfig:
                 raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
         if not (isinstance(self.shared_rank, int) and self.shared_rank >= 0):
             raise UserError(f"shared_rank: expected a whole number from 0, got {self.shared_rank!r}")
-        if not self.alpha > 0:
+        if not (isinstance(self.alpha, int | float) and self.alpha > 0):
             raise UserError(f"alpha: expected a number above 0, got {self.alpha!r}")
         for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
             value = getattr(self, name)

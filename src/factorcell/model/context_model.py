@@ -30,14 +30,23 @@ from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
     Adaptation,
     AdaptedModules,
+    add_output_bias,
     applied,
     checkpoint_contexts,
-    current_adaptation,
     with_constant,
 )
-from factorcell.model.adapters import find_adapter
 from factorcell.model.backbone import BackboneSizes
-from factorcell.model.context_base import base_values, check_base, ignore_frozen, keep_trained, warn_of_other_base
+from factorcell.model.context_base import (
+    base_values,
+    check_base,
+    check_names,
+    check_options,
+    declare_biases,
+    ignore_frozen,
+    keep_trained,
+    refused,
+    warn_of_other_base,
+)
 from factorcell.model.context_config import ContextConfig
 from factorcell.model.context_reading import ContextReader
 from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
@@ -87,13 +96,15 @@ class ContextModel(nn.Module):
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
 
+    push_to_hub = refused("push_to_hub", "save_pretrained, and then upload_folder of huggingface_hub")
+    generate_batch = refused("generate_batch", "generate")
+    init_continuous_batching = refused("init_continuous_batching", "generate")
+    continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
+
     def __init__(self, model: Any, config: ContextConfig, schema: ContextSchema) -> None:
         super().__init__()
-        if schema.prompts:
-            raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
         check_base(model)
-        for name in config.adapt:
-            find_adapter(name)
+        check_options(config, schema)
         self.base, self.context_config, self.schema = model, config, schema
         self._base_values = base_values(model)
         model.requires_grad_(False)
@@ -117,12 +128,14 @@ class ContextModel(nn.Module):
         self.output_bias = (
             nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
         )
-        self._hook = head.register_forward_hook(_add_output_bias) if config.output_bias else None
+        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self._reader = ContextReader(schema)
         self.adapter_names = frozenset(name for name, values in self.named_parameters() if values.requires_grad)
         self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
         self.train(model.training)
+        if getattr(model, "is_activation_checkpointing", False):
+            self.activation_checkpointing_enable()  # again, so that layers read their context
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of this model or else of the base, such as `config` of a model of `transformers`."""
@@ -164,7 +177,7 @@ class ContextModel(nn.Module):
         """
         if context is None and self.encoder is not None and self.training and torch.is_grad_enabled():
             warnings.warn(Notice(NO_CONTEXT), stacklevel=2)
-        _check_names(options)
+        check_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         with applied(self._adapt(context, inputs)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
@@ -178,7 +191,7 @@ class ContextModel(nn.Module):
             context: As for `forward`.
             **options: Other arguments of `generate` of the base.
         """
-        _check_names(options)
+        check_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
         if adaptation is not None:
@@ -265,6 +278,12 @@ class ContextModel(nn.Module):
         """
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
+    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
+        """Call this method of the base; raise `UserError` if there is an output bias, which has a value per token."""
+        if self.output_bias is not None:
+            raise UserError("resize_token_embeddings: call it before get_context_model with an output bias")
+        return self.base.resize_token_embeddings(*arguments, **options)
+
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the number of trained values and the number of all values."""
         counts = [(parameter.numel(), parameter.requires_grad) for parameter in self.parameters()]
@@ -314,6 +333,7 @@ class ContextModel(nn.Module):
         Raises:
             UserError: A file is missing or damaged, or the base does not have the same maps.
         """
+        check_base(model)
         path = Path(folder)
         content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)
         if content.get("model_type") != model.config.model_type:
@@ -337,10 +357,6 @@ class ContextModel(nn.Module):
         warn_of_other_base(adapted._base_values, expected, path)
         return adapted
 
-    def push_to_hub(self, *arguments: Any, **options: Any) -> None:
-        """Refuse, because the method of the base, which would be called instead, uploads the base alone."""
-        raise UserError("push_to_hub: not supported; call save_pretrained, and then upload_folder of huggingface_hub")
-
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.
 
@@ -354,8 +370,8 @@ class ContextModel(nn.Module):
     def merge_and_unload(self, context: Any = None) -> Any:
         """Multiply the change of one context into the weights, and return the plain model of `transformers`.
 
-        This object cannot be used again. A map whose bias the context changes gets a bias, which some architectures do
-        not load from a file.
+        This object cannot be used again. A map whose bias the context changes gets a bias. A notice says if the
+        architecture has no place for such a bias, so that it would be lost in a file.
         """
         self._check_adapters()
         vectors = with_constant(self.context_vectors(context))
@@ -366,6 +382,7 @@ class ContextModel(nn.Module):
             head = self.base.get_output_embeddings()
             bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
+        declare_biases(self.base)
         return self._without_hook()
 
     def _without_hook(self) -> Any:
@@ -378,19 +395,3 @@ class ContextModel(nn.Module):
     def _check_adapters(self) -> None:
         if not self._has_adapters:
             raise UserError("this model has lost its adapters; use the model that unload or merge_and_unload returned")
-
-
-def _check_names(options: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the name of an option is nearly that of the argument `context`, which bases would ignore."""
-    for name in options:
-        if name.startswith("context"):
-            raise UserError(f"{name}: unknown argument; expected context")
-
-
-def _add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
-    adaptation = current_adaptation()
-    if adaptation is None or adaptation.output_bias is None:
-        return logits
-    bias = cast(Tensor, adaptation.for_rows(len(logits)).output_bias)
-    return logits + bias.to(logits.dtype)[:, None]

@@ -18,6 +18,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import open_table, without_tensor
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.reading import TextModel
+from factorcell.model.value_names import name_line
 
 _NO_TEXT = "(no text)"  # the text column of a table of which only the contexts are read
 
@@ -51,6 +52,20 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
             problem = f"no value has {min_count:,} rows, so the column changes nothing"
             warnings.warn(Notice(f"{variable.name}: {problem}; lower min_count"), stacklevel=2)
     return schema
+
+
+def read_names(source: Any, schema: ContextSchema) -> list[str]:
+    """Return the names of the category values of each row as text, with a line such as "city: Oslo" for each column.
+
+    A pretrained model that reads them before a text knows what they mean. Rare and missing values have an empty name,
+    "city:", and so have new values, which the model has therefore read in training.
+
+    Args:
+        source: A table of any supported type with all context columns.
+        schema: The context variables.
+    """
+    values = ContextReader(schema).read_table(source).categories.clamp(min=0).tolist()  # a missing value becomes rare
+    return ["".join(map(name_line, schema.categories, row)) for row in values]
 
 
 class ContextReader(TextModel):
@@ -141,13 +156,13 @@ def _with_empty_texts(source: Any, columns: Iterable[str], classes: Mapping[str,
             raise table.missing_column_error(name)
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        read_names = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
-        for chunk in table.read(read_names):
+        columns_read = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
+        for chunk in table.read(columns_read):
             values_by_column = {
                 name: [class_name(value, classes[name]) for value in values] if name in classes else values
                 for name, values in chunk.items()
             }
-            yield {**values_by_column, _NO_TEXT: [""] * len(chunk[read_names[0]])}
+            yield {**values_by_column, _NO_TEXT: [""] * len(chunk[columns_read[0]])}
 
     return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)
 

@@ -22,6 +22,8 @@ from factorcell.model.fixed_context import NEVER, FixedContext
 from factorcell.model.merged_model import Architecture
 from factorcell.pretrained import INSTALL
 
+EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
+EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
 GGUF_FILE = "adapter.gguf"
 # Type of a model in `transformers` -> the name of the architecture in GGUF files, and whether llama.cpp stores the rows
 # of the query and key maps in another order.
@@ -158,6 +160,11 @@ def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
         raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
     if fixed.run.model.specials.end >= fixed.base_vocabulary_size:
         raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")
+    has_experts = any(name.endswith(f".{EXPERTS}") for name, _ in fixed.backbone.base.named_parameters())
+    names = {projection.path.rpartition(".")[2] for projection, _ in fixed.maps()}
+    if has_experts and (ambiguous := sorted(names & EXPERT_MAPS)):
+        problem = f"PEFT takes {', '.join(ambiguous)} for experts, because the base has experts"
+        raise UserError(f"{where}: {problem}; use merged, or train with --target-modules without these maps")
     if is_gguf and config.model_type not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise UserError(f"gguf-lora: expected a base of the architecture {known}, got {config.model_type}; use merged")

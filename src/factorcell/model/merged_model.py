@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from factorcell import files
 from factorcell.config import UserError
+from factorcell.model.context_base import BIAS_SETTINGS
 from factorcell.model.fixed_context import FixedContext
 from factorcell.pretrained import first_line, quiet, transformers
 
-BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
 FINAL_NORMS = ("ln_f", "final_layer_norm", "final_layernorm", "norm")  # names of the last layer in architectures
 PROBE_TOKENS = 8  # length of the text that compares the written model with the run
 MAX_DIFFERENCE = 0.05  # largest difference of probabilities in this text; bfloat16 rounds

@@ -1,0 +1,71 @@
+"""The base of a model with context adapters: checkpointing that was set before, and files of merged models."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from factorcell import ContextConfig, get_context_model
+from factorcell.config import Notice
+from tests.model.test_context_model import CONTEXTS, SCHEMA, new_base, new_model
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(3, 30, (4, 7), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_layers_of_a_base_with_checkpointing_read_their_context(use_reentrant: bool, tokens: Tensor) -> None:
+    """In PEFT, a base usually gets checkpointing before its adapters."""
+    losses = []
+    for is_checkpointed in (False, True):
+        base = new_base("llama")
+        if is_checkpointed:
+            base.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+            base.enable_input_require_grads()
+        torch.manual_seed(2)
+        model = get_context_model(base, ContextConfig(), SCHEMA).train()
+        optimizer = torch.optim.SGD([values for values in model.parameters() if values.requires_grad], lr=0.1)
+        for _ in range(3):
+            loss = model(tokens, context=CONTEXTS, labels=tokens, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+    assert losses[:3] == losses[3:]
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"adapt": ("factor", "concat"), "output_bias": False}),
+        ("llama", {"adapt": ("concat",), "output_bias": False, "target_modules": ["up_proj"]}),
+        ("gpt2", {"adapt": ("factor", "concat"), "output_bias": False}),
+        ("qwen2", {"adapt": ("factor",), "output_bias": False}),
+    ],
+)
+def test_a_merged_model_is_loaded_from_its_file_with_all_biases(
+    name: str, options: dict[str, Any], tokens: Tensor, tmp_path: Path
+) -> None:
+    model = new_model(name, **options)
+    expected = model(tokens, context=CONTEXTS[1]).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        merged = model.merge_and_unload(CONTEXTS[1])
+    merged.save_pretrained(tmp_path)
+    loaded = type(merged).from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_notice_says_which_biases_a_file_would_lose() -> None:
+    with pytest.warns(Notice, match=r"LlamaForCausalLM has no place for a bias such as lm_head\.bias; a saved"):
+        model = new_model(output_bias=True).merge_and_unload(CONTEXTS[1])
+    assert model.config.attention_bias
+    assert model.config.mlp_bias
+    with pytest.warns(Notice, match=r"Qwen2ForCausalLM has no place for a bias such as .*\.self_attn\.o_proj\.bias"):
+        new_model("qwen2", output_bias=False).merge_and_unload(CONTEXTS[1])
