@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import transformers
 
-from factorcell import files
+from factorcell import UserError, files, fit
 from factorcell.commands.main import main
+from factorcell.model.run import Run
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 TEXTS = ("the sea is cold", "sun and sand", "a cold sea")
@@ -215,4 +216,40 @@ def test_texts_of_a_megabyte(name: str, folder: Path, capfd: pytest.CaptureFixtu
     assert "long.jsonl row 2: the text has more tokens than the base can read: expected at most " in error
     assert "bytes" in refusal(["complete", name, long_text], capfd)
     if name == "run":
-        assert "expected at most 64" in refusal(["generate", name, "--prompt", long_text[:5000]], capfd)
+        error = refusal(["generate", name, "--prompt", long_text[:5000]], capfd)
+        assert "the base can read 0 tokens after the prompt, expected at least 1; shorten the prompt" in error
+
+
+def test_texts_that_are_longer_than_the_base_reads_are_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The base reads 64 tokens, of which the names of the city need some."""
+    limit = Run.open(folder / "run").model.max_tokens
+    assert limit is not None
+    assert 50 < limit < 64
+    texts = ["sea", "sea " * 80]
+    files.write_rows(folder / "long.jsonl", [{"text": text, "city": "a", "user": "a"} for text in texts])
+    hypotheses = [{"text": text, "acoustic": -1.0} for text in texts]
+    files.write_rows(folder / "lists.jsonl", [{"id": "u7", "city": "a", "hypotheses": hypotheses}])
+    problem = f"the text has more tokens than the base can read: expected at most {limit} with the start token"
+    assert f"text 2: {problem}" in refusal("explain run long.jsonl --between city=a city=b", capfd)
+    assert f"utterance u7: {problem}" in refusal("rescore run lists.jsonl", capfd)
+
+
+def test_generated_texts_end_where_the_base_does(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = "generate run --context city=a --number 5 --max-tokens 1000 --temperature 50 --min-tokens"
+    assert main([*words.split(), "40", "--out", "generated.jsonl"]) == 0
+    rows = [json.loads(line) for line in (folder / "generated.jsonl").read_text().splitlines()]
+    room = Run.open(folder / "run").model.max_tokens - 1  # type: ignore[operator]
+    assert {(row["tokens"], row["ended"]) for row in rows if not row["ended"]} == {(room, False)}
+    assert f"the base can read {room} tokens after the prompt, expected at least 100" in refusal(f"{words} 100", capfd)
+
+
+def test_a_pretrained_base_needs_its_own_tokenizer(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    error = refusal("train texts.jsonl --out other --base ./base --context city --tokenizer word", capfd)
+    assert "tokenizer: expected pretrained, whose tokens a pretrained base knows, got word" in error
+    options: dict[str, dict[str, Any]] = {
+        "data": {"text": "text", "context": ["city"]},
+        "backbone": {"kind": "huggingface", "base": "./base"},
+    }
+    with pytest.raises(UserError, match=r"tokenizer: expected pretrained, .*, got word"):
+        fit("texts.jsonl", "texts.jsonl", options, "other")
+    assert not (folder / "other" / "config.json").exists()

@@ -86,9 +86,11 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
     assert run.score(["a bc"])[0]["nats"] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # PEFT uses an old name of transformers
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name in ("glm4_moe", "llama") else pytest.mark.slow) for name in ARCHITECTURES],
+)
 @torch.no_grad()
 def test_peft_reads_an_exported_lora_as_the_run_computes(architecture: str, tmp_path: Path) -> None:
     write_base(tmp_path / "base", architecture)
@@ -97,7 +99,7 @@ def test_peft_reads_an_exported_lora_as_the_run_computes(architecture: str, tmp_
     corpus = prepare(ROWS, config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     randomize(run)
-    if architecture in NAMED_AS_EXPERTS:
+    if architecture in NAMED_AS_EXPERTS:  # PEFT would leave out the LoRA of these maps
         with pytest.raises(UserError, match="for experts"):
             run.export(tmp_path / "lora", to="lora", context={"city": "Oslo"})
         return

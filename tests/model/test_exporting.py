@@ -21,7 +21,6 @@ from factorcell.model import lora_files
 from factorcell.model.exporting import export
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
-from tests.model.test_architectures import write_base
 from tests.model.test_huggingface import ROWS, base_model, make_config, make_run, randomize
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import as_any
@@ -127,6 +126,14 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     others = [token for token in range(len(run.tokenizer)) if token != start]
     actual, expected = (torch.log_softmax(log_probs[:, others], dim=-1) for log_probs in (actual, expected))
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_card_says_what_training_never_saw_and_what_was_not_needed(tmp_path: Path) -> None:
+    run, notices = random_run(tmp_path, "llama", **FACTOR), list[str]()
+    options: dict[str, Any] = {"unknown": "expected", "approximate": ROWS, "notify": notices.append}
+    export(run, tmp_path / "lora", context={"city": "Paris"}, **options)
+    assert "in the context: city Paris (never seen in training)." in (tmp_path / "lora" / "README.md").read_text()
+    assert notices[0] == "approximate: not needed, because lora stores all changes exactly"
 
 
 def test_columns_without_a_value_have_their_expected_value(tmp_path: Path) -> None:
@@ -301,21 +308,6 @@ def test_what_a_format_cannot_store_is_refused_in_one_line(
         export(run, tmp_path / "out", to=to, context=OSLO)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_maps_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
-    """PEFT would drop the LoRA of dense maps that have the names of maps of experts."""
-    write_base(tmp_path / "base", "glm4_moe")
-    for targets in ((), ("q_proj", "o_proj")):
-        config = make_config(tmp_path / "base", target_modules=targets, **FACTOR)
-        run, _ = make_run(tmp_path / f"run{len(targets)}", config)
-        randomize(run)
-        run.model.requires_grad_(False)
-        if not targets:
-            with pytest.raises(UserError, match=r"PEFT takes down_proj, gate_proj, up_proj for experts, .*use merged"):
-                export(run, tmp_path / "out", context=OSLO)
-    export(run, tmp_path / "out", context=OSLO)
-    assert_same(run, OSLO, load_lora(tmp_path / "base", tmp_path / "out"))
 
 
 def test_a_recurrent_run_and_a_folder_with_files_are_refused(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from factorcell.evaluation.text_figures import texts_digest
 from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
 from factorcell.lazy import LazyMethod
 from factorcell.model.run import Run
+from factorcell.model.scoring import check_lengths
 
 STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute log ratios, in nats, of weak, clear and strong evidence
 
@@ -154,6 +155,7 @@ def _mean_nats(
             run.read(texts, [{**row, **context} for row in readable], unknown=unknown, truncate=False)
             for context in contexts
         ]
+        check_lengths(corpora[0], run.model.max_tokens, lambda row: f"text {row + 1:,}")
         digest = texts_digest(corpora[0])  # equal for all contexts
         first_digest = first_digest or digest
         if digest != first_digest:

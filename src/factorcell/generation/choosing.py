@@ -10,7 +10,7 @@ of them, and in the smallest set of most probable tokens whose probabilities p(w
 Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary, M forbidden pairs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,19 @@ class Constraints:
         if self.min_tokens > self.max_tokens:
             numbers = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
             raise UserError(f"{numbers}; min_tokens must be at most max_tokens")
+
+    def limited_to(self, room: int | None) -> "Constraints":
+        """Return the constraints for texts that have room for at most `room` tokens after the prompt; None: no limit.
+
+        Raises:
+            UserError: There is no room for the minimum number of tokens.
+        """
+        if room is None or self.max_tokens <= room:
+            return self
+        if room < (fewest := max(1, self.min_tokens)):
+            problem = f"the base can read {max(0, room):,} tokens after the prompt, expected at least {fewest:,}"
+            raise UserError(f"{problem}; shorten the prompt or lower min_tokens")
+        return replace(self, max_tokens=room)
 
     def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.

@@ -37,7 +37,7 @@ from factorcell.generation.sampling import (
     sampling_requests,
 )
 from factorcell.model import sizes
-from factorcell.model.language_model import Conditioning
+from factorcell.model.language_model import Conditioning, max_prompt_length
 from factorcell.model.model_card import has_mixture
 from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
@@ -210,9 +210,10 @@ def generate(
     contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    constraints, deadline = options.constraints(run), options.deadline()
-    report_request(run, prompt, contexts[0] if contexts else ())
     prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
+    constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
+    deadline = options.deadline()
+    report_request(run, prompt, contexts[0] if contexts else ())
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
     search_count, unknown_share = len(contexts) * searches_per_context, UnknownShare()
@@ -222,7 +223,7 @@ def generate(
         searches = range(start, min(search_count, start + batch_size))
         indices = [search // searches_per_context for search in searches]  # the context of each search
         width, extensions = options.beam_sizes(texts_per_search)
-        required = sizes.beam_bytes(run.model, len(indices), width, extensions, options.max_tokens)
+        required = sizes.beam_bytes(run.model, len(indices), width, extensions, constraints.max_tokens)
         memory.check(required, f"{len(indices):,} contexts with {width:,} hypotheses each")
         conditioning, rows = condition_contexts(run, contexts, indices, unknown)
         with run.scoring():
@@ -243,6 +244,14 @@ def generate(
                         "ended": text.has_ended,
                     }
     report_unknown_share(unknown_share)
+
+
+def _room(run: Run, prompt_length: int) -> int | None:
+    """Return the number of tokens that the model can read after a prompt of `prompt_length` tokens; None: no limit."""
+    limit: int | None = run.model.max_tokens
+    if limit is None:
+        return None
+    return limit - 1 - prompt_length - max_prompt_length(run.config, run.schema)  # 1: the start token
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
@@ -317,7 +326,8 @@ def stream(
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     conditioning, rows = condition_contexts(run, [context], [0], unknown)
-    constraints, tokens, yielded_text = options.constraints(run), run.tokenizer.split(prompt), ""
+    tokens, yielded_text = run.tokenizer.split(prompt), ""
+    constraints = options.constraints(run).limited_to(_room(run, len(tokens)))
     ids = run.tokenizer.encode(tokens)
     task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
     steps = generate_steps(task, _token_requests(options, count=1, first=0))

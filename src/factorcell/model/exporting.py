@@ -18,6 +18,7 @@ from factorcell import files
 from factorcell.choices import EXPORT_FORMATS
 from factorcell.config import UserError, check_choice
 from factorcell.data.transformers_tokenizer import to_transformers
+from factorcell.data.values import category_name_or_none, is_missing
 from factorcell.model import lora_files, merged_model
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.model_card import escape_markdown, has_mixture
@@ -25,6 +26,14 @@ from factorcell.model.run import Run
 
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
 HELD_OUT_SHARE = 0.5  # share of the texts of --approximate that measure the approximation; the others fit it
+ROUNDED = (
+    "the weights are rounded to bfloat16, the type of the base of the run (--base-precision), so the logits differ "
+    "slightly from those of the run"
+)
+OTHER_BASES = (
+    "the run has its linear maps in bfloat16 (--base-precision), and all else in float32, so the logits of a base of a "
+    "single type differ slightly from those of the run"
+)
 Notify = Callable[[str], None]  # receives one-line notices
 
 
@@ -73,9 +82,7 @@ def export(
             notices.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
         notices.append(_begin_of_texts(fixed, has_tokenizer))
         if fixed.backbone.options.is_frozen_in_bfloat16:
-            notices.append(
-                "the base of the run is in bfloat16 (--base-precision); a base in float32 gives slightly other logits"
-            )
+            notices.append(ROUNDED if to == "merged" else OTHER_BASES)
         if has_mixture(run):
             notices.append("the exported model is the neural model, without the mixture with n-gram counts")
         files.write(partial / "README.md", _render_card(fixed, to, context or {}, notices))
@@ -99,7 +106,9 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
         lora_files.check_run(fixed, is_gguf=to == "gguf-lora")
         has_map_biases, has_output_bias = any(shift.bias is not None for shift in shifts), fixed.changes_output_bias
     names = ["its maps"] * has_map_biases + ["the output layer"] * has_output_bias
-    if not names or (to == "lora" and table is None):
+    if not names:
+        return fixed, [] if table is None else [f"approximate: not needed, because {to} stores all changes exactly"]
+    if to == "lora" and table is None:
         return fixed, []
     if table is None:
         raise UserError(
@@ -158,7 +167,8 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
 
 def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notices: list[str]) -> str:
     """Return a model card, which names the run, the context and what a reader must know."""
-    values = ", ".join(f"{column} {value}" for column, value in context.items()) or "no specified values"
+    values = ", ".join(_describe_value(fixed.run, column, context[column]) for column in context)
+    values = values or "no specified values"
     header = [f"library_name: {LIBRARIES[to]}"]
     if to != "merged":
         header.append(f"base_model: {json.dumps(fixed.backbone.options.base)}")
@@ -168,3 +178,12 @@ def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notic
         "\n".join(f"- {escape_markdown(notice)}" for notice in notices),
     ]
     return "\n".join(["---", *header, "---", ""]) + "\n\n".join(lines) + "\n"
+
+
+def _describe_value(run: Run, column: str, value: Any) -> str:
+    """Return a column with its value, and whether training saw the value."""
+    if is_missing(value):
+        return f"{column} without a value"
+    values = next((variable.values for variable in run.schema.categories if variable.source_column == column), None)
+    is_new = values is not None and category_name_or_none(value) not in values[1:]
+    return f"{column} {value}" + (" (never seen in training)" if is_new else "")

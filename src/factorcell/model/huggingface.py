@@ -198,7 +198,7 @@ class HuggingFaceBackbone(Backbone):
             if longest > self.max_positions:
                 raise UserError(
                     f"a text has more tokens than the base can read: expected at most {self.max_positions:,} with the "
-                    f"start token and prefixes, got {longest:,}; shorten it or lower max_tokens"
+                    f"start token and prefixes, got {longest:,}; shorten it"
                 )
             positions = positions.clamp(max=self.max_positions - 1)  # later positions are padding
         if not inputs.numel():

@@ -96,6 +96,10 @@ def head_class(kind: str) -> type[Head]:
 class LanguageModel(nn.Module):
     """p(text given context): a context encoder, token embeddings, a backbone and a head.
 
+    Attributes:
+        max_tokens: The largest number of tokens of a text that the model can read, with its start token and prompts;
+            None: there is no limit.
+
     Args:
         config: The config, which names the kinds of the backbone and the head.
         vocabulary_size: The number of tokens, V.
@@ -133,7 +137,9 @@ class LanguageModel(nn.Module):
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
         code_count = 0 if self.prefix is None else len(embedded.variables)
         prompt_tokens = max_prompt_length(config, schema) + (names.max_length if names else 0)
-        _check_max_tokens(config, self.backbone.max_tokens, code_count + prompt_tokens)
+        limit = self.backbone.max_tokens
+        _check_max_tokens(config, limit, code_count + prompt_tokens)
+        self.max_tokens = None if limit is None else limit - code_count - (names.max_length if names else 0)
         output_table, is_pretrained = self.embedding, False
         known_count = vocabulary_size if known_count is None else known_count
         if (tables := self.backbone.token_tables(vocabulary_size, known_count)) is not None:

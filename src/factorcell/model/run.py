@@ -351,7 +351,7 @@ class Run(TextModel):
             if has_rows(source):
                 raise
             return ResultRows()
-        check_lengths(corpus, self.model.backbone.max_tokens, table_name(source))
+        check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
         self._report_columns_with_values(corpus)
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 

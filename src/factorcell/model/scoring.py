@@ -1,6 +1,7 @@
 """The protocol of models that score texts, and sums of nats over targets."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,8 +68,11 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
     return mixed
 
 
-def check_lengths(corpus: Corpus, limit: int | None, name: str) -> None:
-    """Raise a `UserError` if a text of the table `name` has more tokens than a backbone reads; None sets no limit."""
+def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], str]) -> None:
+    """Raise a `UserError` if a text has more tokens than a model reads; None sets no limit.
+
+    `describe` returns a phrase that identifies the text at an index in the source.
+    """
     if limit is None:
         return
     lengths = corpus.read_lengths
@@ -77,7 +81,7 @@ def check_lengths(corpus: Corpus, limit: int | None, name: str) -> None:
         first = too_long[0]
         count = f"; {len(too_long):,} texts are too long" if len(too_long) > 1 else ""
         raise UserError(
-            f"{name} row {corpus.source_rows[first] + 1}: the text has more tokens than the base can read: expected at "
+            f"{describe(int(corpus.source_rows[first]))}: the text has more tokens than the base can read: expected at "
             f"most {limit:,} with the start token and prompts, got {lengths[first]:,}; shorten it{count}"
         )
 

@@ -32,7 +32,7 @@ from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import (
@@ -242,6 +242,9 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     if isinstance(config.backbone, HuggingFaceOptions):
+        if config.backbone.is_pretrained and not isinstance(config.tokenizer, PretrainedTokenizerOptions):
+            kind = config.tokenizer.kind
+            raise UserError(f"tokenizer: expected pretrained, whose tokens a pretrained base knows, got {kind}")
         pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
@@ -326,7 +329,8 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
             if new_value != saved_value and name not in ("threads", "device"):
                 raise not_resumable_error(run.folder, name, saved_value, new_value)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
-        raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
+        problem = "cannot resume with other training data, or without an option that reads it otherwise"
+        raise UserError(f"{run.folder}: {problem}; repeat the command with all its options, or choose another folder")
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 

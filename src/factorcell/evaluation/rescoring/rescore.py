@@ -37,6 +37,7 @@ from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utter
 from factorcell.evaluation.text_figures import sum_per_text
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from factorcell.model.scoring import check_lengths
 from factorcell.model.spelling import spelling_nats
 from factorcell.progress import progress_bar
 
@@ -220,6 +221,9 @@ def score_hypotheses(
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
+            if isinstance(model, Run):
+                names = [f"utterance {utterance.id}" for utterance in utterances for _ in utterance.texts]
+                check_lengths(corpus, model.model.max_tokens, names.__getitem__)
             batch_log_probs = -sum_per_text(model.nats(corpus), corpus) - spelling_nats(corpus)
             unknown_hypotheses += len(np.unique(corpus.unknown_tokens()[1]))
             ends = np.cumsum([len(utterance.texts) for utterance in utterances])

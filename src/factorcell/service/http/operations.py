@@ -16,6 +16,7 @@ from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, Utterance
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.generation.generate import GenerationOptions, stream
+from factorcell.model.scoring import check_lengths
 from factorcell.service.engine import CompletionRequest, UserExistsError
 from factorcell.service.http import messages
 from factorcell.service.http.problems import ProblemError
@@ -128,6 +129,7 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
     model = site.service.model
     texts, contexts = _texts_and_contexts(call.message.texts)
     corpus = model.run.read(texts, contexts, unknown=call.message.unknown, truncate=False)
+    check_lengths(corpus, model.run.model.max_tokens, lambda row: f"text {row + 1:,}")
     results = [
         messages.TextScore(nats=tally.nats, targets=tally.targets, perplexity=tally.perplexity)
         for tally in text_tallies(model.run, corpus)
