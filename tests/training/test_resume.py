@@ -20,6 +20,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.encoder import float32_bits
 from factorcell.model.run import Run
+from factorcell.training.fit import fit
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
@@ -102,6 +103,34 @@ def test_a_training_interrupted_at_any_step_resumes_to_the_same_result(
             list(train_in(tmp_path / "run"))
     list(train_in(tmp_path / "run", resume=True))
     assert_same_run(uninterrupted, tmp_path / "run")
+
+
+def test_options_that_a_resumed_training_leaves_out_have_their_saved_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, dev = synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0]
+    data, sizes = {"context": ["dialect"]}, {"embedding_size": 4, "context_size": 2, "rank": 1}
+    training = {"epochs": 1.0, "precision": "float32", "batch_tokens": 100, "save_every": 1}
+    options: dict[str, dict[str, Any]] = {"data": data, "model": sizes, "training": training}
+    complete = {**options, "data": {**data, "max_tokens": 7}, "tokenizer": {"kind": "char"}}
+    original = Trainer.step
+
+    def stop(self: Trainer, batch: Any) -> None:
+        if (tmp_path / "checkpoint.safetensors").exists():
+            raise KeyboardInterrupt
+        original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(rows, dev, complete, tmp_path)
+    with pytest.raises(UserError, match=r"expected max_tokens = 7 as before, got 8"):
+        fit(rows, dev, {**options, "data": {**data, "max_tokens": 8}}, tmp_path, resume=True)
+    with pytest.raises(UserError, match="cannot resume with other training data"):
+        fit(rows[:3], dev, complete, tmp_path, resume=True)
+    run = fit(rows, dev, options, tmp_path, resume=True)
+    assert (run.config.tokenizer.kind, run.config.data.max_tokens) == ("char", 7)
+    assert run.training_minutes() > 0
 
 
 def test_resuming_a_finished_training_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:

@@ -92,10 +92,12 @@ def fit(
     """
     start, folder, limit = perf_counter(), Path(folder), None
     with locked_run_folder(folder, resume, notify) as should_resume:
-        corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
-        if should_resume:
-            run = Run.open(folder, trained=False)
-            prepare_to_resume(run, with_identified_base(resumed_plan(config, run.config).config), corpus)
+        saved_run = Run.open(folder, trained=False) if should_resume else None
+        tables_config = resumed_plan(config, saved_run.config).config if saved_run else config_with_defaults(config)
+        corpus, dev_corpus = read_corpora(source, dev, tables_config, progress=notify is not None)
+        if saved_run:
+            run = saved_run
+            prepare_to_resume(run, with_identified_base(tables_config), corpus)
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
@@ -329,8 +331,7 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
             if new_value != saved_value and name not in ("threads", "device"):
                 raise not_resumable_error(run.folder, name, saved_value, new_value)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
-        problem = "cannot resume with other training data, or without an option that reads it otherwise"
-        raise UserError(f"{run.folder}: {problem}; repeat the command with all its options, or choose another folder")
+        raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 
