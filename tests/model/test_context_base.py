@@ -67,5 +67,5 @@ def test_a_notice_says_which_biases_a_file_would_lose() -> None:
         model = new_model(output_bias=True).merge_and_unload(CONTEXTS[1])
     assert model.config.attention_bias
     assert model.config.mlp_bias
-    with pytest.warns(Notice, match=r"Qwen2ForCausalLM has no place for a bias such as .*\.self_attn\.o_proj\.bias"):
+    with pytest.warns(Notice, match=r"Qwen2ForCausalLM has no place for a bias such as .*\.mlp\.down_proj\.bias"):
         new_model("qwen2", output_bias=False).merge_and_unload(CONTEXTS[1])

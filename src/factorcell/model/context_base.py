@@ -3,6 +3,7 @@
 Shapes: N values of a base.
 """
 
+import copy
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import Projection
 from factorcell.model.adapters import find_adapter
 from factorcell.model.context_config import ContextConfig
+from factorcell.pretrained import transformers
 
 BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
 VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
@@ -63,28 +65,39 @@ def refused(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def declare_biases(base: Any) -> None:
-    """Let the config of a plain model say which maps have a bias, so that a saved model is loaded with its biases.
+def bias_names(model: Any) -> set[str]:
+    """Return the names of the biases of a plain model."""
+    return {name for name in model.state_dict() if name.endswith(".bias")}
+
+
+def declare_biases(base: Any, former: set[str]) -> None:
+    """Let the config of a plain model say which maps have got a bias, so that a saved model is loaded with its biases.
 
     A `Notice` says if the architecture has no place for some of them.
+
+    Args:
+        base: The model.
+        former: The names of its biases before.
     """
-    config, lost = base.config.get_text_config(decoder=True), _lost_biases(base)
+    added = bias_names(base) - former
+    if not added:
+        return
+    config, lost = base.config.get_text_config(decoder=True), added - _declared_biases(base)
     for setting in BIAS_SETTINGS:
         if lost and getattr(config, setting, None) is False:
             setattr(config, setting, True)
-            remaining = _lost_biases(base)
+            remaining = added - _declared_biases(base)
             setattr(config, setting, len(remaining) < len(lost))
             lost = remaining
     if lost:
-        problem = f"{type(base).__name__} has no place for a bias such as {lost[0]}"
+        problem = f"{type(base).__name__} has no place for a bias such as {min(lost)}"
         warnings.warn(Notice(f"{problem}; a saved model loses it when it is loaded"), stacklevel=3)
 
 
-def _lost_biases(base: Any) -> list[str]:
-    """Return the names of the biases of a model that a model with its config does not have."""
+def _declared_biases(base: Any) -> set[str]:
+    """Return the names of the biases of a new model with the config of `base`."""
     with torch.device("meta"):
-        names = type(base)(base.config).state_dict().keys()
-    return [name for name in base.state_dict() if name.endswith(".bias") and name not in names]
+        return bias_names(transformers().AutoModelForCausalLM.from_config(copy.deepcopy(base.config)))
 
 
 def base_values(base: Any) -> Tensor:

@@ -38,6 +38,7 @@ from factorcell.model.adapted_modules import (
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.context_base import (
     base_values,
+    bias_names,
     check_base,
     check_names,
     check_options,
@@ -377,12 +378,13 @@ class ContextModel(nn.Module):
         vectors = with_constant(self.context_vectors(context))
         if len(vectors) != 1:
             raise UserError(f"context: expected one, got {len(vectors):,}")
+        former = bias_names(self.base)
         self.maps.restore(self.maps.condition(vectors))
         if (change := self._bias(vectors)) is not None:
             head = self.base.get_output_embeddings()
             bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
-        declare_biases(self.base)
+        declare_biases(self.base, former)
         return self._without_hook()
 
     def _without_hook(self) -> Any:
