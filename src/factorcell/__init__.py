@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from factorcell.model.context_model import ContextModel as ContextModel
     from factorcell.model.context_model import get_context_model as get_context_model
     from factorcell.model.context_reading import ContextCollator as ContextCollator
+    from factorcell.model.context_reading import read_names as read_names
     from factorcell.model.context_reading import read_schema as read_schema
     from factorcell.model.exporting import export as export
     from factorcell.model.head import register_head as register_head

@@ -63,6 +63,12 @@ def read_names(source: Any, schema: ContextSchema) -> list[str]:
     Args:
         source: A table of any supported type with all context columns.
         schema: The context variables.
+
+    Returns:
+        The text of each row, which ends with a line feed, or is empty if no column is a category.
+
+    Raises:
+        UserError: A column is missing or has an invalid value.
     """
     values = ContextReader(schema).read_table(source).categories.clamp(min=0).tolist()  # a missing value becomes rare
     return ["".join(map(name_line, schema.categories, row)) for row in values]

@@ -241,12 +241,19 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             yield f"{variable.name}: uninformative, because no value has {minimum}"
 
 
+def check_tokenizer(config: Config) -> None:
+    """Raise `UserError` if a pretrained base would read the tokens of another tokenizer than its own."""
+    backbone, tokenizer = config.backbone, config.tokenizer
+    is_pretrained = isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained
+    if is_pretrained and not isinstance(tokenizer, PretrainedTokenizerOptions):
+        problem = "expected pretrained, whose tokens a pretrained base knows"
+        raise UserError(f"tokenizer: {problem}, got {tokenizer.kind}")
+
+
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     if isinstance(config.backbone, HuggingFaceOptions):
-        if config.backbone.is_pretrained and not isinstance(config.tokenizer, PretrainedTokenizerOptions):
-            kind = config.tokenizer.kind
-            raise UserError(f"tokenizer: expected pretrained, whose tokens a pretrained base knows, got {kind}")
+        check_tokenizer(config)
         pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
