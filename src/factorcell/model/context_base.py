@@ -49,7 +49,7 @@ def check_options(config: Any, schema: Any) -> None:
         find_adapter(name)
 
 
-def check_names(options: Mapping[str, Any]) -> None:
+def check_argument_names(options: Mapping[str, Any]) -> None:
     """Raise `UserError` if the name of an option is nearly that of the argument `context`, which bases would ignore."""
     for name in options:
         if name.startswith("context"):

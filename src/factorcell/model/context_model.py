@@ -39,8 +39,8 @@ from factorcell.model.backbone import BackboneSizes
 from factorcell.model.context_base import (
     base_values,
     bias_names,
+    check_argument_names,
     check_base,
-    check_names,
     check_options,
     declare_biases,
     ignore_frozen,
@@ -178,7 +178,7 @@ class ContextModel(nn.Module):
         """
         if context is None and self.encoder is not None and self.training and torch.is_grad_enabled():
             warnings.warn(Notice(NO_CONTEXT), stacklevel=2)
-        check_names(options)
+        check_argument_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         with applied(self._adapt(context, inputs)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
@@ -192,7 +192,7 @@ class ContextModel(nn.Module):
             context: As for `forward`.
             **options: Other arguments of `generate` of the base.
         """
-        check_names(options)
+        check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
         if adaptation is not None:

@@ -57,8 +57,8 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
 def read_names(source: Any, schema: ContextSchema) -> list[str]:
     """Return the names of the category values of each row as text, with a line such as "city: Oslo" for each column.
 
-    A pretrained model that reads them before a text knows what they mean. Rare and missing values have an empty name,
-    "city:", and so have new values, which the model has therefore read in training.
+    A pretrained model that reads them before a text knows what they mean. Rare, missing and new values have an empty
+    name, "city:", which a model that was trained with names has therefore read.
 
     Args:
         source: A table of any supported type with all context columns.
