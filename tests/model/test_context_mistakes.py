@@ -78,6 +78,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
         ({"town": "Oslo"}, r"unknown context column 'town'; choose from city, age"),
         ({"city": "Olso"}, r"Olso.*; read_contexts\(rows, unknown=\"group\"\) reads unknown values"),
         ("Oslo", r"context: expected columns with their values or a table of them, got 'Oslo'"),
+        ({"city": ["Oslo", "Rome"], "age": 3}, r"got a list for city and a single value for age"),
         (torch.zeros(4, 3), r"context: expected vectors \(texts, \d+\), got a tensor \(4, 3\)"),
     ]
     for context, message in errors:

@@ -15,7 +15,7 @@ from factorcell.data.columns import parse_column
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import open_table, without_tensor
+from factorcell.data.tables import is_column, open_table, without_tensor
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.reading import TextModel
 from factorcell.model.value_names import name_line
@@ -103,7 +103,11 @@ class ContextReader(TextModel):
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         vectors = [variable.source_column for variable in self.schema.vectors]
-        contexts = [dict(context)] if is_row(context, vectors) else to_rows(context)
+        if is_row(context, vectors):
+            _check_single_values(context, vectors)
+            contexts = [dict(context)]
+        else:
+            contexts = to_rows(context)
         contexts = [
             {
                 name: class_name(without_tensor(value), self._classes[name]) if name in self._classes else value
@@ -145,6 +149,15 @@ class ContextCollator:
         if self._columns:
             batch["context"] = self._reader.read_table(rows)
         return batch
+
+
+def _check_single_values(context: Mapping[str, Any], vectors: Sequence[str]) -> None:
+    """Raise `UserError` if some columns of a context have a list of values, and others a single value."""
+    lists = [name for name, value in context.items() if name not in vectors and is_column(value)]
+    single = [name for name in context if name not in lists]
+    if lists and single:
+        problem = f"got a list for {lists[0]} and a single value for {single[0]}"
+        raise UserError(f"context: expected a single value for each column, or a list for each column; {problem}")
 
 
 def _text_config() -> Config:
