@@ -61,14 +61,18 @@ def difference(rows: Rows, name: str, key: str, base: str, form: str = "+.3f", s
 
 
 def difference_from(rows: Rows, name: str, key: str, base: str) -> Interval | None:
-    """Return the difference from the method `base`, of the seeds that both have, if at least three, else the first."""
+    """Return the difference from the method `base`, of the seeds that both have."""
     if name == base or base not in rows or name not in rows:
         return None
+    return with_common_seeds(rows, name, base).difference(name, key, base)
+
+
+def with_common_seeds(rows: Rows, name: str, base: str) -> Rows:
+    """Return the rows of the seeds that two methods have, if at least three, else of the first seed."""
     seeds = [{row["seed"] for row in rows.trainings[method]} for method in (name, base) if method != DETERMINISTIC]
     common = set.intersection(*seeds)
     common = common if len(common) >= MIN_SEEDS else {FIRST_SEED}
-    rows = Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
-    return rows.difference(name, key, base)
+    return Rows(row for row in rows.all() if row["seed"] in common or row["row"] == DETERMINISTIC)
 
 
 def best_methods(read: Read) -> str:
@@ -82,13 +86,20 @@ def best_methods(read: Read) -> str:
 
 def lowest(rows: Rows) -> str:
     """List the method with the lowest bits per byte, and those that are not significantly worse."""
-    means = {name: mean[0] for name in rows if (mean := rows.mean(name, BITS))}
-    if not means:
+    measured = [name for name in rows if rows.mean(name, BITS)]
+    if not measured:
         return ""
-    best = min(means, key=means.__getitem__)
-    excess = {name: difference_from(rows, name, BITS, best) for name in METHODS}
-    equals = [name for name, interval in excess.items() if interval and (interval.low is None or interval.low <= 0)]
+    best = min(measured, key=lambda name: max(excess(rows, name, other) for other in measured))
+    others = {name: difference_from(rows, name, BITS, best) for name in METHODS}
+    equals = [name for name, interval in others.items() if interval and (interval.low is None or interval.low <= 0)]
     return ", ".join(f"`{name}`" for name in (best, *equals))
+
+
+def excess(rows: Rows, name: str, base: str) -> float:
+    """Return the difference of the mean bits per byte of two methods, of the seeds that both have."""
+    common = with_common_seeds(rows, name, base)
+    means = [mean[0] for method in (name, base) if (mean := common.mean(method, BITS))]
+    return means[0] - means[-1]
 
 
 def by_method(read: Read, backbone: str, cell: Cell) -> str:

@@ -103,11 +103,10 @@ class ContextReader(TextModel):
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         vectors = [variable.source_column for variable in self.schema.vectors]
-        if is_row(context, vectors):
+        is_single = is_row(context, vectors)
+        if is_single:
             _check_single_values(context, vectors)
-            contexts = [dict(context)]
-        else:
-            contexts = to_rows(context)
+        contexts = [dict(context)] if is_single else to_rows(context)
         contexts = [
             {
                 name: class_name(without_tensor(value), self._classes[name]) if name in self._classes else value
