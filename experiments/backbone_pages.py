@@ -6,6 +6,7 @@ trainings.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 
 from aggregate import Rows, interval, number
 from backbone_measures import BITS, FREQUENCIES, POSITIONS
@@ -97,9 +98,8 @@ def lowest(rows: Rows) -> str:
 
 def excess(rows: Rows, name: str, base: str) -> float:
     """Return the difference of the mean bits per byte of two methods, of the seeds that both have."""
-    common = with_common_seeds(rows, name, base)
-    means = [mean[0] for method in (name, base) if (mean := common.mean(method, BITS))]
-    return means[0] - means[-1]
+    trainings = with_common_seeds(rows, name, base).trainings
+    return fmean(row[BITS] for row in trainings[name]) - fmean(row[BITS] for row in trainings[base])
 
 
 def by_method(read: Read, backbone: str, cell: Cell) -> str:

@@ -103,10 +103,7 @@ class ContextReader(TextModel):
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         vectors = [variable.source_column for variable in self.schema.vectors]
-        is_single = is_row(context, vectors)
-        if is_single:
-            _check_single_values(context, vectors)
-        contexts = [dict(context)] if is_single else to_rows(context)
+        contexts = [_single_context(context, vectors)] if is_row(context, vectors) else to_rows(context)
         contexts = [
             {
                 name: class_name(without_tensor(value), self._classes[name]) if name in self._classes else value
@@ -150,13 +147,15 @@ class ContextCollator:
         return batch
 
 
-def _check_single_values(context: Mapping[str, Any], vectors: Sequence[str]) -> None:
-    """Raise `UserError` if some columns of a context have a list of values, and others a single value."""
+def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
+    """Return a row as a mapping; raise `UserError` if some columns have a list of values, and others a single value."""
+    context = dict(row)
     lists = [name for name, value in context.items() if name not in vectors and is_column(value)]
     single = [name for name in context if name not in lists]
     if lists and single:
         problem = f"got a list for {lists[0]} and a single value for {single[0]}"
         raise UserError(f"context: expected a single value for each column, or a list for each column; {problem}")
+    return context
 
 
 def _text_config() -> Config:
