@@ -4,6 +4,7 @@ The head is a linear map of the last vector of a text; `transformers` and `peft`
 of tokens in training as the language models, and has as many trained parameters.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,12 +36,14 @@ def measure_head(config: Config, texts: Tables, data_set: DataSet, tokens: int, 
     tokenizer, model = load(source, len(names), parameters, device)
     train = corpora.read(texts["train"]).select(["text", data_set.target]).to_pylist()
     labelled = [(row["text"], names.index(row[data_set.target])) for row in train if row[data_set.target] in names]
+    started = time.monotonic()
     train_head(model, tokenizer, labelled, config, tokens, device)
+    minutes = (time.monotonic() - started) / 60
     judged = [row["text"] for row in backbone_measures.judged_rows(texts, data_set.target)]
     log_posterior = np.concatenate(list(predict(model, tokenizer, judged, device)))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     measured = backbone_measures.measure_classification(apply_bayes_rule(names, log_posterior, truth))
-    return Measurement({"trained_parameters": trained}) | measured
+    return Measurement({"trained_parameters": trained, "minutes": minutes}) | measured
 
 
 def load(source: pretrained.Source, labels: int, parameters: int, device: torch.device) -> tuple[Any, Any]:

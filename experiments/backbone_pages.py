@@ -45,13 +45,29 @@ def baseline_of(backbone: str) -> str:
     return "lora" if BACKBONES[backbone].frozen else "none"
 
 
-def figure(rows: Rows, name: str, key: str, form: str = ".3f", scale: float = 1.0) -> str:
+def figure(rows: Rows, name: str, key: str) -> str:
     """Format a figure with its interval."""
+    return with_ends(interval_of(rows, name, key), ".3f")
+
+
+def accuracy(rows: Rows, name: str) -> str:
+    """Format the accuracy in per cent; its interval, which the variance of trainings widens, is cut at 0 and 100."""
+    value = interval_of(rows, name, "accuracy")
+    if value is not None and value.low is not None and value.high is not None:
+        value = value._replace(low=max(0.0, value.low), high=min(1.0, value.high))
+    return with_ends(value, ".1f", 100.0)
+
+
+def interval_of(rows: Rows, name: str, key: str) -> Interval | None:
+    """Return a figure with its interval over texts and trainings."""
     sums = rows.sums(name, key)
     ratios = Ratios.from_sums([sums]) if sums else None
-    if ratios is None:
+    return None if ratios is None else ratios.interval(0)
+
+
+def with_ends(value: Interval | None, form: str, scale: float = 1.0) -> str:
+    if value is None:
         return ""
-    value = ratios.interval(0)
     ends = "" if value.low is None else f" [{number(value.low, form, scale)}, {number(value.high, form, scale)}]"
     return f"{number(value.point, form, scale)}{ends}"
 
@@ -165,7 +181,7 @@ def curve(read: Read) -> str:
         rows = rows_of(read, "agnews", name)
         if BACKBONES[name].frozen and CURVE_METHOD in rows:
             row = rows.first(CURVE_METHOD)
-            figures = figure(rows, CURVE_METHOD, BITS), figure(rows, CURVE_METHOD, "accuracy", ".1f", 100.0)
+            figures = figure(rows, CURVE_METHOD, BITS), accuracy(rows, CURVE_METHOD)
             lines.append([f"{row['tokens']:,}", row["device"], f"{row['texts']:,}", *figures])
     return table(["training tokens", "device", "test texts", "bits per byte", "accuracy in %"], lines)
 
@@ -186,9 +202,7 @@ for backbone in BACKBONES:
         "bits per byte": partial(by_method, backbone=backbone, cell=partial(figure, key=BITS)),
         "minus baseline": partial(compared, backbone=backbone, key=BITS, against=""),
         "minus text": partial(compared, backbone=backbone, key=BITS, against="text"),
-        "accuracy": partial(
-            by_method, backbone=backbone, cell=partial(figure, key="accuracy", form=".1f", scale=100.0)
-        ),
+        "accuracy": partial(by_method, backbone=backbone, cell=accuracy),
         "accuracy minus text": partial(
             compared, backbone=backbone, key="accuracy", against="text", scale=100.0, form=".1f"
         ),

@@ -228,7 +228,9 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     config = with_local_base(config)
     parameters = reference_parameters(case, config, texts)
     if case.method_name == "head":
-        return backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters)
+        budget = {"tokens": case.backbone.tokens, "device": device_name(config.training.device)}
+        head = backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters)
+        return Measurement({"reference_parameters": parameters} | budget) | head
     corpus = prepare(texts["train"], config)
     # The embeddings of tokens prevent models of single values that are not pretrained from being small.
     is_divided = case.method_name == "separate" and case.backbone.frozen

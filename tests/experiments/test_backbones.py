@@ -101,6 +101,8 @@ def test_each_method_of_a_frozen_base_has_a_row(data: Path, monkeypatch: pytest.
         row = rows[f"tiny base {method}"]
         assert ("accuracy" in row) == (method not in ("none", "lora"))
         assert ("bits_per_byte_shuffled" in row) == (method not in ("none", "lora", "head"))
+        assert row["device"] == "processor"
+        assert bool(row["minutes"] and row["tokens"]) == (method != "none")
     assert (
         len({rows[f"tiny base {method}"]["sums"]["bits_per_byte"]["key"] for method in methods if method != "head"})
         == 1
@@ -276,6 +278,20 @@ def test_tables_have_a_line_for_each_method_and_its_interval() -> None:
     [line] = makers["minus baseline, recurrent"](lambda *_: Rows(rows)).splitlines()[2:]
     assert line.startswith("| factor | -0.")
     assert makers["accuracy, smollm2"](lambda *_: Rows(rows)) == backbone_pages.NOT_MEASURED
+
+
+def test_intervals_of_accuracies_end_at_100_per_cent() -> None:
+    """With 20 of 20, 19 of 20 and 17 of 20 texts right, the variance of the trainings would widen it beyond."""
+    rows = []
+    for seed, wrong in enumerate((0, 1, 3)):
+        right = TextSums("k", np.repeat([1.0, 0.0], [20 - wrong, wrong]), np.ones(20))
+        sums = {"accuracy": study.group_sums(right)}
+        rows.append({"row": "agnews recurrent factor", "seed": seed, "sums": sums})
+    maker = backbone_pages.TABLES["accuracy, recurrent"]
+    [line] = maker(lambda *_: Rows(rows)).splitlines()[2:]
+    low, high = line.removeprefix("| factor | 93.3 [").removesuffix("] |").split(", ")
+    assert 0 < float(low) < 90
+    assert high == "100.0"
 
 
 def best_methods_of(levels: list[tuple[str, int, float]]) -> str:
