@@ -38,6 +38,7 @@ SIZES = {  # each architecture knows some of these names
     "head_dim": 8,
     "rotary_dim": 4,
     "max_position_embeddings": 64,
+    "sliding_window": 3,
     "num_local_experts": 4,
     "num_experts": 4,
     "n_routed_experts": 4,
