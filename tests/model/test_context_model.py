@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_map
 
 from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
 from factorcell.data.schema import ContextSchema
-from factorcell.model.adapted_modules import Adaptation, AdaptedModules, Projection, applied
-from factorcell.model.backbone import BackboneSizes
+from factorcell.model.adapted_modules import Projection
 from factorcell.model.context_base import base_values
 from tests.fake_device import DEVICE, FakeDevice
 
@@ -70,6 +69,17 @@ def test_model_equals_its_base_bit_for_bit_before_training(name: str, tokens: Te
     model = get_context_model(new_base(name), config, SCHEMA)
     for context in (None, CONTEXTS[0], CONTEXTS):
         assert torch.equal(model(tokens, context=context).logits, new_base(name)(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_model_equals_its_base_in_bfloat16_bit_for_bit_before_training(name: str, tokens: Tensor) -> None:
+    config = ContextConfig(adapt=("factor", "concat"))
+    model = get_context_model(new_base(name).to(torch.bfloat16), config, SCHEMA)
+    expected = new_base(name).to(torch.bfloat16)(tokens).logits
+    for context in (None, CONTEXTS):
+        assert torch.equal(model(tokens, context=context).logits, expected)
+    with model.disable_adapter():
+        assert torch.equal(model(tokens).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
@@ -346,26 +356,6 @@ def test_a_module_that_computes_something_else_than_a_linear_map_is_not_adapted(
     model = get_context_model(base, ContextConfig(), SCHEMA)
     torch.testing.assert_close(model(tokens).logits, logits, rtol=0, atol=0)
     assert isinstance(base.model.layers[0].mlp.up_proj, HalfLinear)
-
-
-def test_maps_of_a_container_have_adapters() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-    x = torch.randn(5, 3)
-    outputs = module(x)
-    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2)
-    for parameter in module.parameters():
-        parameter.data.normal_()
-    maps.freeze()
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    assert trained
-    assert all("group_adapters" in name for name in trained)
-    changed = module(x)
-    assert not torch.equal(changed, outputs)
-    with applied(Adaptation(torch.ones(1, 3), 1)):
-        assert not torch.allclose(module(x), changed)
-    maps.restore()
-    assert [type(layer) for layer in module] == [torch.nn.Linear, torch.nn.Tanh, torch.nn.Linear]
-    torch.testing.assert_close(module(x), changed, rtol=0, atol=0)
 
 
 def test_unloaded_model_is_the_base(tokens: Tensor) -> None:

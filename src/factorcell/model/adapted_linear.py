@@ -95,7 +95,12 @@ class AdaptedLinear(nn.Module):
             Outputs (B, O), (B, T, O), or with the other dimensions of x.
         """
         inputs = x[:, None] if x.dim() == 2 else x.flatten(1, -2)  # (B, T, D)
-        y = inputs @ self.matrix(shift)
+        matrix, bias = self.matrix(shift), shift.bias
+        if self.bias is not None and matrix.dim() == 2 and shift.scale is None:
+            # In bfloat16, this product with the bias is rounded once, as that of a linear map of PyTorch.
+            y = torch.addmm(self.bias, inputs.flatten(0, 1), matrix).reshape(*inputs.shape[:2], matrix.shape[1])
+        else:
+            y, bias = inputs @ matrix, self.shifted_bias(shift)
         if shift.shared_left is not None and shift.shared_right is not None:
             y = y.add_((inputs @ shift.shared_left) @ shift.shared_right, alpha=self.scaling)
         if shift.left is not None and shift.right is not None:
@@ -105,7 +110,6 @@ class AdaptedLinear(nn.Module):
                 y = y.baddbmm_(inputs @ shift.left, shift.right.to(y.dtype), alpha=self.scaling)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
-        bias = self.shifted_bias(shift)
         if bias is not None:
             y = y + (bias[:, None] if bias.dim() == 2 else bias)
         return y if x.dim() == 3 else y.reshape(*x.shape[:-1], y.shape[-1])

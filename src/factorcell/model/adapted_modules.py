@@ -9,7 +9,7 @@ The context vector of these maps ends with a constant 1, so a part of every chan
 (Hu et al. 2021), which all contexts share, can have a higher rank. All changes are zero before training; therefore
 training starts exactly at the model.
 
-Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map.
+Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map, R rows of each context.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ _THREAD = threading.local()
 class Adaptation:
     """The contexts of one pass through adapted modules.
 
-    The inputs of a map may have N = n B rows, as in a beam search, which reads each text n times: then n consecutive
-    rows have the same context.
+    The inputs of a map may have N = n B rows: n consecutive rows then have the same context. A beam search reads each
+    text n times, and some layers join the texts and their tokens to one dimension.
 
     Args:
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
@@ -49,7 +49,6 @@ class Adaptation:
 
     def __init__(self, contexts: Tensor | tuple[Shift, ...], count: int, output_bias: Tensor | None = None) -> None:
         self.contexts, self.count, self.output_bias = contexts, count, output_bias
-        self._repeated: dict[int, Adaptation] = {1: self}
         self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
 
     @classmethod
@@ -57,36 +56,24 @@ class Adaptation:
         """Return the adaptation with the shifts of all maps."""
         return cls(shifts, max(shift.context_count() for shift in shifts), output_bias)
 
-    def shift(self, projection: "Projection", rows: int) -> Shift:
-        """Return the change of a map whose inputs have `rows` rows."""
-        adaptation, group = self.for_rows(rows), projection.group
-        if not isinstance(adaptation.contexts, Tensor):
-            return adaptation.contexts[projection.number]
-        if adaptation._latest is None or adaptation._latest[0] is not group:
-            adaptation._latest = group, group.condition(adaptation.contexts)
-        return adaptation._latest[1][projection.number - group.projections[0].number]
+    def shift(self, projection: "Projection") -> Shift:
+        """Return the change of a map."""
+        group = projection.group
+        if not isinstance(self.contexts, Tensor):
+            return self.contexts[projection.number]
+        if self._latest is None or self._latest[0] is not group:
+            self._latest = group, group.condition(self.contexts)
+        return self._latest[1][projection.number - group.projections[0].number]
 
     def restarted(self) -> "Adaptation":
         """Return this adaptation without the shifts that a group has computed."""
         return Adaptation(self.contexts, self.count, self.output_bias)
 
-    def for_rows(self, rows: int) -> "Adaptation":
-        """Return this adaptation with each context repeated, so that it has `rows` contexts; one context fits all."""
-        times, remainder = divmod(rows, self.count)
-        if remainder:
-            raise UserError(f"context: expected one, or one for each of {rows:,} rows, got {self.count:,}")
-        if self.count == 1:
-            return self
-        if times not in self._repeated:
-            indices = torch.arange(self.count).repeat_interleave(times)
-            contexts: Any = self.contexts
-            if isinstance(contexts, Tensor):
-                contexts = contexts[indices]
-            else:
-                contexts = tuple(shift.select(indices) for shift in contexts)
-            bias = None if self.output_bias is None else self.output_bias[indices]
-            self._repeated[times] = Adaptation(contexts, rows, bias)
-        return self._repeated[times]
+    def by_context(self, x: Tensor) -> Tensor:
+        """Return inputs (N, ..., D) with one dimension for the contexts, and one for the rows of each: (B, R, D)."""
+        if len(x) % self.count:
+            raise UserError(f"context: expected one, or one for each of {len(x):,} rows, got {self.count:,}")
+        return x.reshape(self.count, x.shape[:-1].numel() // self.count, x.shape[-1])
 
 
 class applied:  # noqa: N801, used like a function
@@ -117,8 +104,8 @@ def add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
     adaptation = current_adaptation()
     if adaptation is None or adaptation.output_bias is None:
         return logits
-    bias = cast(Tensor, adaptation.for_rows(len(logits)).output_bias)
-    return logits + bias.to(logits.dtype)[:, None]
+    bias = adaptation.output_bias.to(logits.dtype)[:, None]
+    return (adaptation.by_context(logits) + bias).reshape(logits.shape)
 
 
 def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
@@ -164,10 +151,11 @@ class Projection(AdaptedLinear):
         return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
     def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
-        if shift is None:
-            adaptation = current_adaptation()
-            shift = UNCHANGED if adaptation is None else adaptation.shift(self, len(x))
-        return super().forward(x, shift)
+        adaptation = current_adaptation()
+        if shift is not None or adaptation is None:
+            return super().forward(x, shift or UNCHANGED)
+        y = super().forward(adaptation.by_context(x), adaptation.shift(self))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class MapGroup:

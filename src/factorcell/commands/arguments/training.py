@@ -17,7 +17,7 @@ def add_train_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell train`."""
     options.add_training_files(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
-    help_text = "a model of the papers, which sets --adapt and --output-bias (default with recurrent layers: factorcell)"
+    help_text = "a model of the papers; sets --adapt and --output-bias (default without a pretrained base: factorcell)"
     parser.add_argument("--model", choices=list(MODELS), help=help_text)
     parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
     options.add_config_options(parser)
