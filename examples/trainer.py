@@ -21,6 +21,7 @@ import datasets
 from factorcell import ContextCollator, ContextConfig, get_context_model, read_names, read_schema
 from factorcell.data.schema import ContextSchema
 
+MAX_TOKENS = 255  # of a text with its end token, and of names
 FILE_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
@@ -39,18 +40,19 @@ def tokenize(
 ) -> datasets.Dataset:
     """Return a data set with the tokens of each text, a start and an end token, and the context columns of a schema.
 
-    With `with_names`, the names of the category values, such as "city: Oslo", are before the text; they are read, but
-    not predicted.
+    A longer text is cut after `MAX_TOKENS` tokens, and then has no end token. With `with_names`, the names of the
+    category values, such as "city: Oslo", are before the text; they are read, but not predicted.
     """
     columns, end = schema.columns(), tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
     def split(texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, truncation=True, max_length=254)["input_ids"]
+        options = {"add_special_tokens": False, "truncation": True, "max_length": MAX_TOKENS}
+        ids: list[list[int]] = tokenizer(texts, **options)["input_ids"]
         return ids
 
     def convert(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-        texts = [[start, *ids, end] for ids in split(rows[text])]
+        texts = [[start, *[*ids, end][:MAX_TOKENS]] for ids in split(rows[text])]
         if not with_names:
             return {"input_ids": texts, "labels": texts}
         names = [[start, *ids] for ids in split(read_names({name: rows[name] for name in columns}, schema))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from factorcell.config import UserError
@@ -71,6 +72,11 @@ def test_predictions_follow_bayes_rule_with_the_default_priors(fitted: ContextCl
 )
 def test_texts_of_all_kinds_have_the_same_probabilities(fitted: ContextClassifier, texts: Any) -> None:
     np.testing.assert_array_equal(fitted.predict_proba(texts), fitted.predict_proba(TEXTS[:3]))
+
+
+@pytest.mark.parametrize("labels", [pa.array(LABELS), pd.DataFrame({"class": LABELS}), iter(LABELS)])
+def test_labels_of_all_kinds_give_the_same_classes(labels: Any) -> None:
+    assert classifier(epochs=1).fit(TEXTS, labels).classes_.tolist() == ["north", "south"]
 
 
 @pytest.mark.parametrize("labels", [np.array([1, 0] * 10), np.array([True, False] * 10), pd.Series([7, -2] * 10)])
@@ -241,7 +247,9 @@ def test_mistakes_give_one_line_without_remedies_of_other_functions() -> None:
     with pytest.raises(UserError, match="options: expected a mapping of options for the section rank, got 3"):
         classifier(options={"rank": 3}).fit(TEXTS, LABELS)
     for missing in (None, float("nan"), pd.NA):
-        with pytest.raises(ValueError, match="y: expected a class for each text, got missing values"):
-            classifier().fit(TEXTS, pd.Series([missing, *LABELS[1:]], dtype=object))
+        labels = [missing, *LABELS[1:]]
+        for column in (labels, pd.Series(labels, dtype=object), pd.DataFrame({"class": labels})):
+            with pytest.raises(ValueError, match="y: expected a class for each text, got missing values"):
+                classifier().fit(TEXTS, column)
     with pytest.raises(UserError, match=r"no column 'stars'; it has text$"):
         classifier(epochs=1).fit(frame, LABELS).predict(frame[["text"]])

@@ -115,6 +115,21 @@ def test_names_are_before_each_text_and_are_not_predicted(folder: Path, tmp_path
     assert features["input_ids"] == [1, *names, 1, *tokenizer("sea")["input_ids"], 2]
 
 
+def test_a_text_that_is_cut_has_no_end_token(
+    training: tuple[transformers.Trainer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the model would learn that texts end after this number of tokens."""
+    tokenizer, schema = training[0].data_collator.collator.tokenizer, training[0].model.schema
+    texts = ["sea", "sea air", "sea air sea air"]
+    counts = [len(tokenizer(text)["input_ids"]) for text in texts]
+    table = datasets.Dataset.from_list([{"text": text, "city": "Oslo", "stars": 5} for text in texts])
+    monkeypatch.setattr(trainer, "MAX_TOKENS", counts[1])
+    rows = trainer.tokenize(table, tokenizer, "text", schema)["input_ids"]
+    assert counts[0] < counts[1] < counts[2]
+    assert [row[-1] == 2 for row in rows] == [True, False, False]
+    assert [len(row) for row in rows] == [counts[0] + 2, counts[1] + 1, counts[1] + 1]
+
+
 def test_resumed_training_gives_the_same_weights(
     training: tuple[transformers.Trainer, Path], folder: Path, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from factorcell.config import DataConfig, UserError
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import UNKNOWN_VALUE
-from factorcell.data.tables import open_table
+from factorcell.data.tables import is_column, open_table, to_value_list
 from factorcell.data.values import is_missing
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
@@ -48,6 +48,7 @@ except ImportError as error:
 
 CLASS = "class"  # the context column of a run that contains the class
 UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads
+MISSING_CLASS = "y: expected a class for each text, got missing values"
 MAX_SEED = 2**31 - 1
 
 Columns = dict[str, list[Any]]
@@ -109,9 +110,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         columns = self._read(X)
         if CLASS in columns:
             raise UserError(f"X: the column name {CLASS!r} is reserved for the classes; rename the column")
-        labels = column_or_1d(y if hasattr(y, "dtype") else np.asarray(list(y)))
-        if labels.dtype == object and any(map(is_missing, labels)):
-            raise ValueError("y: expected a class for each text, got missing values")
+        labels = _read_labels(y)
         check_consistent_length(columns[self.text], labels)
         check_classification_targets(labels)
         classes, indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -222,6 +221,20 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
         return tags
+
+
+def _read_labels(y: Any) -> NDArray[Any]:
+    """Return the class of each text (B,) from an array, a column or a table with one column."""
+    values = y.to_numpy() if hasattr(y, "columns") else y
+    if not hasattr(values, "dtype"):
+        values = to_value_list(values) if is_column(values) else list(values)
+        # NumPy would make a text of a missing value that is among texts.
+        if any(is_missing(value) for value in values if not isinstance(value, str)):
+            raise ValueError(MISSING_CLASS)
+    labels: NDArray[Any] = column_or_1d(np.asarray(values))
+    if labels.dtype == object and any(map(is_missing, labels)):
+        raise ValueError(MISSING_CLASS)
+    return labels
 
 
 def _class_names(classes: NDArray[Any]) -> list[str]:

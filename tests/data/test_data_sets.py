@@ -78,6 +78,15 @@ def test_a_streamed_data_set_without_known_columns_is_read() -> None:
     assert open_table(streamed).columns == ("text", "stars")
 
 
+def test_a_changed_stream_has_the_class_names_of_its_features() -> None:
+    """The batches of such a stream lack the names, or have those from before the change."""
+    stream = data_set().to_iterable_dataset()
+    assert values(stream.filter(lambda row: row["stars"] > 4), "city") == {"city": CITIES[5:]}
+    renamed = stream.cast_column("city", datasets.ClassLabel(names=["Roma", "Parigi"]))
+    italian = {"Rome": "Roma", "Paris": "Parigi", None: None}
+    assert values(renamed, "city") == {"city": [italian[city] for city in CITIES]}
+
+
 def test_empty_data_sets_are_an_error() -> None:
     for source in (data_set().select([]), data_set().to_iterable_dataset().take(0)):
         with pytest.raises(UserError, match="no rows"):

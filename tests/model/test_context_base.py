@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
-from factorcell import ContextConfig, get_context_model
+from factorcell import ContextConfig, ContextModel, UserError, get_context_model
 from factorcell.config import Notice
-from tests.model.test_context_model import CONTEXTS, SCHEMA, new_base, new_model
+from tests.model.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, new_base, new_model
 
 
 @pytest.fixture
@@ -60,6 +61,41 @@ def test_a_merged_model_is_loaded_from_its_file_with_all_biases(
     merged.save_pretrained(tmp_path)
     loaded = type(merged).from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_the_state_of_a_compiled_model_is_saved_and_an_incomplete_one_refused(tmp_path: Path, tokens: Tensor) -> None:
+    model = new_model()
+    state: dict[str, Tensor] = torch.compile(model).state_dict()  # type: ignore[attr-defined]
+    assert all(name.startswith("_orig_mod.") for name in state)
+    model.save_pretrained(tmp_path, state_dict=state)
+    opened = ContextModel.from_pretrained(new_base("llama"), tmp_path).eval()
+    assert torch.equal(opened(tokens, context=CONTEXTS).logits, model(tokens, context=CONTEXTS).logits)
+    del state["_orig_mod.output_bias"]
+    with pytest.raises(UserError, match=r"state_dict: expected .* such as output_bias, which it lacks"):
+        model.save_pretrained(tmp_path, state_dict=state)
+
+
+class OwnConfig(transformers.LlamaConfig):
+    """A type that the library does not know, such as one that comes with a model."""
+
+    model_type = "own_llama"
+
+
+class OwnModel(transformers.LlamaForCausalLM):
+    config_class = OwnConfig
+
+
+def test_a_model_of_an_own_class_is_merged(tokens: Tensor) -> None:
+    base = OwnModel(OwnConfig(num_key_value_heads=1, **LAYERS, **SIZES)).eval()
+    model = get_context_model(base, ContextConfig(adapt=("factor", "concat")), SCHEMA)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.3)
+    expected = model(tokens, context=CONTEXTS[1]).logits
+    merged = model.merge_and_unload(CONTEXTS[1])
+    torch.testing.assert_close(merged(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+    assert merged.config.attention_bias
 
 
 def test_a_notice_says_which_biases_a_file_would_lose() -> None:

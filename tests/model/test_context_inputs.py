@@ -49,6 +49,11 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
         assert model.read_contexts(rows).categories.tolist() == ids
     for label in ("Sports", 1, torch.tensor(1), np.int64(1)):
         assert torch.equal(model.context_vectors({"label": label}), model.context_vectors({"label": "Sports"}))
+    stream = data.to_iterable_dataset().map(lambda row: row, features=features)
+    assert read_schema(stream, ["label", "rating:category"], min_count=1) == schema
+    with_gap = pandas.DataFrame({"label": [0, 1, 1, None], "rating": data["rating"]})  # floats, for the missing label
+    for rows in (stream, with_gap):
+        assert model.read_contexts(rows).categories.tolist() == ids
     with pytest.raises(UserError, match="label 'sport' was never seen in training"):
         model.context_vectors({"label": "sport"})
     batch = ContextCollator(torch.utils.data.default_collate, schema)(list(data))

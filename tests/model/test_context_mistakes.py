@@ -164,6 +164,13 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
     layer.up_proj = EightBitLinear(16, 24)
     with pytest.raises(UserError, match="up_proj: expected weights of floating-point numbers, got quantized weights"):
         AdaptedModules(layer, BackboneSizes(0, 3, ("factor",), 1))
+    for config in (
+        transformers.XLNetConfig(d_model=16, n_layer=1, n_head=2, vocab_size=30),
+        transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=30),
+    ):
+        base = transformers.AutoModelForCausalLM.from_config(config)
+        with pytest.raises(UserError, match=r"model: the linear maps of (XLNet|Mamba)\w+ cannot be adapted"):
+            get_context_model(base, ContextConfig(), SCHEMA)
     with pytest.raises(UserError, match="model: expected linear maps"):
         AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))
 

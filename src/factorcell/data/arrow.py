@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ UNSUPPORTED_EXTENSIONS = ("pandas.period", "pandas.interval", b"pandas.period", 
 CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 
 
-def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[dict[str, list[Any]]]:
+def to_python_values(
+    batches: Iterable[pa.RecordBatch], where: str, classes: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[dict[str, list[Any]]]:
     """Yield each non-empty batch as a dict from column to values.
 
     Binary columns become text, and the class numbers of a Hugging Face data set become the names of the classes.
@@ -26,6 +28,7 @@ def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[
     Args:
         batches: Batches of one table.
         where: The name of the table, for messages.
+        classes: The names of the classes of columns; default: those in the metadata of the batches.
 
     Raises:
         UserError: A value cannot be read; the message names the table, the row and the column.
@@ -33,7 +36,7 @@ def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[
     row_offset = 0
     for batch in batches:
         if batch.num_rows:
-            names_by_column = class_names(batch.schema)
+            names_by_column = class_names(batch.schema) if classes is None else classes
             yield {
                 field.name: _column_values(
                     batch.column(index), field, names_by_column.get(field.name), where, row_offset
@@ -43,7 +46,7 @@ def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[
         row_offset += batch.num_rows
 
 
-def class_names(schema: pa.Schema) -> dict[str, list[str]]:
+def class_names(schema: pa.Schema) -> Mapping[str, Sequence[str]]:
     """Return the class names of each `ClassLabel` column from the metadata that Hugging Face `datasets` writes."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -64,7 +67,7 @@ def one_line(error: object) -> str:
 
 
 def _column_values(
-    column: pa.Array, field: pa.Field, names_of_classes: list[str] | None, where: str, row_offset: int
+    column: pa.Array, field: pa.Field, names_of_classes: Sequence[str] | None, where: str, row_offset: int
 ) -> list[Any]:
     """Return the values of a column; `row_offset` is the number of rows of the table before this batch."""
     # Extension types are in the field's type if pandas has registered them with Arrow, otherwise in its metadata.
@@ -111,10 +114,13 @@ def _is_binary(arrow_type: pa.DataType) -> bool:
 
 
 def class_name(value: Any, names_of_classes: Sequence[str]) -> Any:
-    """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged."""
-    if not isinstance(value, Integral):
+    """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged.
+
+    A number may be a float, as in a column of pandas with a missing value.
+    """
+    if not (isinstance(value, Real) and float(value).is_integer()):
         return value
-    number = int(value)
+    number = int(float(value))
     if 0 <= number < len(names_of_classes):
         return names_of_classes[number]
     return None if number == -1 else value

@@ -136,12 +136,24 @@ def _table_from_data_set(data_set: Any) -> Table:
     """Return a table that reads the requested columns of a data set in batches; a streamed one is streamed again."""
     # A streamed data set may not know its columns before its first row.
     columns = data_set.column_names or tuple(next(iter(data_set), ()))
+    # The batches of a streamed data set may lack its features, or have those from before a change.
+    classes = feature_classes(data_set) if data_set.features else None
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         tables = data_set.select_columns(list(names)).with_format("arrow").iter(CHUNK_ROWS)
-        return to_python_values((batch for table in tables for batch in table.to_batches()), IN_MEMORY)
+        batches = (batch for table in tables for batch in table.to_batches())
+        return to_python_values(batches, IN_MEMORY, classes)
 
     return Table(IN_MEMORY, tuple(columns), read, row_count=getattr(data_set, "num_rows", None))
+
+
+def feature_classes(source: Any) -> dict[str, tuple[str, ...]]:
+    """Return the name of each class number in the class columns of a data set; none of another source."""
+    features = getattr(source, "features", None)
+    if not isinstance(features, Mapping):
+        return {}
+    names = {column: getattr(feature, "names", None) for column, feature in features.items()}
+    return {column: tuple(classes) for column, classes in names.items() if classes}
 
 
 def _table_from_arrow_interface(source: Any) -> Table:

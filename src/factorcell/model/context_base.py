@@ -5,6 +5,7 @@ Shapes: N values of a base.
 
 import copy
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +19,11 @@ from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import Projection
 from factorcell.model.adapters import find_adapter
 from factorcell.model.context_config import ContextConfig
-from factorcell.pretrained import transformers
 
 BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
+# Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
+# call it with inputs whose first dimension is not that of the texts.
+REFUSED_LAYERS = re.compile("Mamba|BambaMixer|FalconH1Mixer|Reformer|XLNet")
 VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
 TOLERANCE = 0.02  # relative difference of values that the number type of a base may cause
 
@@ -29,6 +32,9 @@ def check_base(model: Any) -> None:
     """Raise `UserError` unless `model` is a causal language model of `transformers` without adapters."""
     if not (isinstance(model, nn.Module) and getattr(model, "get_output_embeddings", lambda: None)() is not None):
         raise UserError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
+    names = (type(module).__name__ for module in model.modules())
+    if refused_name := next(filter(REFUSED_LAYERS.search, names), None):
+        raise UserError(f"model: the linear maps of {refused_name} cannot be adapted")
     if any(isinstance(module, Projection) for module in model.modules()):
         raise UserError("model: expected a model without context adapters, got one that has them")
     if any(getattr(getattr(module, "_hf_hook", None), "offload", False) for module in model.modules()):
@@ -97,7 +103,7 @@ def declare_biases(base: Any, former: set[str]) -> None:
 def _declared_biases(base: Any) -> set[str]:
     """Return the names of the biases of a new model with the config of `base`."""
     with torch.device("meta"):
-        return bias_names(transformers().AutoModelForCausalLM.from_config(copy.deepcopy(base.config)))
+        return bias_names(type(base)(copy.deepcopy(base.config)))
 
 
 def base_values(base: Any) -> Tensor:
@@ -131,6 +137,20 @@ def _are_equal(values: Tensor, expected: Tensor) -> bool:
         return True
     largest = float(expected[is_known].abs().max())
     return torch.allclose(values[is_known], expected[is_known], rtol=TOLERANCE, atol=TOLERANCE**2 * largest)
+
+
+def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the trained tensors of a model from its complete state, in the memory of the processor.
+
+    Raises:
+        UserError: A tensor is missing; then another model could not load the others.
+    """
+    # `torch.compile` adds `_orig_mod` to the names of a module that it compiles.
+    tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    names = sorted(_trained_names(model))
+    if missing := [name for name in names if name not in tensors]:
+        raise UserError(f"state_dict: expected {len(names):,} tensors, such as {missing[0]}, which it lacks")
+    return {name: tensors[name].detach().cpu().contiguous() for name in names}
 
 
 def _trained_names(model: Any) -> set[str]:

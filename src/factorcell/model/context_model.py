@@ -46,6 +46,7 @@ from factorcell.model.context_base import (
     ignore_frozen,
     keep_trained,
     refused,
+    tensors_to_save,
     warn_of_other_base,
 )
 from factorcell.model.context_config import ContextConfig
@@ -316,8 +317,7 @@ class ContextModel(nn.Module):
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        tensors[BASE_VALUES] = self._base_values
+        tensors = {**tensors_to_save(self, state), BASE_VALUES: self._base_values}
         files.save_tensors(path / WEIGHTS_FILE, tensors, {})
         files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
 
@@ -384,8 +384,9 @@ class ContextModel(nn.Module):
             head = self.base.get_output_embeddings()
             bias = change[0].to(head.weight.dtype)
             head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
-        declare_biases(self.base, former)
-        return self._without_hook()
+        plain = self._without_hook()
+        declare_biases(plain, former)
+        return plain
 
     def _without_hook(self) -> Any:
         """Return the base without the hook of this object, whose adapters have been removed."""

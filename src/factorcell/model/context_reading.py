@@ -15,7 +15,7 @@ from factorcell.data.columns import parse_column
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import is_column, open_table, without_tensor
+from factorcell.data.tables import feature_classes, is_column, open_table, without_tensor
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.reading import TextModel
 from factorcell.model.value_names import name_line
@@ -44,7 +44,7 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
     names = [name for name, _, _ in map(parse_column, columns)]
     schema = prepare(_with_empty_texts(source, names, {}), config, report_counts=False).schema
-    classes = _class_names(source)
+    classes = feature_classes(source)
     variables = [replace(variable, classes=classes.get(variable.source_column, ())) for variable in schema.variables]
     schema = ContextSchema(tuple(variables))
     for variable in schema.categories:
@@ -182,12 +182,3 @@ def _with_empty_texts(source: Any, columns: Iterable[str], classes: Mapping[str,
             yield {**values_by_column, _NO_TEXT: [""] * len(chunk[columns_read[0]])}
 
     return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)
-
-
-def _class_names(source: Any) -> dict[str, tuple[str, ...]]:
-    """Return the name of each class number in the class columns of a data set."""
-    features = getattr(source, "features", None)
-    if not isinstance(features, Mapping):
-        return {}
-    names = {column: getattr(feature, "names", None) for column, feature in features.items()}
-    return {column: tuple(classes) for column, classes in names.items() if classes}

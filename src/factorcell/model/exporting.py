@@ -133,10 +133,11 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
 def _complete_folder(folder: Path) -> Iterator[Path]:
     """Return a context manager with a temporary folder, whose complete files it finally moves to `folder`.
 
-    The config, which identifies the format, is moved last.
+    The temporary folder is in `folder`, which may be on another disk than its parent. The config, which identifies the
+    format, is moved last.
     """
     files.create_new_folder(folder)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as partial:
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         yield Path(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.name.endswith("config.json")):
             path.replace(folder / path.name)
