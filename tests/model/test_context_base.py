@@ -76,13 +76,13 @@ def test_the_state_of_a_compiled_model_is_saved_and_an_incomplete_one_refused(tm
         model.save_pretrained(tmp_path, state_dict=state)
 
 
-class OwnConfig(transformers.LlamaConfig):
+class OwnConfig(transformers.LlamaConfig):  # type: ignore[misc]
     """A type that the library does not know, such as one that comes with a model."""
 
     model_type = "own_llama"
 
 
-class OwnModel(transformers.LlamaForCausalLM):
+class OwnModel(transformers.LlamaForCausalLM):  # type: ignore[misc]
     config_class = OwnConfig
 
 
