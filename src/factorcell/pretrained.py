@@ -10,6 +10,7 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ class Source:
         Raises:
             UserError: There are none.
         """
-        pattern = "*.safetensors" if self.gguf_file is None else self.gguf_file
+        if self.gguf_file is not None:
+            return [self.folder / self.gguf_file]
+        pattern = "model*.safetensors"  # other names are those of adapters, or of the same weights in another format
         paths = sorted(self.folder.glob(pattern))
         if not paths:
             raise UserError(f"{self.folder}: expected weights in files {pattern}, got none")
@@ -116,8 +119,8 @@ def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
     digest = source.digest()
     if options.base_digest not in ("", digest):
         raise wrong_digest_error(source, options.base_digest, digest)
-    # The run may be opened from another folder.
-    base = str(Path(options.base).resolve()) if Path(options.base).exists() else options.base
+    # The run may be opened from another folder. A link stays as it is: the file may have a name without an ending.
+    base = os.path.abspath(options.base) if Path(options.base).exists() else options.base
     return replace(options, base=base, base_digest=digest)
 
 

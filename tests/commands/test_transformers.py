@@ -171,7 +171,7 @@ def test_fine_tuning_changes_only_the_selected_part(name: str, part: str, tmp_pa
 @pytest.mark.parametrize("name", ["pretrained", "new"])
 def test_a_user_learned_online_changes_suggestions_and_log_probabilities(name: str) -> None:
     run = Run.open(name)
-    completer, user = Completer(run, seconds=0.1), User.new(run)
+    completer, user = Completer(run, seconds=2), User.new(run)
     learned = learn_one(run, user, "the sea is cold")
     assert not np.array_equal(user.vector, learned.vector)
     assert (user.text_count, learned.text_count) == (0, 1)

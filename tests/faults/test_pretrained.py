@@ -87,7 +87,7 @@ def cut(path: Path) -> None:
 WEIGHTS, TOKENIZER, CONFIG = "base/model.safetensors", "base/tokenizer.json", "base/config.json"
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut weights": (lambda folder: cut(folder / WEIGHTS), "base: cannot be loaded"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "expected weights in files *.safetensors"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "expected weights in files model*.safetensors"),
     "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "base: cannot be loaded"),
     "a huge header": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 8 + b"{}"), "base: cannot be loaded"),
     "a damaged tokenizer": (lambda folder: cut(folder / TOKENIZER), "the tokenizer of the model cannot be read"),

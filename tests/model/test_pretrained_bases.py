@@ -1,6 +1,7 @@
 """Bases and tokenizers as they are published: padded tables, byte fallback, scaled embeddings, limited lengths."""
 
 import itertools
+import json
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from factorcell.model.base_models import max_positions
 from factorcell.model.huggingface import UNUSED_BIAS, HuggingFaceBackbone
 from factorcell.model.run import Run
 from factorcell.model.sizes import check_memory
+from factorcell.option_fields import HuggingFaceOptions
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 ROWS = [{"text": "a\nbc ☕", "city": "Oslo"}, {"text": "x\n    a <think> b", "city": "Nice"}]
@@ -88,6 +90,41 @@ def test_added_tokens_have_no_rows_of_the_padding_of_a_base(tmp_path: Path, padd
     assert bias is not None
     assert bias[[start, unknown]].tolist() == [UNUSED_BIAS, UNUSED_BIAS]
     assert not bias[: corpus.tokenizer.known_count].any()
+
+
+@pytest.mark.parametrize("configured_end", [5, 50_256, None, [7, 8]])
+def test_added_tokens_have_the_row_of_the_end_token_of_the_tokenizer(configured_end: Any, tmp_path: Path) -> None:
+    """The config of a base may name another end token, also one that its table lacks."""
+    write_pretrained(tmp_path, [row["text"] for row in ROWS])
+    base = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**base, "eos_token_id": configured_end}))
+    config = config_of(tmp_path)
+    corpus = prepare(ROWS, config)
+    run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    _, start, end = corpus.tokenizer.specials
+    assert start >= corpus.tokenizer.known_count > end
+    assert torch.equal(run.model.embedding[start], run.model.embedding[end])
+
+
+def test_the_digest_of_a_base_is_that_of_the_weights_that_are_loaded(tmp_path: Path) -> None:
+    write_pretrained(tmp_path, [row["text"] for row in ROWS])
+    digest = pretrained.find_source(str(tmp_path)).digest()
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"a LoRA of the base")
+    assert pretrained.find_source(str(tmp_path)).digest() == digest
+
+
+def test_a_link_to_a_file_without_an_ending_is_stored_as_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of Hugging Face has such links."""
+    (tmp_path / "blob").write_bytes(b"weights")
+    link = tmp_path / "model[q4].gguf"
+    link.symlink_to("blob")
+    monkeypatch.setattr(pretrained, "read_config", lambda source: None)
+    monkeypatch.chdir(tmp_path)
+    options = pretrained.identify(HuggingFaceOptions(base="./model[q4].gguf"))
+    assert options.base == str(link)
+    assert pretrained.identify(options) == options
 
 
 @pytest.mark.parametrize("architecture", ["gemma", "gemma3_text"])

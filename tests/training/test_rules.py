@@ -116,7 +116,9 @@ def test_models_of_characters_with_users_can_learn_new_users() -> None:
 def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> None:
     backbone = HuggingFaceOptions(base="./base", train_base=train_base)
     facts = TableFacts(10**6, 100, False, has_names=True)
-    model = rules.transformer_options(backbone, facts)["model"]
+    options = rules.transformer_options(backbone, facts)
+    assert set(options["backbone"].values()) == {0.0}  # no dropout
+    model = options["model"]
     assert (model["adapt"], model["output_bias"]) == (("names", "factor"), ())
     without_names = dataclasses.replace(facts, has_names=False)
     assert rules.transformer_options(backbone, without_names)["model"]["adapt"] == ("factor",)

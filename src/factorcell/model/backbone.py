@@ -155,11 +155,13 @@ class Backbone(nn.Module):
         """Estimate how many values this backbone stores; by default, those of one layer of its size."""
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
 
-    def token_tables(self, vocabulary_size: int, known_count: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+    def token_tables(
+        self, vocabulary_size: int, known_count: int, end: int
+    ) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the token embeddings (V, E) of the input and of the output layer if the backbone is pretrained.
 
         By default return None: the language model creates the embeddings. The tokens from `known_count` on were added
-        to the vocabulary of the backbone.
+        to the vocabulary of the backbone; `end` is the end token.
         """
         return None
 

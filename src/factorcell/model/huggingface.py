@@ -111,29 +111,34 @@ class HuggingFaceBackbone(Backbone):
         config = pretrained.read_config(pretrained.find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
 
-    def token_tables(self, vocabulary_size: int, known_count: int) -> tuple[nn.Parameter, nn.Parameter] | None:
+    def token_tables(
+        self, vocabulary_size: int, known_count: int, end: int
+    ) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
 
         They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
-        Ids that the model does not have, such as a start token of its own, get the embedding of the end of a text.
+        Ids that the model does not have, such as a start token of its own, get the embedding of the end token; if it
+        does not have an end token either, that of the end token of its config.
         """
         if not self.options.is_pretrained:
             return None
         is_tied = self._tables[0] is self._tables[1]
-        counts = vocabulary_size, known_count
+        configured = self.base.config.get_text_config(decoder=True).eos_token_id
+        candidates = end, *(configured if isinstance(configured, list) else [configured]), 0
+        count = min(known_count, *map(len, self._tables))
+        known_end = next(row for row in candidates if row is not None and row < count)
+        counts = vocabulary_size, known_count, known_end
         inputs = self._complete_table(self._tables[0], *counts)
         return inputs, inputs if is_tied else self._complete_table(self._tables[1], *counts)
 
-    def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int) -> nn.Parameter:
+    def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int, end: int) -> nn.Parameter:
         """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32.
 
-        The table of the base may have more rows than its tokenizer has tokens, which are not trained.
+        The table of the base may have more rows than its tokenizer has tokens, which are not trained. Tokens that it
+        lacks have the row of the token `end`.
         """
         rows = table.detach().float()[:known_count]
-        if missing_count := vocabulary_size - len(rows):
-            end = self.base.config.get_text_config(decoder=True).eos_token_id
-            end = end[0] if isinstance(end, list) else end or 0
-            rows = torch.cat([rows, rows[[end] * missing_count]])
+        rows = torch.cat([rows, rows[[end] * (vocabulary_size - len(rows))]])
         return nn.Parameter(rows, requires_grad=not self.is_frozen)
 
     def output_bias(self, vocabulary_size: int, known_count: int) -> Tensor | None:

@@ -142,7 +142,7 @@ class LanguageModel(nn.Module):
         self.max_tokens = None if limit is None else limit - code_count - (names.max_length if names else 0)
         output_table, is_pretrained = self.embedding, False
         known_count = vocabulary_size if known_count is None else known_count
-        if (tables := self.backbone.token_tables(vocabulary_size, known_count)) is not None:
+        if (tables := self.backbone.token_tables(vocabulary_size, known_count, specials.end)) is not None:
             (self.embedding, output_table), is_pretrained = tables, True
         head_sizes = HeadSizes(
             vector_size=self.backbone.size,
