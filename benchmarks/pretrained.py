@@ -14,6 +14,7 @@ time of each. The variants are:
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -67,8 +68,9 @@ def measure_pretrained() -> dict[str, float]:
         vectors.sum().backward()
 
     with torch.no_grad():
-        folded = model.fold(model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))), shared=True)
-        start = model.backbone.start(folded.conditions, TEXTS)
+        one = model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))).conditions
+        folded = replace(one, shifts=model.backbone.maps.fold(one.shifts))
+        start = model.backbone.start(one, TEXTS)
 
     def base_reading() -> None:
         with torch.no_grad():
@@ -76,7 +78,11 @@ def measure_pretrained() -> dict[str, float]:
 
     def folded_reading() -> None:
         with torch.no_grad():
-            model.backbone(inputs, folded.conditions, start)
+            model.backbone(inputs, folded, start)
+
+    def reading_in_one_context() -> None:
+        with torch.no_grad():
+            model.backbone(inputs, one, start)
 
     def mixed_reading() -> None:
         with torch.no_grad():
@@ -89,6 +95,7 @@ def measure_pretrained() -> dict[str, float]:
             "step with adapters": adapted_step,
             "reading by the base": base_reading,
             "reading, folded": folded_reading,
+            "reading, one context": reading_in_one_context,
             "reading, mixed contexts": mixed_reading,
         },
         REPETITIONS,

@@ -70,14 +70,14 @@ def generated_token(model: LanguageModel, batch: object) -> Callable[[], None]:
     table = torch.randn(VOCABULARY, SIZE) * 0.02
     with torch.no_grad():
         context = batch.context.select(torch.zeros(1, dtype=torch.long))
-        folded = model.fold(model.condition(context), shared=True)
-        start = model.backbone.start(folded.conditions, 1)
-        _, state = model.backbone(torch.randn(1, STEPS, SIZE) * 0.1, folded.conditions, start)
+        conditions = model.condition(context).conditions
+        start = model.backbone.start(conditions, 1)
+        _, state = model.backbone(torch.randn(1, STEPS, SIZE) * 0.1, conditions, start)
     inputs = torch.randn(1, SIZE) * 0.1
 
     def token() -> None:
         with torch.no_grad():
-            vector, _ = model.backbone.step(inputs, folded.conditions, state)
+            vector, _ = model.backbone.step(inputs, conditions, state)
             torch.log_softmax(vector @ table.T, dim=1)
 
     return token

@@ -17,12 +17,13 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from factorcell import User, UserError, learn_one
 from factorcell.completion.completer import Completer
-from factorcell.completion.pieces import PieceEngine, PieceIndex
+from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
 from factorcell.config import Config
 from factorcell.data.bpe import BpeTokenizer
 from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Specials
 from factorcell.model.run import Run
+from tests.pretrained_models import write_pretrained
 
 LETTERS = ["a", "b", "Ġ", "Ã", "©", "'"]  # the last letters but one are the bytes of é
 MERGES = [("a", "b"), ("Ġ", "a"), ("Ġa", "b"), ("b", "b"), ("ab", "ab"), ("Ã", "©"), ("a", "Ã"), ("'", "a")]
@@ -172,8 +173,45 @@ def test_a_prefix_of_too_many_pieces_has_no_completions(run: Run) -> None:
     assert completer.complete("b b b b b") == []
 
 
+def test_a_long_prefix_without_spaces_is_read_up_to_the_longest_text(run: Run) -> None:
+    completer = Completer(run)
+    prefix = "ab" * 5_000
+    assert completer.fits(prefix)  # none of its pieces is certain
+    typed_text = completer.type_text(completer.begin(), prefix)
+    assert max(map(len, typed_text.prefix_state.beginnings)) == MAX_TOKENS + MORE_TOKENS
+    assert not typed_text.prefix_state.covers
+    assert completer.suggest(typed_text).suggestions == []
+
+
+def test_beginnings_share_the_keys_and_values_of_a_transformer(tmp_path: Path) -> None:
+    texts = ["the sea is cold", "the sea is old", "a sea of cold air"]
+    base = write_pretrained(tmp_path / "base", texts)
+    config = Config.of(base=str(base), context=("city",), min_context_count=1, adapt=("factor",), output_bias=())
+    config = config.with_options(base_precision="float32", max_tokens=30)
+    corpus = prepare([{"text": text, "city": "Oslo"} for text in texts], config)
+    run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    completer, prefix = Completer(run), "the sea is the sea is co"
+    empty = completer.begin(context={"city": "Oslo"})
+    state = completer.type_text(empty, prefix).prefix_state
+    certain = run.tokenizer.encode(run.tokenizer.certain_tokens(prefix))  # type: ignore[attr-defined]
+    shared = [state.beginnings[tuple(certain[:length])].state for length in range(1, len(certain) + 1)]
+    assert len(shared) > 2
+    assert len({beginning.layers[0][0].data_ptr() for beginning in shared}) == 1
+    alone = completer.type_text(empty, "the sea is ").prefix_state
+    both = set(alone.beginnings) & {tuple(certain[:length]) for length in range(1, len(certain) + 1)}
+    assert both
+    for tokens in both:
+        keys, expected = (each.beginnings[tokens].state.layers[1][0] for each in (state, alone))
+        torch.testing.assert_close(keys, expected)
+    request = completer._new_request(completer.type_text(empty, prefix), k=2)
+    with run.scoring():
+        frontier = completer.engine._new_frontier(request, 1, 10)
+    longest = max(len(tokens) for tokens in state.covers)  # with the start token, without the last one
+    assert frontier.states.stored_tokens <= longest * len({tokens[:-1] for tokens in state.covers})
+
+
 def test_a_search_that_ends_early_says_so(run: Run) -> None:
-    engine = PieceEngine(run.predictor, tiny_tokenizer())
+    engine = PieceEngine(run.predictor, tiny_tokenizer(), MAX_TOKENS)
     completer = Completer(run)
     typed_text = completer.type_text(completer.begin(), "a")
     request = completer._new_request(typed_text, k=10)

@@ -32,6 +32,7 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     tmp_path: Path, context: tuple[str, ...], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", tokens)
+    monkeypatch.setattr("factorcell.model.language_model.MAX_CONTEXT_VALUES", tokens)
     run = make_run(tmp_path / "run", context, output_bias=["low_rank", "one_hot"])
     likelihoods = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
     for column, city in enumerate(("Oslo", "Nice")):

@@ -69,6 +69,12 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("factorcell.model.run.MAX_BATCH_TOKENS", 1)
     assert len(list(run.batches(corpus))) == len(corpus)
     np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "factorcell.model.language_model.MAX_CONTEXT_VALUES", 2 * run.model.backbone.footprint().conditions
+    )
+    assert max(len(batch.rows) for batch in run.batches(corpus)) == 2
+    np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
     np.testing.assert_allclose(once, single, atol=1e-5)
 

@@ -121,7 +121,11 @@ def test_batches_steps_and_folded_weights_give_the_same_nats(base: Path, tmp_pat
         for row in range(5):
             alone = corpus.batch(np.array([row]))
             torch.testing.assert_close(nats[row, : alone.lengths[0]], run.model(alone)[0], atol=1e-4, rtol=1e-4)
-            conditioning = run.model.fold(run.model.condition(alone.context), shared=True)
+            conditioning = run.model.condition(alone.context)
+            conditions = as_any(conditioning.conditions)
+            folded = replace(conditions, shifts=as_any(run.model.backbone).maps.fold(conditions.shifts))
+            with_folded = run.model(alone, replace(conditioning, conditions=folded))
+            torch.testing.assert_close(with_folded, run.model(alone), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(run.model(alone, conditioning), run.model(alone), atol=1e-4, rtol=1e-4)
             state, stepwise = conditioning.start, []
             for token, target in zip(alone.tokens[0, :-1], alone.tokens[0, 1:], strict=True):
@@ -271,7 +275,7 @@ def test_search_tree_stores_each_token_once(tmp_path: Path) -> None:
     base_model("llama").save_pretrained(tmp_path / "base")
     run, corpus = make_run(tmp_path / "run", make_config(tmp_path / "base"))
     context = corpus.batch(np.array([0])).context
-    conditioning = run.model.fold(run.model.condition(context), shared=True)
+    conditioning = run.model.condition(context)
     with torch.no_grad():
         state: Any = conditioning.start
         for token in (1, 4, 5):

@@ -12,7 +12,7 @@ can begin are dropped, and the tokens of every completion are compared with thos
 import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,13 @@ from torch import Tensor
 from factorcell.completion.search import Floats, Frontier, Ids, Ints, PlainEngine, SearchRequest
 from factorcell.data.bpe import BpeTokenizer
 from factorcell.data.context import Context
+from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import BackboneState
 from factorcell.model.ngram_mixture import Predictor
+
+MORE_TOKENS = (
+    8  # the covers of a prefix have similar numbers of tokens, and Z includes those that are slightly too long
+)
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,19 @@ class PieceIndex:
 
 
 class PieceEngine(PlainEngine):
-    """Reads a typed prefix, as bytes, and searches for its completions, with a model of pieces of words."""
+    """Reads a typed prefix, as bytes, and searches for its completions, with a model of pieces of words.
 
-    def __init__(self, model: Predictor, tokenizer: BpeTokenizer) -> None:
+    Args:
+        model: The model.
+        tokenizer: The tokenizer of the pieces.
+        max_tokens: The largest number of tokens of a text. Beginnings have at most `MORE_TOKENS` more; so a long
+            prefix without spaces has no cover, and is read in little time.
+    """
+
+    def __init__(self, model: Predictor, tokenizer: BpeTokenizer, max_tokens: int) -> None:
         super().__init__(model)
         self.tokenizer, self.index = tokenizer, PieceIndex(tokenizer.bytes_by_id)
+        self.max_beginning = max_tokens + MORE_TOKENS
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Any:
         """Return the search state of an empty prefix in one context, with the arguments of `PlainEngine.begin`."""
@@ -117,8 +130,11 @@ class PieceEngine(PlainEngine):
         certain = tuple(self.tokenizer.encode(self.tokenizer.certain_tokens(typed.decode())))
         for length in range(1, len(certain) + 1):
             read(certain[:length])
+        _share_memory(beginnings, certain)
         queue = [certain]
         for tokens in queue:  # the loop extends the queue
+            if len(tokens) >= self.max_beginning:
+                continue
             remaining = target[sum(len(self.tokenizer.bytes_by_id[token]) for token in tokens) :]
             beginning = beginnings[tokens]
             for token in self.index.beginning_with(remaining):
@@ -141,6 +157,16 @@ class PieceEngine(PlainEngine):
         return _PieceFrontier(self, request, max_expanded, max_waiting)
 
 
+def _share_memory(beginnings: dict[Ids, Beginning], longest: Ids) -> None:
+    """Let the beginnings of `longest` share the memory of its keys and values, if the model is a Transformer."""
+    state = beginnings[longest].state
+    if not isinstance(state, CacheState):
+        return
+    for length in range(1, len(longest)):
+        shorter = longest[:length]
+        beginnings[shorter] = replace(beginnings[shorter], state=state.without_last(len(longest) - length))
+
+
 class _PieceFrontier(Frontier):
     """The hypotheses of one search, which begins with the covers of a prefix as waiting hypotheses."""
 
@@ -153,9 +179,11 @@ class _PieceFrontier(Frontier):
         prefix_state: PiecePrefix = self.request.prefix_state
         log_z = prefix_state.log_probability
         number_by_tokens = {tokens: number for number, tokens in enumerate(prefix_state.beginnings)}
+        extended = {tokens[:-1] for tokens in prefix_state.covers}  # the search reads the states of these only
         for tokens, beginning in prefix_state.beginnings.items():
             number = number_by_tokens[tokens]
-            self.states.put(number, beginning.state)
+            if tokens in extended:
+                self.states.put(number, beginning.state)
             self.depths[number] = len(tokens)
             if tokens:
                 self.parents[number], self.tokens[number] = number_by_tokens[tokens[:-1]], tokens[-1]

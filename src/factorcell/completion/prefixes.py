@@ -60,7 +60,7 @@ class TypedPieces(TypedCharacters):
 
     def engine(self, run: Run) -> Any:
         """Return the engine that searches for completions."""
-        return PieceEngine(run.predictor, self.pieces)
+        return PieceEngine(run.predictor, self.pieces, run.config.data.max_tokens - 1)
 
     def split(self, text: str) -> tuple[str, ...]:
         """Return the characters of a typed text."""

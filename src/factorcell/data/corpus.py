@@ -175,7 +175,12 @@ class Corpus:
         return Batch(torch.from_numpy(tokens), torch.from_numpy(sizes - 1), self.context(rows), torch.from_numpy(rows))
 
     def batches(
-        self, batch_tokens: int, seed: int | None = None, epoch: int = 0, max_user_texts: int = 0
+        self,
+        batch_tokens: int,
+        seed: int | None = None,
+        epoch: int = 0,
+        max_user_texts: int = 0,
+        max_texts: int | None = None,
     ) -> list[NDArray[np.int64]]:
         """Divide the rows into batches of texts of similar length.
 
@@ -187,13 +192,14 @@ class Corpus:
             epoch: The number of the epoch; each epoch has its own random order.
             max_user_texts: The maximum number of texts of each user: the first of them in the random order are used.
                 Texts without a user are all used. 0 uses all texts, and so does any number if `seed` is None.
+            max_texts: The maximum number of texts of a batch, if `seed` is None.
 
         Returns:
             The indices of the texts of each batch.
         """
         lengths = self.read_lengths
         if seed is None:
-            return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
+            return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens, max_texts))
         generator = np.random.default_rng((seed, epoch))
         rows = generator.permutation(len(self))
         if max_user_texts:
@@ -321,7 +327,7 @@ def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _split_batches(
-    rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int
+    rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int, max_texts: int | None = None
 ) -> Iterator[NDArray[np.int64]]:
     """Yield consecutive parts of `rows`, which are sorted by length, as batches of at most `batch_tokens` tokens.
 
@@ -331,7 +337,7 @@ def _split_batches(
     begin = 0
     while begin < len(rows):
         # Binary search for the largest end of a batch that fits; the padded size grows with the number of rows.
-        end, max_end = begin + 1, len(rows)
+        end, max_end = begin + 1, min(len(rows), begin + (max_texts or len(rows)))
         while end < max_end:
             middle = (end + max_end + 1) // 2
             padded_size = (middle - begin) * sorted_lengths[middle - 1]

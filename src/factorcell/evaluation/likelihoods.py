@@ -80,15 +80,18 @@ def log_likelihoods(
     # If the texts differ in no other context value, each candidate has one context, which is computed only once.
     has_other_kinds = bool(corpus.words or corpus.prompts or corpus.vectors)
     has_one_context = not has_other_kinds and len(np.unique(other_values, axis=0)) == 1
+    max_texts = run.model.texts_at_once  # of each with one candidate
     bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
     with bar, run.scoring():
-        if has_one_context:
+        if has_one_context and len(candidates) <= max_texts:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
             shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded_candidates))
-        # Batches of texts are small enough to be repeated for up to 64 candidates within the limit `MAX_BATCH_TOKENS`.
-        for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // min(len(candidates), 64))):
+        # Batches of texts are small enough to be repeated for up to 64 candidates within both limits.
+        repetitions = min(len(candidates), 64, max_texts)
+        for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // repetitions), max_texts=max_texts // repetitions):
             batch = run.batch(corpus, rows)
-            candidates_per_batch = max(1, MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)))
+            fitting_count = min(MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)), max_texts // len(rows))
+            candidates_per_batch = max(1, fitting_count)
             for begin in range(0, len(encoded_candidates), candidates_per_batch):
                 batch_candidates = encoded_candidates[begin : begin + candidates_per_batch]
                 end = begin + len(batch_candidates)

@@ -50,6 +50,12 @@ class CacheState:
         paths = None if self.paths is None else TreePaths(self.paths.tree, self.paths.entries[rows])
         return CacheState(self.lengths[rows], layers, paths)
 
+    def without_last(self, count: int) -> "CacheState":
+        """Return the state before the last `count` tokens of each text, which shares the memory of this state."""
+        end = self.width - count
+        layers = tuple((keys[:, :, :end], values[:, :, :end]) for keys, values in self.layers)
+        return CacheState(self.lengths - count, layers)
+
     def cat(self, others: Sequence["CacheState"]) -> "CacheState":
         """Return the state of the texts of this state, followed by those of `others`."""
         if not others:

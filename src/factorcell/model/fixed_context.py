@@ -190,10 +190,9 @@ class FixedContext:
 
     def vectors(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vectors (B, T, H) after the `tokens` (B, T), read in this context."""
-        rows = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        start = self.start.select(torch.zeros(len(tokens), dtype=torch.long, device=tokens.device))
         inputs = F.embedding(tokens, self.run.model.embedding)
-        conditions, start = self.conditions.select(rows), self.start.select(rows)
-        vectors, _ = self.backbone(inputs, conditions, start, lengths)
+        vectors, _ = self.backbone(inputs, self.conditions, start, lengths)
         return cast(Tensor, vectors)
 
     def log_probabilities(self, vectors: Tensor) -> Tensor:

@@ -164,10 +164,8 @@ class HuggingFaceBackbone(Backbone):
         return TransformerConditions(shifts, are_shifts_shared, offset, prefix, dtype)
 
     def fold(self, conditions: TransformerConditions, shared: bool = False) -> TransformerConditions:
-        """Multiply the shifts of one context into the weights; a copy of the weights per context would be too large."""
-        if not shared or not conditions.shifts:
-            return conditions
-        return replace(conditions, shifts=self.maps.fold(conditions.shifts))
+        """Return `conditions`: folded weights of each context, of which a service stores many, would be too large."""
+        return conditions
 
     def start(self, conditions: TransformerConditions, count: int) -> CacheState:
         state = CacheState(torch.zeros(count, dtype=torch.int64, device=self.maps.projections[0].weight.device))

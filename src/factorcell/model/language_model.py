@@ -35,6 +35,7 @@ from factorcell.model.value_names import ValueNames
 from factorcell.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
+MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone, "huggingface": HuggingFaceBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
@@ -218,6 +219,16 @@ class LanguageModel(nn.Module):
     def fold_head(self, conditioning: Conditioning) -> Conditioning:
         """Add the changes of the softmax bias to the bias, which saves time if a context has many tokens."""
         return Conditioning(conditioning.conditions, conditioning.start, self.head.fold(conditioning.head))
+
+    @property
+    def texts_at_once(self) -> int:
+        """The largest number of texts whose contexts take at most `MAX_CONTEXT_VALUES` values; at least 1.
+
+        A context of a Transformer with context adapters takes millions of values.
+        """
+        footprint = self.backbone.footprint()
+        name_tokens = 0 if self.names is None else self.names.max_length
+        return max(1, MAX_CONTEXT_VALUES // max(1, footprint.conditions + name_tokens * footprint.state))
 
     def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
         """Compute the exact nats of all targets.

@@ -313,7 +313,7 @@ class Run(TextModel):
 
     def batches(self, corpus: Corpus) -> Iterator[Batch]:
         """Yield all texts of `corpus` in batches, sorted by length."""
-        for rows in corpus.batches(MAX_BATCH_TOKENS):
+        for rows in corpus.batches(MAX_BATCH_TOKENS, max_texts=self.model.texts_at_once):
             yield self.batch(corpus, rows)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
