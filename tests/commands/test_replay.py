@@ -96,6 +96,61 @@ def test_a_replay_does_not_continue_with_a_changed_run(folder: Path, capsys: pyt
     assert rows_of(folder / "out" / "rows.jsonl") == rows
 
 
+def test_a_replay_does_not_continue_with_another_run_of_a_system(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        run = save(folder / "runs" / name, data={"user": "city", "context": (), "min_user_count": 1})
+        TextCounts.of(TEXTS, 2).save(run / POPULARITY)
+
+    def replayed(compare: str, runs: str = "runs") -> int:
+        words = ["replay", str(folder / runs), str(folder / "heldout.jsonl"), "--out", str(folder / "out")]
+        return main([*words, "--compare", compare, "--rows-per-user", "5", "--threads", "1"])
+
+    first_run, second_run = (str(folder / "runs" / name) for name in ("one", "two"))
+    assert replayed(f"one,mpc,blend,elsewhere={first_run}") == 0
+    rows = (folder / "out" / "rows.jsonl").read_bytes()
+    for name, compare, runs in (
+        ("blend", "one,two,blend", "runs"),
+        ("elsewhere", f"one,elsewhere={second_run}", "runs"),
+        ("mpc", "mpc", "runs/two"),
+    ):
+        capsys.readouterr()
+        assert replayed(compare, runs) == 2, name
+        error = capsys.readouterr().err
+        message = f"system {name}: expected run {first_run!r} as in the earlier replay, got {second_run!r}; choose an"
+        assert message in error
+        assert error.count("\n") == 1
+    assert (folder / "out" / "rows.jsonl").read_bytes() == rows
+    assert replayed("one,blend,two,mpc") == 0
+    names = {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")}
+    assert names == {"one", "two", "mpc", "blend", "elsewhere"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seconds", "0"], "expected seconds None as in the earlier replay, got 0.0"),
+        (["--unknown", "expected"], "expected unknown 'group' as in the earlier replay, got 'expected'"),
+        (["--precision", "float32"], "expected precision 'auto' as in the earlier replay, got 'float32'"),
+        (["--no-ngram-mixture"], "expected no_ngram_mixture False as in the earlier replay, got True"),
+        (["--train", "train.jsonl"], "expected train None as in the earlier replay, got "),
+    ],
+)
+def test_a_replay_does_not_continue_with_other_options(
+    more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(command(folder, "--rows-per-user", "2")) == 0
+    rows = (folder / "out" / "rows.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main(command(folder, "--rows-per-user", "2", *more)) == 2
+    error = capsys.readouterr().err
+    assert f"rows.jsonl: system plain: {message}" in error
+    assert error.count("\n") == 1
+    assert (folder / "out" / "rows.jsonl").read_bytes() == rows
+
+
 def test_systems_are_chosen_by_default(folder: Path) -> None:
     words = command(folder)
     index = words.index("--compare")

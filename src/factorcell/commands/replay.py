@@ -1,7 +1,7 @@
 """The command `replay`, which evaluates completion systems on a log of texts."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from factorcell.data.tables import table_name
 from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.model.run import Run
 from factorcell.reports import replay as replay_report
+
+FORMAT = 1  # of runs.json
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
@@ -64,7 +66,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     terminal.notify(*training_warnings(runs))
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows_path = arguments.out / "rows.jsonl"
-    _check_unchanged(runs, arguments.out)
+    _check_unchanged(runs, _describe_systems(items, arguments), arguments.out)
     row_generator = replay(
         opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
     )
@@ -79,17 +81,46 @@ def run_replay(arguments: argparse.Namespace) -> None:
     _show(summary, arguments)
 
 
-def _check_unchanged(runs: Sequence[Run], folder: Path) -> None:
-    """Raise a `UserError` if the files of a run have changed since an earlier replay into the same folder."""
-    record = folder / "runs.json"
-    earlier = files.read_json(record) if record.exists() else {}
-    manifests = {str(run.folder): run.folder / digests.FILE for run in runs}
+def _describe_systems(items: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the run folder of each system, and the options that its rows depend on."""
+    folders = systems.select_folders(arguments.run, items)
+    train = None if arguments.train is None else str(arguments.train.resolve())
+    model_options = {
+        "seconds": arguments.seconds,
+        "unknown": arguments.unknown,
+        "precision": arguments.precision,
+        "no_ngram_mixture": arguments.no_ngram_mixture,
+    }
+    descriptions = {}
+    for name, _ in map(systems.split_item, items):
+        run = str(folders[name].resolve()) if name in folders else None
+        options = {} if name in systems.SYSTEMS_WITHOUT_MODEL else model_options
+        descriptions[name] = {"run": run, "train": train, **options}
+    return descriptions
+
+
+def _check_unchanged(runs: Sequence[Run], descriptions: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Raise a `UserError` if a system or the files of a run differ from an earlier replay into the same folder.
+
+    The `descriptions` are the run folder and the options of each system.
+    """
+    record, rows_path = folder / "runs.json", folder / "rows.jsonl"
+    earlier = files.read_versioned(record, FORMAT) if record.exists() else {"digests": {}, "systems": {}}
+    manifests = {str(run.folder.resolve()): run.folder / digests.FILE for run in runs}
     current = {name: digests.sha256_of(path.read_bytes()) for name, path in manifests.items() if path.exists()}
     for name, digest in current.items():
-        if earlier.get(name, digest) != digest:
+        if earlier["digests"].get(name, digest) != digest:
             change = "has changed since the rows were written, for example by tune-online"
-            raise UserError(f"{folder / 'rows.jsonl'}: {name} {change}; choose another folder")
-    files.write_json(record, earlier | current)
+            raise UserError(f"{rows_path}: {name} {change}; choose another folder")
+    for name, description in descriptions.items():
+        earlier_description = earlier["systems"].get(name, description)
+        for entry, value in description.items():
+            expected = earlier_description[entry]
+            if expected != value:
+                fault = f"system {name}: expected {entry} {expected!r} as in the earlier replay, got {value!r}"
+                raise UserError(f"{rows_path}: {fault}; choose another folder")
+    content = {"digests": earlier["digests"] | current, "systems": {**earlier["systems"], **descriptions}}
+    files.write_versioned(record, content, FORMAT)
 
 
 def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:

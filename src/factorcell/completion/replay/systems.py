@@ -128,7 +128,8 @@ class Personalised(System):
         return learned
 
 
-BUILT_IN_SYSTEMS = ("mpc", "history", "blend")  # systems that are not the name of a run
+SYSTEMS_WITHOUT_MODEL = ("mpc", "history")  # their suggestions do not depend on options of models
+BUILT_IN_SYSTEMS = (*SYSTEMS_WITHOUT_MODEL, "blend")  # systems that are not the name of a run
 
 
 def split_item(item: str) -> tuple[str, Path | None]:
@@ -268,7 +269,7 @@ def open_systems(
             does not distinguish users.
     """
     folders, systems = run_folders(folder), dict[str, System]()
-    selected = _select_runs(folders, names)
+    selected = select_folders(folder, names)
 
     @cache
     def open_completer(path: Path) -> Completer:
@@ -281,9 +282,7 @@ def open_systems(
     for name, _ in map(split_item, names):
         check_choice("system", name, choices)
         if name == "mpc":
-            paths = list(folders.values())
-            path = next((path for path in paths if (path / POPULARITY).exists()), paths[0])
-            systems[name] = MostPopular(Popularity.load(path))
+            systems[name] = MostPopular(Popularity.load(selected[name]))
             continue
         if name == "history":
             config, _ = find_config_and_columns(folder, names, user_column)
@@ -298,6 +297,27 @@ def open_systems(
         else:
             systems[name] = Unpersonalised(completer, user_column)
     return systems
+
+
+def select_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the run folder that each system of `names` reads; `history` reads none.
+
+    Args:
+        folder: A run folder or a folder of runs.
+        names: Names of systems, or items NAME=FOLDER.
+
+    Returns:
+        Name of a system -> its run folder.
+
+    Raises:
+        UserError: A folder is not a run folder, or the run of `online` or `blend` does not distinguish users.
+    """
+    folders = run_folders(folder)
+    selected = _select_runs(folders, names)
+    if "mpc" in names:
+        paths = list(folders.values())
+        selected["mpc"] = next((path for path in paths if (path / POPULARITY).exists()), paths[0])
+    return selected
 
 
 def find_runs(systems: Mapping[str, System]) -> list[Run]:
