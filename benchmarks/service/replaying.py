@@ -129,7 +129,7 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
             "queries": row["queries"],
             "users": row["users"],
             "mrr": row["mrr"],
-            "mrr_interval": f"{row['mrr_low']:.4f} to {row['mrr_high']:.4f}",
+            "mrr_interval": None if row["mrr_low"] is None else f"{row['mrr_low']:.4f} to {row['mrr_high']:.4f}",
             "success_10": row["success_10"],
             "withheld": served.withheld if row["system"] == SERVED else None,
             "differing": sum(ranks[row["system"]][at] != rank for at, rank in ranks[SERVED].items()),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell.bootstrap import MIN_UNITS
 from factorcell.completion.replay.summary import summarise
 from factorcell.reports import replay
 from factorcell.reports.charts import MODEL_COLOURS, display_name
@@ -128,6 +129,21 @@ def test_significantly_best_metrics_are_marked() -> None:
     assert page.count("not significant") == 2, "only the perplexities are equal, over queries and over users"
 
 
+def test_a_page_of_few_users_has_no_intervals() -> None:
+    rows = [
+        row(system, f"u{user}", 0, rank, nats=20.0, targets=10)
+        for user in range(MIN_UNITS - 1)
+        for system, rank in (("first", 1), ("third", 3))
+    ]
+    summary = summarise(rows, "third", draws=50)
+    first, third = replay.replay_table(summary)[0]
+    assert (first["MRR"], first["MRR difference to third"]) == ("1.000", "+0.667")
+    assert (third["MRR"], third["perplexity"], first["perplexity difference to third"]) == ("0.333", "7.39", "+0.00%")
+    page = re.sub(r"<svg.*?</svg>", "", replay.replay_page("test", summary), flags=re.DOTALL)
+    assert "1.000" in page
+    assert not any(text in page for text in ("1.000*", "<small>", "None", "nan", "not significant"))
+
+
 def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:
     content = replay.replay_page("<test>.parquet", summary)
     page = Page(content)
@@ -139,5 +155,7 @@ def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:
         interval = f"[{expected[f'{figure}_low']:{form}}, {expected[f'{figure}_high']:{form}}]"
         assert re.search(rf"{expected[figure]:{form}}\*? {re.escape(interval)}", page.text)
     for split in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
-        assert re.search(rf"{split['mrr']:.3f}\*? \[{split['mrr_low']:.3f}, {split['mrr_high']:.3f}\]", page.text)
+        low, high = split["mrr_low"], split["mrr_high"]
+        interval = "" if low is None else rf"\*? \[{low:.3f}, {high:.3f}\]"
+        assert re.search(rf"{split['mrr']:.3f}{interval}", page.text)
     assert display_name("factorcell") in page.text

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -54,7 +55,7 @@ METHOD = (
     "characters that need not be typed if that suggestion is accepted. The perplexity is per character of whole "
     "queries, before the system learns them; it is that of the n-gram mixture if the run predicts with one. A blend "
     "has no perplexity, because it only ranks texts. Brackets contain 95 % bootstrap intervals ({draws:,} resamples "
-    "of users); differences are paired. "
+    "of users); with fewer than ten users there are none. Differences are paired. "
     f"{BEST_MARK}: significantly better than all other systems."
 )
 
@@ -84,9 +85,10 @@ def _format_metric(row: Row, name: str) -> str:
         return "-"
     number_format = METRICS[name].number_format
     text = format(row[name], number_format) + (BEST_MARK if name in row.get("ahead", ()) else "")
-    if not METRICS[name].has_interval:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    if not METRICS[name].has_interval or low is None or high is None:
         return text
-    return f"{text} {format_ends(row[f'{name}_low'], row[f'{name}_high'], number_format)}"
+    return f"{text} {format_ends(low, high, number_format)}"
 
 
 def replay_page(name: str, summary: Row) -> str:
@@ -182,7 +184,7 @@ def _split_table(summary: Row, by: str) -> str:
 def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """Draw the MRR of every system with its interval, in one panel for each kind of prefix.
 
-    Each row has system, value (the kind of prefix), mrr, mrr_low and mrr_high.
+    Each row has system, value (the kind of prefix), mrr, mrr_low and mrr_high, which may be None.
     """
     prefix_kinds = list(dict.fromkeys(str(row["value"]) for row in rows))
     figure = Figure(figsize=(WIDTH, 0.62 + 0.4 * len(systems)))
@@ -192,7 +194,8 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
             for row in rows:
                 if (row["value"], row["system"]) == (prefix_kind, system):
                     y, mrr = systems.index(system), row["mrr"]
-                    axes.plot((row["mrr_low"], row["mrr_high"]), (y, y), color=colour, lw=2, alpha=0.5)
+                    if row["mrr_low"] is not None:
+                        axes.plot((row["mrr_low"], row["mrr_high"]), (y, y), color=colour, lw=2, alpha=0.5)
                     axes.plot(mrr, y, "o", color=colour)
                     axes.text(mrr, y - 0.2, f"{mrr:.3f}", ha="center", va="bottom", fontsize=7.5)
         axes.grid(axis="x")
@@ -200,7 +203,8 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     first_panel, *_ = panels  # shares its axes with the others
     first_panel.set_yticks(range(len(systems)), [truncate(display_name(system), 14) for system in systems], color=INK)
     first_panel.set_ylim(len(systems) - 0.6, -0.75)
-    first_panel.set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
+    highest = max(float(row["mrr"] if row["mrr_high"] is None else row["mrr_high"]) for row in rows)
+    first_panel.set_xlim(0, 1.12 * highest or 1.0)
     round_ticks(first_panel.xaxis, 3)
     return figure
 
@@ -234,7 +238,8 @@ def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], bas
 def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
     """Draw the MRR by the length of the prefix and of the whole query (thesis, figure 5.3), in two panels.
 
-    Each row has system, by (prefix_length or query_length), value (a range of lengths), mrr, mrr_low and mrr_high.
+    Each row has system, by (prefix_length or query_length), value (a range of lengths), mrr, mrr_low and mrr_high; the
+    last two may be None.
     """
     figure = Figure(figsize=(WIDTH, 2.9))
     panels = figure.subplots(1, 2, sharey=True)
@@ -258,7 +263,8 @@ def _draw_curve(
     axes: Axes, system: str, rows: Sequence[Row], x: Sequence[float], metric: str, colour: str, **options: Any
 ) -> None:
     """Draw a metric of a system as a line with its intervals; `options` are passed to matplotlib."""
-    low, high = ([row[f"{metric}_{end}"] for row in rows] for end in ("low", "high"))
+    # An array of floats has NaN for the ends of a missing interval, where no area is drawn.
+    low, high = (np.array([row[f"{metric}_{end}"] for row in rows], dtype=np.float64) for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
     axes.plot(x, [row[metric] for row in rows], color=colour, ms=3, label=truncate(display_name(system), 14), **options)
     axes.grid(axis="y")

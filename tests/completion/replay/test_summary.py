@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell.bootstrap import MIN_UNITS
 from factorcell.completion.replay.summary import FIGURES, MIN_USERS, join_systems, summarise
 from factorcell.config import UserError
 
@@ -167,6 +168,26 @@ def test_intervals_agree_with_a_slow_bootstrap() -> None:
     other = find_row(summarise(rows, "one", seed=1), "two")
     assert other["mrr"] == actual["mrr"]
     assert other["mrr_low"] != find_row(summarise(rows, "one"), "two")["mrr_low"]
+
+
+def test_groups_of_few_users_have_no_intervals() -> None:
+    def rows_of(user_count: int, position: int) -> list[Row]:
+        """Return rows of two systems, of which `one` has the higher MRR for every user."""
+        return [
+            row(system, f"u{user}", position, rank)
+            for user in range(user_count)
+            for system, rank in (("one", 1), ("two", 4))
+        ]
+
+    summary = summarise([*rows_of(MIN_UNITS, 0), *rows_of(MIN_UNITS - 1, 1)], "two", draws=5)
+    for over in ("queries", "users"):
+        many_users, few_users = find_row(summary, "one", over), find_row(summary, "one", over, "queries_seen", "1")
+        assert (many_users["users"], few_users["users"]) == (MIN_UNITS, MIN_UNITS - 1)
+        assert [many_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, 0.75, 0.75]
+        assert [few_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, None, None]
+        assert [few_users[f"mrr{end}"] for end in ("", "_low", "_high")] == [1, None, None]
+        assert "mrr" in many_users["ahead"]
+        assert few_users["ahead"] == []
 
 
 @pytest.mark.parametrize("window", [1, 9, 10])

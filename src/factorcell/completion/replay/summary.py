@@ -7,7 +7,7 @@ A query is one judged text of a stream (see `replay.streams`). A figure is a rat
 In a mean over queries, a_u is the sum of the values of the user's queries, and b_u is the number of these queries. A
 perplexity is exp of the ratio; its a_u is a sum of nats, and its b_u a sum of targets. In a mean over users, a_u is the
 user's own ratio, and b_u is 1. Intervals are 95 % bootstrap intervals over users. All systems and groups use the same
-draws of users, so differences are paired.
+draws of users, so differences are paired. Groups of fewer than ten users have no intervals.
 
 Shapes: S systems, N queries that all systems judged, U users, D draws of users, W positions in a stream.
 """
@@ -123,9 +123,9 @@ def summarise(
         `value` of a row name the group; the group of all queries comes first. The entry `over` says whether the figures
         are means over queries or over users. Each figure has an interval (`_low` and `_high`) and a `_difference` from
         `base`, also with an interval; `perplexity_change` is the relative difference, which only systems with the same
-        targets as `base` have. The entry `ahead` lists the figures in which the system is significantly better than all
-        others. The `curve` of the summary has the improvement of the MRR over `base` for each number of earlier queries
-        of a user.
+        targets as `base` have. In groups of fewer than ten users, the ends of intervals are None. The entry `ahead`
+        lists the figures in which the system is significantly better than all others. The `curve` of the summary has
+        the improvement of the MRR over `base` for each number of earlier queries of a user.
 
     Raises:
         UserError: The base system is unknown, or no query was judged by all systems.
@@ -169,29 +169,30 @@ def _group_rows(
             points = _compute_points(queries, figure, in_group, draw_counts, over)
             base_points = points[:, base_index]
             for row, system_points, is_comparable in zip(rows, points.T, has_targets_of_base, strict=True):
-                row |= _interval_entries(figure, system_points)
+                row |= _interval_entries(figure, system_points, user_count)
                 if row["system"] != base:
-                    row |= _interval_entries(f"{figure}_difference", system_points - base_points)
+                    row |= _interval_entries(f"{figure}_difference", system_points - base_points, user_count)
                     if figure == "perplexity" and is_comparable:
-                        row |= _interval_entries("perplexity_change", system_points / base_points - 1)
-            if (best := _clear_winner(points, figure)) is not None:
+                        row |= _interval_entries("perplexity_change", system_points / base_points - 1, user_count)
+            if (best := _clear_winner(points, figure, user_count)) is not None:
                 rows[best]["ahead"].append(figure)
         yield from rows
 
 
-def _clear_winner(points: Floats, figure: str) -> int | None:
+def _clear_winner(points: Floats, figure: str, user_count: int) -> int | None:
     """Return the index of the system whose figure is significantly better than those of all others, or None.
 
     Args:
         points: The figure of each system (1 + D, S): in row 0 for all users, in the other rows for draws of users.
         figure: The name of the figure.
+        user_count: The number of users with queries.
     """
     systems = np.flatnonzero(np.isfinite(points[0]))
     finite = points[:, systems]
     best = bootstrap.find_clear_winner(
         finite[0],
         figure != "perplexity",
-        lambda first, second: bootstrap.percentile_interval(finite[:, first] - finite[:, second]),
+        lambda first, second: bootstrap.percentile_interval(finite[:, first] - finite[:, second], user_count),
     )
     return None if best is None else int(systems[best])
 
@@ -217,11 +218,14 @@ def _sum_by_user(values: Floats, users: Ints, user_count: int) -> Floats:
     return np.stack([np.bincount(users, weights=row, minlength=user_count) for row in values])
 
 
-def _interval_entries(name: str, points: Floats) -> Row:
-    """Return a figure and its interval from `points` (1 + D,) as entries of a row; None if the system has no figure."""
+def _interval_entries(name: str, points: Floats, user_count: int) -> Row:
+    """Return a figure and its interval from `points` (1 + D,) as entries of a row.
+
+    The figure is None if the system has none, and the ends of the interval are None if there are too few users.
+    """
     if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return dict(bootstrap.percentile_interval(points).to_row(name))
+    return dict(bootstrap.percentile_interval(points, user_count).to_row(name))
 
 
 def _curve_rows(queries: JudgedQueries, draw_counts: Floats, base: str, window: int) -> Iterator[Row]:
@@ -245,7 +249,7 @@ def _curve_rows(queries: JudgedQueries, draw_counts: Floats, base: str, window: 
             if name != base and np.isfinite(gain[0]):
                 query_count = int(in_window.sum())
                 row = {"system": name, "queries_seen": position, "queries": query_count, "users": user_count}
-                yield row | _interval_entries("improvement", gain)
+                yield row | _interval_entries("improvement", gain, user_count)
 
 
 def _sum_by_position(queries: JudgedQueries, draw_counts: Floats) -> Floats:
