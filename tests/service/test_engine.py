@@ -263,26 +263,6 @@ def test_new_model_learns_all_users_again(open_service: OpenService, models: tup
     )
 
 
-def test_expired_texts_leave_no_trace(open_service: OpenService, model: ServedModel) -> None:
-    now = 1_000_000.0
-    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
-    accepted_texts = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
-    for after, user, text in accepted_texts:
-        now = 1_000_000.0 + after
-        service.accept(user, text)
-    service.pause("zoe")
-    assert service.expire() == 0
-    now = 1_000_000.0 + 120
-    assert service.expire() == 2
-    assert service.wait_for_learning()
-    assert learned_by_service(service, "ann") == learned_by_library(model, ["cab", "b"])
-    assert service.store.users() == ["ann", "eve", "zoe"]
-    now += 1000
-    assert service.expire() == 3
-    assert service.store.users() == []
-    assert open_service().expire() == 0
-
-
 def test_only_the_newest_texts_are_saved(open_service: OpenService) -> None:
     service = open_service(privacy=Privacy(max_texts=3))
     for text in ("a", "b", "ab", "ba"):

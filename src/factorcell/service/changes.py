@@ -25,6 +25,7 @@ Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
+PAUSE_RENEWAL = 86_400  # a request renews a paused record whose last change is more than this many seconds old
 WRITE_TIMEOUT = 10.0  # seconds for which a change is retried while other writers are faster
 MAX_PAUSE = 0.01  # maximum number of seconds before the next attempt
 
@@ -108,6 +109,18 @@ def add_text(
         states=states,
         keys=record.keys_with(idempotency_key, new_text.number) if idempotency_key else record.keys,
     )
+
+
+def set_paused(record: Record, paused: bool, privacy: Privacy, now: int) -> Record:
+    """Pause or resume learning; renew the record of an already paused user if its last change is old.
+
+    Without this renewal, the pause of an active user would end: expiry deletes a paused record without texts once its
+    last change is older than the retention time.
+    """
+    if record.paused != paused:
+        return replace_fields(record, paused=paused)
+    max_age = PAUSE_RENEWAL if privacy.retention is None else min(PAUSE_RENEWAL, privacy.retention // 10)
+    return replace_fields(record) if paused and now - record.updated_at > max_age else record
 
 
 def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:

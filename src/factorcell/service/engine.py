@@ -215,7 +215,7 @@ class Service:
                 return record
             if record.paused:
                 result = AcceptResult("paused")
-                return record
+                return changes.set_paused(record, True, self.privacy, self._now())
             new_text = StoredText(record.last_number + 1, text, self._now(), context_values)
             after = changes.add_text(record, new_text, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
@@ -283,7 +283,7 @@ class Service:
         """Stop saving and learning texts of a user; with `paused=False`, start again."""
 
         def change(record: Record) -> Record:
-            return record if record.paused == paused else changes.replace_fields(record, paused=paused)
+            return changes.set_paused(record, paused, self.privacy, self._now())
 
         self._change(checked_id(user), change)
 

@@ -70,7 +70,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     Attributes:
         user: The id.
         version: Grows with each write.
-        updated_at: Time of the last write in Unix seconds.
+        updated_at: Time of the last change by a request or by expiry, in Unix seconds; learning does not change it.
         last_number: Number of the last saved text, even if that text was deleted later.
         texts: The saved texts, in the order of their numbers.
         states: Learned states, one per model, newest last.
@@ -98,7 +98,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def oldest_time(self) -> int:
-        """The time of the oldest text, or of the last write if there are no texts, in Unix seconds."""
+        """The time of the oldest text, or `updated_at` if there are no texts, in Unix seconds."""
         return min((text.time for text in self.texts), default=self.updated_at)
 
     def state(self, model_identity: bytes) -> LearnedState | None:

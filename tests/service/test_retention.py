@@ -1,0 +1,53 @@
+"""Expiry deletes old texts and the records of inactive users, but not the pause of an active user."""
+
+from collections.abc import Callable
+
+import pytest
+
+from factorcell.service.engine import Service
+from factorcell.service.learning import ServedModel
+from factorcell.service.privacy import Privacy
+from tests.service.oracle import learned_by_library, learned_by_service
+
+OpenService = Callable[..., Service]
+
+
+def test_expired_texts_leave_no_trace(open_service: OpenService, model: ServedModel) -> None:
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
+    accepted_texts = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
+    for after, user, text in accepted_texts:
+        now = 1_000_000.0 + after
+        service.accept(user, text)
+    service.pause("zoe")
+    assert service.expire() == 0
+    now = 1_000_000.0 + 120
+    assert service.expire() == 2
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["cab", "b"])
+    assert service.store.users() == ["ann", "eve", "zoe"]
+    now += 1000
+    assert service.expire() == 3
+    assert service.store.users() == []
+    assert open_service().expire() == 0
+
+
+@pytest.mark.parametrize("retention", [90 * 86_400, 3600])
+def test_the_pause_of_an_active_user_does_not_expire(open_service: OpenService, retention: int) -> None:
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=retention), clock=lambda: now)
+    for user in ("ann", "bob", "eve"):
+        service.accept(user, "ab")
+        service.pause(user)
+    for _ in range(90):  # the requests cover three times the retention time
+        now += retention / 30
+        accepted = service.accept("ann", "cab")
+        assert accepted.outcome == "paused"
+        assert service.accept("ann", "cab") == accepted, "most requests write nothing"
+        service.pause("bob")
+        service.expire()
+    assert service.store.users() == ["ann", "bob"]
+    assert service.export("ann") == {"format": 1, "user": "ann", "paused": True, "texts": []}
+    now += retention + 1
+    service.expire()
+    assert service.store.users() == [], "the pause of an inactive user expires"
