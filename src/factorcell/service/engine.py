@@ -291,18 +291,18 @@ class Service:
         """Learn the saved texts of a user that the model has not learned yet; return False if some remain.
 
         The method does not block other writers. If one of them changes the record, the method continues with the new
-        record. It keeps the state computed so far if the new record still has all texts of that state.
+        record. It keeps the state computed so far if the stored state and the texts learned so far are unchanged.
         """
-        model, state = self.model, None
-        learned_numbers: tuple[int, ...] = ()  # numbers of the texts that `state` has learned
+        model, state, stored_state = self.model, None, None
+        learned_texts: tuple[StoredText, ...] = ()  # the texts of the record that `state` has learned
         for _ in range(ATTEMPTS):
             record = self.store.read(user)
             if record is None or model.has_learned(record):
                 return True
-            if state is None or learned_numbers != record.numbers_up_to(state.last_number):
-                state = record.state(model.identity)
-            state = model.learn(state, record.texts, last_number=record.last_number)
-            learned_numbers = record.numbers_up_to(state.last_number)
+            is_current = stored_state == record.state(model.identity)  # a forgotten text may be learned, but not saved
+            if state is None or not is_current or learned_texts != record.texts_up_to(state.last_number):
+                state = stored_state = record.state(model.identity)
+            state, learned_texts = model.learn(state, record.texts, last_number=record.last_number), record.texts
             after = changes.replace_fields(record, states=record.states_with(state), version=record.version + 1)
             if self.store.write(after, expected_version=record.version):
                 return True

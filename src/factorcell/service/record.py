@@ -113,9 +113,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         other_models = (state for state in self.states if state.model_identity != new_state.model_identity)
         return (*other_models, new_state)[-MAX_STATES:]
 
-    def numbers_up_to(self, last_number: int) -> tuple[int, ...]:
-        """Return the numbers of the saved texts that are not above `last_number`."""
-        return tuple(saved.number for saved in self.texts if saved.number <= last_number)
+    def texts_up_to(self, last_number: int) -> tuple[StoredText, ...]:
+        """Return the saved texts whose numbers are not above `last_number`."""
+        return tuple(saved for saved in self.texts if saved.number <= last_number)
 
     def number_of(self, idempotency_key: str) -> int | None:
         """Return the number of the text that was accepted with an idempotency key, or None."""

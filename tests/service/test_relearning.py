@@ -1,0 +1,87 @@
+"""Learning again while other writers change the record: no deleted text survives in the learned state."""
+
+from collections.abc import Callable
+
+import pytest
+
+from factorcell.service.changes import replace_fields
+from factorcell.service.engine import Service
+from factorcell.service.learning import ServedModel
+from factorcell.service.privacy import Privacy
+from factorcell.service.record import StoredText
+from tests.service.oracle import learned_by_library, learned_by_service
+
+OpenService = Callable[..., Service]
+
+
+def relearn_after(service: Service, change_record: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let the service relearn ann while another writer changes her record once; return how many states it computed."""
+    learn, computed_states = ServedModel.learn, []
+
+    def learn_during_change(*arguments: object, **options: object) -> object:
+        state = learn(*arguments, **options)  # type: ignore[arg-type]
+        computed_states.append(state)
+        if len(computed_states) == 1:
+            change_record()
+        return state
+
+    monkeypatch.setattr(ServedModel, "learn", learn_during_change)
+    assert service.relearn("ann")
+    return len(computed_states)
+
+
+def test_texts_of_a_deleted_user_do_not_survive_a_restore(
+    open_service: OpenService, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, other = open_service(), open_service()
+    for text in ("ab", "cab"):
+        service.accept("ann", text)
+    exported = service.export("ann")
+    assert exported is not None
+    other._relearner.close()
+    service.delete("ann")
+    other.restore(exported)
+
+    def restore_other_texts() -> None:
+        other.delete("ann")
+        other.restore({**exported, "texts": [{"text": text, "time": 1} for text in ("ba", "bca")]})
+
+    assert relearn_after(service, restore_other_texts, monkeypatch) == 2
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["ba", "bca"])
+
+
+def test_a_forgotten_text_that_is_no_longer_saved_does_not_survive(
+    open_service: OpenService, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, other = open_service(privacy=Privacy(max_texts=2)), open_service()
+    for text in ("ab", "cab", "ba"):  # the model has learned the first text, which is no longer saved
+        service.accept("ann", text)
+    other._relearner.close()
+    record = service.store.read("ann")
+    assert record is not None
+    texts = (*record.texts, StoredText(4, "cab", record.texts[-1].time))  # as a service with another model saves it
+    changed = replace_fields(record, last_number=4, texts=texts, version=record.version + 1)
+    assert service.store.write(changed, expected_version=record.version)
+    relearn_after(service, lambda: other.forget("ann", "ab"), monkeypatch)
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["cab", "ba", "cab"])
+
+
+def test_a_state_is_kept_if_another_writer_only_adds_a_text(
+    open_service: OpenService, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, other = open_service(), open_service()
+    other._relearner.close()
+    for text in ("ab", "cab", "ba"):
+        service.accept("ann", text)
+    assert other.forget("ann", "ba") == 1
+    learned_texts = []
+    learn_one = ServedModel._learn_one
+
+    def count(*arguments: object) -> object:
+        learned_texts.append(arguments[-1])
+        return learn_one(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ServedModel, "_learn_one", count)
+    assert relearn_after(service, lambda: other.accept("ann", "c"), monkeypatch) == 2
+    assert len(learned_texts) == 3, "no text is learned twice"
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["ab", "cab", "c"])
