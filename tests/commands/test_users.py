@@ -235,6 +235,19 @@ def test_texts_are_forgotten_and_users_deleted(
     assert run_command(["users", "list", "--store", url], capsys)[0] == ["bob"]
 
 
+def test_forget_reports_texts_that_differ_only_in_case(
+    url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service(model, open_store(url))
+    service.accept("ann", "ABBA")
+    service.close()
+    command = ["users", "forget", "ann", "--store", url]
+    remark = "texts not deleted that differ only in upper and lower case: {}; `factorcell users show` lists them\n"
+    assert run_command([*command, "Abba"], capsys)[1] == "the user has no such text\n" + remark.format(3)
+    assert run_command([*command, "abba"], capsys)[1] == "texts deleted: 2\n" + remark.format(1)
+    assert run_command([*command, "ABBA"], capsys)[1] == "texts deleted: 1\n"
+
+
 def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     words = ["users", "key", "shop", "--keys", str(file), "--scope", "complete", "--rate", "5"]

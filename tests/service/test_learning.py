@@ -32,6 +32,21 @@ def test_identity_depends_on_the_learning_rule(tmp_path: Path) -> None:
     assert len(set(identities)) == 4
 
 
+def test_suggested_text_of_a_lower_case_run_can_be_forgotten(
+    open_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    model = ServedModel(runs.make_run(tmp_path / "run", lowercase=True))
+    service = open_service(model)
+    for text in ("CAB A", "Cab  a", "acc"):
+        service.accept("bob", text)
+    suggested = [r.text for r in service.complete(CompletionRequest("ca", "bob")).results if "history" in r.source]
+    assert suggested == ["cab a"]
+    assert service.forget("bob", suggested[0]) == 2
+    assert service.forget("bob", "ACC") == 1
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "bob") == learned_by_library(model, [])
+
+
 def test_user_column_is_refused_as_context(service: Service) -> None:
     message = "context who: the model reads this column as the user; set `user` instead"
     for user in (None, "ann"):

@@ -217,7 +217,7 @@ resume = _user_operation("resume", "POST", "/resume", messages.PausedAnswer, "Re
 
 
 def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
-    """Delete all copies of a text of a user."""
+    """Delete all texts of a user that the service suggests as `text`."""
     body = encode("forget", messages.ForgetRequest(text=text))
     return Call("forget", "POST", _user_path("forget", user, "/forget"), messages.RemovedAnswer, body)
 

@@ -133,14 +133,14 @@ def remove_texts_before(record: Record, cutoff: int) -> Record:
     return keep_texts(record, tuple(saved for saved in record.texts if saved.time >= cutoff))
 
 
-def remove_text(record: Record, text: str) -> Record:
-    """Remove all copies of a text, compared in canonical form, and discard the learned states.
+def remove_text(record: Record, text: str, key: Callable[[str], str] = canonical) -> Record:
+    """Remove all copies of a text, that is, texts with the same `key`, and discard the learned states.
 
     The states are also discarded if no saved text is a copy but some accepted texts are no longer saved, because one
     of these may have been a copy.
     """
-    canonical_text = canonical(text)
-    remaining_texts = tuple(saved for saved in record.texts if canonical(saved.text) != canonical_text)
+    text_key = key(text)
+    remaining_texts = tuple(saved for saved in record.texts if key(saved.text) != text_key)
     was_never_accepted = len(remaining_texts) == record.last_number  # all are saved, and none is a copy
     return record if was_never_accepted else replace_fields(record, texts=remaining_texts, states=())
 

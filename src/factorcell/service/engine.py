@@ -268,12 +268,13 @@ class Service:
         return had_record
 
     def forget(self, user: str, text: str) -> int:
-        """Delete all copies of a text of a user, and return the number of copies.
+        """Delete all texts of a user that the service suggests as `text`, and return the number of deleted texts.
 
         This method also deletes everything that the model learned from the user. A background thread then learns the
         remaining texts again, as if the user had never accepted the deleted text.
         """
-        return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text)))
+        key = self.model.suggested_form
+        return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text), key))
 
     def undo(self, user: str) -> int:
         """Delete the newest text of a user as `forget` does, and return the number of deleted texts, 0 or 1."""
@@ -281,11 +282,7 @@ class Service:
 
     def pause(self, user: str, paused: bool = True) -> None:
         """Stop saving and learning texts of a user; with `paused=False`, start again."""
-
-        def change(record: Record) -> Record:
-            return changes.set_paused(record, paused, self.privacy, self._now())
-
-        self._change(checked_id(user), change)
+        self._change(checked_id(user), lambda record: changes.set_paused(record, paused, self.privacy, self._now()))
 
     def relearn(self, user: str) -> bool:
         """Learn the saved texts of a user that the model has not learned yet; return False if some remain.

@@ -16,6 +16,7 @@ from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
 from factorcell.config import UserError, check_choice
+from factorcell.data.canonical import canonical
 from factorcell.evaluation.conditional_prior import load_priors
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
@@ -133,14 +134,17 @@ class ServedModel:
                 user = self._learn_one(user, saved)
         return LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes())
 
+    def suggested_form(self, text: str) -> str:
+        """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
+        return canonical(self.run.tokenizer.normalize_fully(text))
+
     def _user_after(self, state: LearnedState | None) -> User:
         return self.learner.new() if state is None else User.from_bytes(state.user_bytes)
 
     def _with_history(self, user: User, texts: Sequence[StoredText]) -> User:
         """Return the user with the newest of `texts` as history."""
         newest_texts = texts[-History.max_texts :]
-        history = History(tuple(self.run.tokenizer.normalize_fully(saved.text) for saved in newest_texts))
-        return replace(user, history=history)
+        return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
         """Return the user after learning a text with its context, or without it if the model does not know it."""

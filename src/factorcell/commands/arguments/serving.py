@@ -65,7 +65,7 @@ def add_users_export_arguments(parser: Parser) -> None:
 def add_users_forget_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell users forget`."""
     _add_store_and_user(parser)
-    parser.add_argument("text", metavar="TEXT", help="the complete text to forget")
+    parser.add_argument("text", metavar="TEXT", help="the complete text to forget, in the same upper and lower case")
 
 
 def add_users_delete_arguments(parser: Parser) -> None:

@@ -103,7 +103,7 @@ def delete(site: Site, call: Call) -> messages.DeletedAnswer:
 
 
 def forget(site: Site, call: Call) -> messages.RemovedAnswer:
-    """Delete all copies of a text of a user, and everything that was learned from it."""
+    """Delete all texts of a user that are suggested as this text, and everything that was learned from them."""
     return messages.RemovedAnswer(removed=site.service.forget(call.user, call.message.text))
 
 
