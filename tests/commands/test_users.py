@@ -151,6 +151,17 @@ def test_the_import_omits_private_texts(tmp_path: Path, capsys: pytest.CaptureFi
     assert message.splitlines()[1:] == [], "users who are in the store are not changed"
 
 
+def test_the_import_omits_empty_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    texts = [{"text": text, "time": 1} for text in ("abba", "", " \t\u2003", "cab")]
+    file.write_text(json.dumps({"format": 1, "user": "ann", "paused": False, "texts": texts}))
+    _, message = run_command(["users", "import", str(file), "--store", store], capsys)
+    omitted = "texts that were omitted, since they are empty: 2 (line 1 text 2, line 1 text 3)"
+    assert message.splitlines()[1:] == [omitted]
+    (line,), _ = run_command(["users", "export", "--store", store], capsys)
+    assert [text["text"] for text in json.loads(line)["texts"]] == ["abba", "cab"]
+
+
 def test_times_of_an_import_may_have_fractions_or_be_iso_8601(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

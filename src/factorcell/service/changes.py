@@ -146,10 +146,14 @@ def remove_text(record: Record, text: str, key: Callable[[str], str] = canonical
 
 
 def export_record(record: Record) -> dict[str, Any]:
-    """Return the texts and settings of a record as values that JSON can represent."""
+    """Return the texts and settings of a record as values that JSON can represent.
+
+    Imports of earlier versions could save empty texts; the export omits them.
+    """
     exported_texts = [
         {"text": saved.text, "time": saved.time} | ({"context": saved.context} if saved.context else {})
         for saved in record.texts
+        if saved.text
     ]
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 
@@ -170,7 +174,7 @@ class ImportedUser:
 def import_record(exported_user: Any, privacy: Privacy, now: int) -> ImportedUser:
     """Return a new record from the result of `export_record`, without a learned state.
 
-    The record omits texts that the privacy rules do not allow; `Record.last_number` counts them.
+    The record omits empty texts and texts that the privacy rules do not allow; `Record.last_number` counts them.
 
     Raises:
         UserError: `exported_user` does not have the form of such a result.
@@ -187,7 +191,9 @@ def import_record(exported_user: Any, privacy: Privacy, now: int) -> ImportedUse
         ) from None
     omissions, allowed_texts = list[tuple[int, str]](), list[StoredText]()
     for saved in texts:
-        if (content := privacy.withhold_reason(saved.text, saved.context)) is None:
+        if not saved.text:
+            omissions.append((saved.number, "they are empty"))
+        elif (content := privacy.withhold_reason(saved.text, saved.context)) is None:
             allowed_texts.append(saved)
         else:
             omissions.append((saved.number, f"they seem to contain {content}"))

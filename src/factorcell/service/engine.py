@@ -243,7 +243,7 @@ class Service:
     def restore(self, exported_user: Any) -> str:
         """Save an exported user; a background thread then learns the user's texts.
 
-        This method omits texts that the privacy rules of this service do not allow.
+        This method omits empty texts and texts that the privacy rules of this service do not allow.
 
         Args:
             exported_user: The JSON values that `export` returned.
