@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,27 @@ def test_a_user_deleted_during_the_export_is_skipped(
     lines, _ = run_command(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
     assert "is not in the store" in run_command(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
+
+
+def test_damaged_records_are_skipped_and_reported(
+    url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service(model, open_store(url))
+    for user in ("aaa", "ben", "eve"):
+        service.accept(user, "abba")
+    service.close()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("UPDATE factorcell_users SET value = x'00' WHERE user_id IN (?, ?)", (b"aaa", b"ben"))
+    notices = [f"user '{user}' is skipped: user record: truncated or altered" for user in ("aaa", "ben")]
+    total = "factorcell: store: 2 users were skipped, because their records are damaged; "
+    for words in ([], ["aaa", "ann", "ben", "bob", "eve"]):
+        lines, message = run_command(["users", "export", *words, "--store", url], capsys, 2)
+        assert [json.loads(line)["user"] for line in lines] == ["ann", "bob", "eve"]
+        assert message.splitlines()[:2] == notices
+        assert message.splitlines()[2].startswith(total)
+    _, message = run_command(["users", "migrate", str(model.run.folder), "--store", url], capsys, 2)
+    assert message.splitlines()[:-1] == [*notices, f"{model.run.folder} has learned the texts of 3 users"]
+    assert message.splitlines()[-1].startswith(total)
 
 
 def test_migration_requires_a_run_that_distinguishes_users(

@@ -21,7 +21,7 @@ from factorcell.progress import progress_bar
 from factorcell.service import changes
 from factorcell.service.http import keys
 from factorcell.service.privacy import Privacy
-from factorcell.service.record import Record, StoreError, checked_id
+from factorcell.service.record import DamagedRecordError, Record, StoreError, checked_id
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store, all_users
 
@@ -59,11 +59,14 @@ def run_users_show(arguments: argparse.Namespace) -> None:
 
 def run_users_export(arguments: argparse.Namespace) -> None:
     """Run `factorcell users export`."""
+    damaged_users: list[str] = []
     with _opened_store(arguments) as store:
         for user in arguments.users or all_users(store):
-            record = _read_record(store, user) if arguments.users else store.read(user)
-            if record is not None:  # another process may have deleted the user after `all_users`
-                terminal.show_json([changes.export_record(record)])
+            with _damage_reported(user, damaged_users):
+                record = _read_record(store, user) if arguments.users else store.read(user)
+                if record is not None:  # another process may have deleted the user after `all_users`
+                    terminal.show_json([changes.export_record(record)])
+    _raise_if_damaged(damaged_users)
 
 
 def run_users_import(arguments: argparse.Namespace) -> None:
@@ -131,16 +134,20 @@ def run_users_migrate(arguments: argparse.Namespace) -> None:
         service = Service(ServedModel(Run.open(arguments.run)), store)
         service.model.learner.new()  # raises an error if the run does not distinguish users
         users = list(all_users(store))
+        damaged_users: list[str] = []
         unfinished_count = 0  # users whose records other processes changed too often
         for user in progress_bar(users, desc="learning", unit="users"):
-            has_learned_all_texts = service.relearn(user)
-            unfinished_count += not has_learned_all_texts
-    terminal.notify(f"{arguments.run} has learned the texts of {len(users) - unfinished_count:,} users")
+            with _damage_reported(user, damaged_users):
+                has_learned_all_texts = service.relearn(user)
+                unfinished_count += not has_learned_all_texts
+    learned_count = len(users) - unfinished_count - len(damaged_users)
+    terminal.notify(f"{arguments.run} has learned the texts of {learned_count:,} users")
     if unfinished_count:
         terminal.notify(
             f"{unfinished_count:,} users changed during the migration; "
             "the server learns the texts of each at the user's next request"
         )
+    _raise_if_damaged(damaged_users)
 
 
 def run_users_key(arguments: argparse.Namespace) -> None:
@@ -161,6 +168,25 @@ def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterat
         raise UserError(f"store: {error}") from None
     finally:
         store.close()
+
+
+@contextmanager
+def _damage_reported(user: str, damaged_users: list[str]) -> Iterator[None]:
+    """If the record of a user is damaged, print a notice and add the user to `damaged_users`."""
+    try:
+        yield
+    except DamagedRecordError as error:
+        terminal.notify(f"user {user!r} is skipped: {error}")
+        damaged_users.append(user)
+
+
+def _raise_if_damaged(damaged_users: list[str]) -> None:
+    """Raise a `UserError` if there are users with damaged records."""
+    if damaged_users:
+        raise UserError(
+            f"store: {len(damaged_users):,} users were skipped, because their records are damaged; "
+            "restore the records from a backup, or delete these users"
+        )
 
 
 def _default_store_url() -> str:

@@ -1,4 +1,7 @@
-"""The log of unexpected errors: their types and locations. Messages are omitted, as they may contain user texts."""
+"""The log of unexpected errors and damaged records.
+
+It has the types and locations of errors, but no messages, as they may contain user texts, and no user ids.
+"""
 
 import logging
 
@@ -14,3 +17,8 @@ def log_unexpected_error(error: BaseException) -> None:
         locations.append(f"{module}:{traceback.tb_lineno}")
         traceback = traceback.tb_next
     LOG.error("%s at %s", type(error).__name__, " > ".join(locations[-MAX_FRAMES:]))
+
+
+def log_damaged_record() -> None:
+    """Log that the record of a user is damaged, without the id of the user."""
+    LOG.error("the record of a user is damaged; `factorcell users export` names all users with damaged records")

@@ -14,7 +14,7 @@ from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.http.application import application
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Settings, Site
-from factorcell.service.record import StoreError
+from factorcell.service.record import Record, StoreError
 
 # Long enough not to appear in a metric by chance.
 WORDS = st.text("abcXYZ0189é\U0001f600%/\"'", min_size=1, max_size=12).map("qzj{}qzj".format)
@@ -73,6 +73,20 @@ def test_metrics_count_requests_and_outcomes(client: TestClient) -> None:
         'factorcell_waiting{lane="search"} 0.0',
     ):
         assert line in metrics
+
+
+def test_damaged_record_is_logged_without_the_user(
+    client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(user: str) -> Record | None:
+        return Record.from_bytes(b"damaged", user)
+
+    monkeypatch.setattr(site.service.store.store, "read", read)
+    assert client.get("/v1/users/qzj/export").status_code == 503
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("factorcell")]
+    assert messages == [
+        "the record of a user is damaged; `factorcell users export` names all users with damaged records"
+    ]
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, ValueError, RuntimeError])

@@ -27,6 +27,7 @@ from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.http.watching import Watcher
+from factorcell.service.record import DamagedRecordError
 
 # Keys of the ASGI scope: the time of arrival, and the operation name for the metrics.
 ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
@@ -125,6 +126,8 @@ class Guard:
             problem = problems.problem_from(error, str(self.site.service.model.run.folder))
             if problem.kind == "failed":
                 error_log.log_unexpected_error(error)
+            elif isinstance(error, DamagedRecordError):
+                error_log.log_damaged_record()
             if not status:
                 respond = problem.response()
                 await respond(scope, receive, send_with_headers)
