@@ -68,9 +68,9 @@ def measure_pretrained() -> dict[str, float]:
         vectors.sum().backward()
 
     with torch.no_grad():
-        one = model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))).conditions
-        folded = replace(one, shifts=model.backbone.maps.fold(one.shifts))
-        start = model.backbone.start(one, TEXTS)
+        single = model.condition(batch.context.select(torch.zeros(1, dtype=torch.long))).conditions
+        folded = replace(single, shifts=model.backbone.maps.fold(single.shifts))
+        start = model.backbone.start(single, TEXTS)
 
     def base_reading() -> None:
         with torch.no_grad():
@@ -82,7 +82,7 @@ def measure_pretrained() -> dict[str, float]:
 
     def reading_in_one_context() -> None:
         with torch.no_grad():
-            model.backbone(inputs, one, start)
+            model.backbone(inputs, single, start)
 
     def mixed_reading() -> None:
         with torch.no_grad():
