@@ -26,9 +26,8 @@ from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import BackboneState
 from factorcell.model.ngram_mixture import Predictor
 
-MORE_TOKENS = (
-    8  # the covers of a prefix have similar numbers of tokens, and Z includes those that are slightly too long
-)
+# The covers of a prefix have similar numbers of tokens, and Z includes those that are slightly longer than a text.
+MORE_TOKENS = 8
 
 
 @dataclass(frozen=True)

@@ -146,14 +146,10 @@ def remove_text(record: Record, text: str, key: Callable[[str], str] = canonical
 
 
 def export_record(record: Record) -> dict[str, Any]:
-    """Return the texts and settings of a record as values that JSON can represent.
-
-    Imports of earlier versions could save empty texts; the export omits them.
-    """
+    """Return the texts and settings of a record as values that JSON can represent."""
     exported_texts = [
         {"text": saved.text, "time": saved.time} | ({"context": saved.context} if saved.context else {})
         for saved in record.texts
-        if saved.text
     ]
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": exported_texts}
 

@@ -1,11 +1,9 @@
 """Operations on one user over HTTP."""
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 from factorcell.service.http.site import Site
-from factorcell.service.record import Record, StoredText
 
 
 def accept(client: TestClient, user: str, *texts: str) -> None:
@@ -51,14 +49,6 @@ def test_import_omits_blank_texts(client: TestClient) -> None:
     assert client.post("/v1/users", json=exported).json() == {"user": "ann"}
     answer = client.get("/v1/users/ann/export")
     assert (answer.status_code, answer.json()["texts"]) == (200, [texts[0], texts[2]])
-
-
-def test_record_with_an_empty_text_can_be_exported(client: TestClient, site: Site) -> None:
-    texts = (StoredText(1, "", 1), StoredText(2, "abba", 1))  # as imports of earlier versions saved them
-    record = msgspec.structs.replace(Record.new("ann", now=1), last_number=2, texts=texts)
-    assert site.service.store.write(record, expected_version=None)
-    answer = client.get("/v1/users/ann/export")
-    assert (answer.status_code, answer.json()["texts"]) == (200, [{"text": "abba", "time": 1}])
 
 
 @pytest.mark.parametrize("path", ["/v1/users/nobody", "/v1/users/nobody/export"])
