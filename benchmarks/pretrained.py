@@ -8,7 +8,8 @@ time of each. The variants are:
 - a training step with factor adapters of rank 8 on all linear maps, against the same frozen base without adapters
   (forward and backward to the input, which a step with adapters needs at least), and against a shared LoRA of
   `transformers` modules written by hand;
-- reading texts with weights into which the context is folded, against the base itself;
+- reading texts with weights into which the context is folded, and in one context that is not folded, against the base
+  itself;
 - a training step of a new model with the sampled loss of factorcell, against the same architecture of `transformers`
   with `cross_entropy` over all tokens.
 """
@@ -172,6 +173,7 @@ def main() -> None:
         {
             "adapters, of a training step": ("step with adapters", "step of the frozen base"),
             "folded reading": ("reading, folded", "reading by the base"),
+            "one context, reading": ("reading, one context", "reading by the base"),
             "mixed contexts, reading": ("reading, mixed contexts", "reading by the base"),
             "new model: plain / ours": ("step of plain PyTorch", "step of a new model"),
         },
