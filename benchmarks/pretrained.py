@@ -6,8 +6,7 @@ Each row has the median of the processes. A process measures the variants in tur
 time of each. The variants are:
 
 - a training step with factor adapters of rank 8 on all linear maps, against the same frozen base without adapters
-  (forward and backward to the input, which a step with adapters needs at least), and against a shared LoRA of
-  `transformers` modules written by hand;
+  (forward and backward to the input, which a step with adapters needs at least);
 - reading texts with weights into which the context is folded, and in one context that is not folded, against the base
   itself;
 - a training step of a new model with the sampled loss of factorcell, against the same architecture of `transformers`

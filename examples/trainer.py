@@ -40,8 +40,9 @@ def tokenize(
 ) -> datasets.Dataset:
     """Return a data set with the tokens of each text, a start and an end token, and the context columns of a schema.
 
-    A longer text is cut after `MAX_TOKENS` tokens, and then has no end token. With `with_names`, the names of the
-    category values, such as "city: Oslo", are before the text; they are read, but not predicted.
+    A text that has more than `MAX_TOKENS` tokens, its end token included, is cut, and then has no end token. With
+    `with_names`, the names of the category values, such as "city: Oslo", are before the text; they are read, but not
+    predicted.
     """
     columns, end = schema.columns(), tokenizer.eos_token_id
     start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id

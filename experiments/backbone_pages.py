@@ -66,6 +66,7 @@ def interval_of(rows: Rows, name: str, key: str) -> Interval | None:
 
 
 def with_ends(value: Interval | None, form: str, scale: float = 1.0) -> str:
+    """Format a figure and the ends of its interval; a missing figure gives an empty string."""
     if value is None:
         return ""
     ends = "" if value.low is None else f" [{number(value.low, form, scale)}, {number(value.high, form, scale)}]"

@@ -150,10 +150,10 @@ class Projection(AdaptedLinear):
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
         return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
-    def forward(self, x: Tensor, shift: Shift | None = None) -> Tensor:
+    def forward(self, x: Tensor, shift: Shift = UNCHANGED) -> Tensor:
         adaptation = current_adaptation()
-        if shift is not None or adaptation is None:
-            return super().forward(x, shift or UNCHANGED)
+        if adaptation is None:
+            return super().forward(x, shift)
         y = super().forward(adaptation.by_context(x), adaptation.shift(self))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 

@@ -7,6 +7,7 @@ Shapes: B contexts, N texts, T steps, E token embedding (also the size of the ve
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -231,7 +232,7 @@ class HuggingFaceBackbone(Backbone):
         outputs = sum(projection.matrix().shape[1] for projection in self.maps.projections)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        conditions = self._values_per_context()
+        conditions = self._values_per_context
         return Footprint(
             token=3 * outputs + 12 * self.size * config.num_hidden_layers,
             text=2 * conditions,
@@ -240,10 +241,11 @@ class HuggingFaceBackbone(Backbone):
         )
 
     def adapted_share(self) -> float:
-        return self._values_per_context() / sum(projection.weight.numel() for projection in self.maps.projections)
+        return self._values_per_context / sum(projection.weight.numel() for projection in self.maps.projections)
 
-    @torch.no_grad()
+    @cached_property
     def _values_per_context(self) -> int:
-        """Return the number of values of the shifts of all projections in one context."""
+        """The number of values of the shifts of all projections in one context."""
         zero = torch.zeros(1, self.context_size, device=self.maps.projections[0].weight.device)
-        return sum(shift.values_per_context() for shift in self.condition(zero).shifts)
+        with torch.no_grad():
+            return sum(shift.values_per_context() for shift in self.condition(zero).shifts)
