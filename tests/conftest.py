@@ -1,4 +1,8 @@
-"""Fixtures of all tests: one thread, fixed seeds, float32, and a cache folder for the session."""
+"""Fixtures of all tests: fixed seeds and threads, float32, and a cache folder for the session.
+
+Results depend on rounding, and so on the kernel and the number of threads: `FACTORCELL_KERNEL` sets the one, and
+`FACTORCELL_TEST_THREADS` (default: 1) the other.
+"""
 
 import gc
 import os
@@ -20,6 +24,8 @@ if not torch.cuda.is_available():  # read when kernels are defined, so it must b
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+THREADS = int(os.environ.get("FACTORCELL_TEST_THREADS", "1"))
+
 # Without a GPU `torch.manual_seed` records the stack of every call, which takes a millisecond.
 _seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
@@ -36,8 +42,8 @@ _TORCH_RANDOM = _TorchRandom()  # hypothesis has only a weak reference to it
 
 
 def pytest_configure() -> None:
-    """Use one thread per process, and deterministic examples without a deadline."""
-    torch.set_num_threads(1)
+    """Set the number of threads, and use deterministic examples without a deadline."""
+    torch.set_num_threads(THREADS)
     # A shell ignores SIGINT in background jobs, and the child processes of tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,15 +67,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
+def _threads() -> None:
     """Reset the number of threads before fixtures of a module, which run before those of a test."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """Start every test with the same seeds and one thread."""
-    torch.set_num_threads(1)
+    """Start every test with the same seeds and number of threads."""
+    torch.set_num_threads(THREADS)
     random.seed(0)
     np.random.seed(0)
     _seed_torch(0)

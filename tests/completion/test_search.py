@@ -21,18 +21,15 @@ from factorcell.config import OUTPUT_BIASES
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
-from factorcell.model.kernels import library
 from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from factorcell.model.run import Run
+from tests import kernels
 from tests.small_runs import as_any, make_letters
 
 CLOSE = 1e-4  # nats: float32 sums in different orders
-LIBRARY = library.library()
-INSTRUCTION_SETS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
-DEFAULT_KIND = INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else "pytorch"
-needs_compiled = pytest.mark.skipif(LIBRARY is None, reason="no compiled kernels: the installation had no C++ compiler")
-BOTH = pytest.mark.parametrize("kind", ["pytorch", *INSTRUCTION_SETS[-1:]])
-ALL = pytest.mark.parametrize("kind", ["pytorch", *INSTRUCTION_SETS])
+DEFAULT_KIND = kernels.NATIVE or "pytorch"
+BOTH = pytest.mark.parametrize("kind", ["pytorch", *kernels.VARIANTS[-1:]])
+ALL = pytest.mark.parametrize("kind", ["pytorch", *kernels.VARIANTS])
 
 SIZES: dict[str, Any] = {"hash_size": st.just(50), "bloom_size": st.just(500), "seed": st.integers(0, 99)}
 BIASES = st.sampled_from([(), *((name,) for name in OUTPUT_BIASES)])
@@ -177,8 +174,8 @@ def test_typing_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
         assert torch.equal(state.memory, other.memory)
 
 
-@needs_compiled
-@pytest.mark.parametrize("variant", INSTRUCTION_SETS)
+@kernels.compiled
+@pytest.mark.parametrize("variant", kernels.VARIANTS)
 @settings(max_examples=15)
 @given(model=MODELS, keys=st.lists(st.sampled_from("abcz<<"), max_size=10))
 def test_the_compiled_state_equals_the_plain_state_after_typing_and_deleting(
@@ -265,7 +262,7 @@ def make_run_with_long_texts(nats: float = 3) -> Run:
     return run
 
 
-@needs_compiled
+@kernels.compiled
 def test_the_most_probable_waiting_hypotheses_stay() -> None:
     run = make_run_with_long_texts()
     whole = search(run, "a", 10, 12, max_waiting=10**6)
@@ -277,7 +274,7 @@ def test_the_most_probable_waiting_hypotheses_stay() -> None:
         assert [c.ids for c in result.completions] == [c.ids for c in whole.completions]
 
 
-@needs_compiled
+@kernels.compiled
 def test_the_deadline_ends_a_long_search() -> None:
     run = make_run_with_long_texts(13)
     stopped = search(run, "a", 10, 12, max_expanded=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05)
@@ -285,7 +282,7 @@ def test_the_deadline_ends_a_long_search() -> None:
     assert 0 < stopped.expanded_count < 10**6
 
 
-@needs_compiled
+@kernels.compiled
 def test_another_thread_can_stop_one_search_of_a_call() -> None:
     run, stop = make_run_with_long_texts(13), Stop()
     compiled, prefix_state = compiled_state(run, "a")
@@ -312,7 +309,7 @@ def test_a_stop_calls_the_callbacks_of_blocks_that_are_active() -> None:
         assert called == ["first", "second"]
 
 
-@needs_compiled
+@kernels.compiled
 def test_rare_accepted_completions_are_found() -> None:
     run = make_letters(seed=4, spread=0.8)
     logs = enumerate_completions(run, "a", "Oslo", 5)
@@ -338,7 +335,7 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
     return compiled, requests
 
 
-@needs_compiled
+@kernels.compiled
 @pytest.mark.parametrize("products", PRODUCT_TYPES)
 def test_many_requests_have_the_same_results_as_single_requests_bit_for_bit(products: str) -> None:
     compiled, requests = many_requests(make_letters(("abcdef", "fed"), seed=1, spread=0.8), products)
@@ -357,7 +354,7 @@ def test_many_requests_have_the_same_results_as_single_requests_bit_for_bit(prod
     assert compiled.search([]) == []
 
 
-@needs_compiled
+@kernels.compiled
 @pytest.mark.parametrize("products", PRODUCT_TYPES)
 def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None:
     letters = ("".join(map(chr, range(48, 48 + 104))),)
@@ -378,7 +375,7 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
     assert math.exp(compiled_logs[-1]) > 1e-12
 
 
-@needs_compiled
+@kernels.compiled
 @pytest.mark.parametrize(
     ("model", "is_packed"),
     [

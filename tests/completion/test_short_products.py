@@ -16,21 +16,20 @@ from factorcell.model.kernels import library
 from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from tests.completion.test_search import (
     CLOSE,
-    INSTRUCTION_SETS,
     MODELS,
     compiled_state,
     enumerate_completions,
     many_requests,
-    needs_compiled,
     search,
     use_instructions,
 )
+from tests.kernels import VARIANTS, compiled
 from tests.small_runs import make_letters
 
-pytestmark = needs_compiled
+pytestmark = compiled
 
 
-@pytest.mark.parametrize("variant", INSTRUCTION_SETS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=15)
 @given(model=MODELS, prefix=st.text("abcz", max_size=3), k=st.integers(1, 9))
 def test_completions_found_in_bfloat16_have_float32_scores(
@@ -50,7 +49,7 @@ def test_completions_found_in_bfloat16_have_float32_scores(
     assert np.allclose(scores, sorted(logs.values(), reverse=True)[:k], atol=0.1)
 
 
-@pytest.mark.parametrize("variant", INSTRUCTION_SETS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
     with use_instructions(variant):
@@ -85,7 +84,7 @@ def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
 
 def test_bfloat16_is_used_only_on_processors_that_have_it() -> None:
     run = make_letters()
-    for variant in INSTRUCTION_SETS:
+    for variant in VARIANTS:
         with use_instructions(variant):
             for products in PRODUCT_TYPES:
                 engine = new_engine(run.model, products)

@@ -28,7 +28,7 @@ from factorcell.model.kernels.drawing import (
     next_tokens,
 )
 from tests.brute_force import may_follow
-from tests.model.kernels.test_library import VARIANTS, compiled
+from tests.kernels import VARIANTS, compiled
 
 PROBABILITIES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 LOGS = torch.tensor([PROBABILITIES]).log()

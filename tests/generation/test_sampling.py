@@ -21,7 +21,7 @@ from factorcell.generation.sampling import (
     sampling_requests,
 )
 from tests.brute_force import conditioning, enumerate_texts
-from tests.model.kernels.test_library import compiled
+from tests.kernels import compiled
 from tests.small_runs import make_letters, make_run
 
 RUN = make_letters(spread=1.0)

@@ -16,12 +16,12 @@ from factorcell.config import EXTENSIBLE, Config
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapters import register_adapter
 from factorcell.model.cells import register_cell
-from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.model_card import render
 from factorcell.model.run import Run
 from tests import adapter_plugins
 from tests.completion import test_online
+from tests.kernels import compiled
 from tests.model import oracles, test_cells, test_combinations, test_sizes
 from tests.model.oracles import Adapted, Array, Norm, Parameters, sigmoid
 from tests.small_runs import ROWS, make_letters, make_run
@@ -103,7 +103,7 @@ def test_sizes_are_known_before_a_model_is_created(cell: str) -> None:
     }
 
 
-@pytest.mark.skipif(library.library() is None, reason="the compiled kernels are not built")
+@compiled
 @pytest.mark.parametrize(
     ("options", "has_compiled_search"),
     [

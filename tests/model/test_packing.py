@@ -8,12 +8,10 @@ from factorcell.config import EXTENSIBLE
 from factorcell.model import adapters
 from factorcell.model.adapters import Adapter, LayerSizes, Shift
 from factorcell.model.backbone import register_backbone
-from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
+from tests.kernels import compiled
 from tests.plugins import Growing
 from tests.small_runs import make_letters
-
-compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
 
 
 class ConfigurableAdapter(Adapter):

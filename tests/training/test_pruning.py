@@ -9,7 +9,8 @@ import pytest
 
 from factorcell.model.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training import search, search_space
+from factorcell.training import search, search_space, trainer
+from factorcell.training.trainer import development_figures
 from tests.training.test_search import CONFIG, run_search
 
 
@@ -35,22 +36,30 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: p
 
 
 def test_a_pruned_trial_saves_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished: list[tuple[float, float]] = []
+    evaluated: list[float] = []  # the perplexity of the weights at each evaluation
+    finished: list[float] = []  # that of the saved weights
+
+    def report_the_second_as_best(run: Run, dev: Any) -> tuple[dict[str, Any], Any]:
+        row, figures = development_figures(run, dev)
+        evaluated.append(row["perplexity"])
+        return {**row, "perplexity": row["perplexity"] * (1 if len(evaluated) == 2 else 1000)}, figures
 
     def write_training_facts(run: Run, corpus: Any, dev: Any, *others: Any, **keywords: Any) -> None:
-        finished.append((float(run.nats(dev).mean()), np.log((run.best_evaluation() or {})["perplexity"])))
+        finished.append(float(np.exp(run.nats(dev).mean(dtype=np.float64))))
         fitting.write_training_facts(run, corpus, dev, *others, **keywords)
 
+    monkeypatch.setattr(trainer, "development_figures", report_the_second_as_best)
     monkeypatch.setattr(search, "write_training_facts", write_training_facts)
     monkeypatch.setattr(
         search.Search, "_report_evaluation", lambda self, trial, row, config: row["perplexity"] > row["best"]
     )
     config = search_space.with_drawn_options(CONFIG, {"evaluations": 6, "epochs": 6})
-    (row,) = run_search(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)
-    ((nats, best),) = finished
+    (row,) = run_search(tmp_path, 1, ranges={"learning_rate": (0.01,)}, config=config)
     assert row["state"] == "pruned"
-    assert dev_rows(Run.open(tmp_path / row["folder"]))[-1]["perplexity"] > row["perplexity"]
-    assert nats == pytest.approx(best, rel=1e-5)
+    assert len(evaluated) == 3
+    assert row["perplexity"] == evaluated[1]
+    assert finished == [pytest.approx(evaluated[1], rel=1e-6)]
+    assert finished != [pytest.approx(evaluated[2], rel=1e-3)]
 
 
 def dev_rows(run: Run) -> list[dict[str, Any]]:

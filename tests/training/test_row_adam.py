@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from factorcell.model.kernels import library
 from factorcell.training.row_adam import RowAdam
+from tests.kernels import VARIANTS
 
-LIBRARY = library.library()
-VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
 V, E, STEPS = 30, 3, 120
 
 

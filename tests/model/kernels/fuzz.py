@@ -28,11 +28,10 @@ from factorcell.model.packing import PRODUCT_TYPES
 from factorcell.model.run import Run
 from factorcell.training import row_adam
 from tests.completion.test_search import compiled_state, enumerate_completions, plain_state
+from tests.kernels import VARIANTS
 from tests.model.kernels.test_recurrence import Arrays, arrays, distance, make_leaves, run_plain_loop
 from tests.small_runs import as_any, make_letters
 
-LIBRARY = library.library()
-VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
 counts: Counter[str] = Counter()
 
 RAGGED = st.sampled_from([0, 1, 2, 3, 4, 5, 7, 9])

@@ -17,18 +17,16 @@ from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library
 from factorcell.option_fields import RecurrentOptions
+from tests.kernels import compiled
 
 NATIVE = Path(library.__file__).parent / "native"
-LIBRARY = library.library()
-VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
-compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernels")
 
 
 @compiled
 def test_bfloat16_is_used_only_within_autocast() -> None:
     assert not library.uses_bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert library.uses_bfloat16() == (VARIANTS[-1] in library.BFLOAT16_VARIANTS)
+        assert library.uses_bfloat16() == (library.variant() in library.BFLOAT16_VARIANTS)
         os.environ["FACTORCELL_KERNEL"] = "plain"
         assert not library.uses_bfloat16()
 
@@ -37,6 +35,7 @@ def test_the_loop_runs_without_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.library.cache_clear()
+    monkeypatch.delenv("FACTORCELL_KERNEL", raising=False)
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
     with caplog.at_level(logging.WARNING):
         cell = Cell(RecurrentOptions(hidden_size=5), BackboneSizes(4, 2, ("factor",), 1))

@@ -16,10 +16,8 @@ from factorcell.model.cells import Cell
 from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.option_fields import RecurrentOptions
+from tests.kernels import NATIVE, VARIANTS, compiled
 
-LIBRARY = library.library()
-VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
-compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernels")
 Arrays = dict[str, Tensor | None]
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -227,7 +225,7 @@ def test_unsupported_inputs_are_not_usable() -> None:
 
     assert a["input_gates"] is not None
     assert a["weight"] is not None
-    assert supports() == (LIBRARY is not None)
+    assert supports() == (NATIVE is not None)
     assert not supports(input_gates=a["input_gates"].double())
     assert not supports(weight=a["weight"].expand(2, -1, -1))
     assert not supports(input_gates=a["input_gates"][:0])

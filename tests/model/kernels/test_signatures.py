@@ -19,12 +19,12 @@ from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
 from factorcell.training.row_adam import RowAdam
+from tests.kernels import VARIANTS, compiled
 from tests.model.kernels import fuzz
 from tests.model.kernels.test_recurrence import Arrays, arrays
 
 NATIVE = Path(library.__file__).parent / "native"
 ROOT = Path(__file__).parents[3]
-compiled = pytest.mark.skipif(library.library() is None, reason="needs the compiled kernels")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_more_threads_than_jobs_are_started() -> None:
 
 @compiled
 def test_log_sum_of_impossible_tokens_is_minus_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variant in fuzz.VARIANTS:
+    for variant in VARIANTS:
         monkeypatch.setenv("FACTORCELL_KERNEL", variant)
         sums = softmax.log_sums(torch.tensor([[1.0], [torch.nan]]), torch.ones(50, 1), torch.full((50,), -torch.inf))
         assert sums[0] == -torch.inf

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from factorcell.model.kernels import library, softmax
-from tests.model.kernels.test_library import VARIANTS, compiled
+from tests.kernels import VARIANTS, compiled
 
 
 @compiled
