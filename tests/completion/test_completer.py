@@ -23,6 +23,7 @@ from factorcell.data.vocabulary import SPECIAL_TOKENS
 from factorcell.model.run import Run
 from tests.completion.test_search import BOTH, CLOSE, enumerate_completions, plain_state, use_instructions
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
+from tests.kernels import compiled
 from tests.small_runs import make_letters, make_run
 
 USERS = {"user": "city", "context": (), "min_user_count": 1}  # each city is a user
@@ -168,7 +169,9 @@ def test_deadlines_and_time_limits_end_a_search() -> None:
         Completer(make_letters(), seconds=-1.0)
 
 
-@pytest.mark.parametrize("model", [{}, {"cell": "gru"}], ids=["compiled", "plain"])
+@pytest.mark.parametrize(
+    "model", [pytest.param({}, id="compiled", marks=compiled), pytest.param({"cell": "gru"}, id="plain")]
+)
 @pytest.mark.parametrize("typos", [0, 1])
 def test_texts_that_are_not_allowed_are_replaced_by_the_next_best(model: dict[str, Any], typos: int) -> None:
     run = make_letters(seed=2, spread=1.0, **model)

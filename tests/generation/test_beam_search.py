@@ -13,6 +13,7 @@ from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator
 from factorcell.model.recurrent import RecurrentState
 from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
+from tests.kernels import compiled
 from tests.small_runs import make_letters
 
 RUN = make_letters(spread=1.0)
@@ -161,6 +162,7 @@ def test_numbers_out_of_range_are_refused(construct: Callable[[], object], messa
         construct()
 
 
+@compiled
 def test_a_step_copies_the_states_of_unfinished_texts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, select = [], RecurrentState.select
 

@@ -13,6 +13,7 @@ from factorcell.completion.search import PlainEngine
 from factorcell.data.corpus import Batch
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
+from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_letters, step_nats
 
 PROMPTS: list[tuple[str | None, str | None]] = [("ba", "c"), (None, "abcab"), ("", None), ("cab", None), ("c", "b")]
@@ -103,6 +104,7 @@ def test_gradients_of_prompts_equal_those_of_the_long_text() -> None:
     assert expected[encode("b")[0]].any()
 
 
+@compiled
 @pytest.mark.parametrize("adapt", [("factor", "concat"), ("prefix",), ()])
 def test_completions_after_a_prompt_equal_those_of_the_search_in_pytorch(adapt: tuple[str, ...]) -> None:
     letters = make_letters(spread=0.7, data={"context": ("city", "first:prompt")}, adapt=adapt)

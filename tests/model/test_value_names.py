@@ -17,6 +17,7 @@ from factorcell.model.model_card import describe_adaptation, render
 from factorcell.model.run import Run
 from factorcell.option_fields import CELLS
 from factorcell.training.fit import fit
+from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_run, step_nats
 
 CITIES, STARS = ("Oslo", "Nice", None, "Rome"), ("5", None, "1")
@@ -147,6 +148,7 @@ def test_classification_reads_the_name_of_each_candidate(options: dict[str, Any]
     assert np.abs(first - second).max() > 0.001
 
 
+@compiled
 def test_completions_after_names_equal_those_of_the_search_in_pytorch(tmp_path: Path) -> None:
     run = make(tmp_path / "run", adapt=("names", "factor"), output_bias=())
     run.model.float()
