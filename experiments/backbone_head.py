@@ -31,7 +31,7 @@ def measure_head(config: Config, texts: Tables, data_set: DataSet, tokens: int, 
     """Train a head for about `tokens` tokens with about `parameters` trained values, and measure its accuracy."""
     names, truth, _ = backbone_measures.candidates(texts)
     source = pretrained.find_source(config.backbone.base)  # type: ignore[attr-defined]
-    device = find_device(config.training.device)
+    device = find_device(config.training.device, config.backbone)
     torch.manual_seed(config.training.seed)
     tokenizer, model = load(source, len(names), parameters, device)
     train = corpora.read(texts["train"]).select(["text", data_set.target]).to_pylist()

@@ -35,7 +35,6 @@ from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import with_identified_base
-from factorcell.model.precision import BFLOAT16
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.model.sizes import meta_model
@@ -175,9 +174,7 @@ class Study(Experiment):
 
     def config(self, training: Training, threads: int) -> Config:
         config = self.cases[training.row].config()
-        is_cuda = config.training.device == "cuda"
-        precision = BFLOAT16 if is_cuda else study.training_precision()
-        return config.with_options(threads=threads, seed=training.seed, precision=precision)
+        return config.with_options(threads=threads, seed=training.seed)
 
 
 def make_cases(backbones: Mapping[str, Backbone]) -> dict[str, Case]:
@@ -228,7 +225,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     config = with_local_base(config)
     parameters = reference_parameters(case, config, texts)
     if case.method_name == "head":
-        budget = {"tokens": case.backbone.tokens, "device": device_name(config.training.device)}
+        budget = {"tokens": case.backbone.tokens, "device": device_name(config)}
         head = backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters)
         return Measurement({"reference_parameters": parameters} | budget) | head
     corpus = prepare(texts["train"], config)
@@ -254,15 +251,15 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
         "trained_parameters": sum(run.model.trained_count() for run in trained),
         "minutes": sum(run.training_minutes() for run in trained),
         "tokens": case.backbone.tokens if trained else 0,
-        "device": device_name(config.training.device),
+        "device": device_name(config),
     }
     reads_context = bool(case.method.reads) or case.method_name == "separate"
     return Measurement(row) | backbone_measures.measure_scorer(scorer, texts, data_set, reads_context)
 
 
-def device_name(name: str) -> str:
+def device_name(config: Config) -> str:
     """Return the name of the GPU that computes, or "processor"."""
-    device = find_device(name)
+    device = find_device(config.training.device, config.backbone)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
 
 

@@ -34,8 +34,8 @@ from factorcell.config import Config, UserError, check_choice
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model import precision
 from factorcell.model.adapters import weight_adapters
+from factorcell.model.devices import FLOAT32
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
@@ -114,8 +114,6 @@ class Experiment:
             sections[section] = {**sections.get(section, {}), **options}
         training_options = sections["training"]
         training_options |= {"threads": threads, "seed": training.seed}
-        if training_options.get("precision") != precision.FLOAT32:
-            training_options["precision"] = training_precision()
         return Config.from_dict(sections, where=f"row {training.row}")
 
 
@@ -184,17 +182,12 @@ class Job:
 
 def comparable_config(config: Config) -> Config:
     """Return a config without options that do not distinguish rows: the precision, and those the model never reads."""
-    model, training = config.model, replace(config.training, precision=precision.FLOAT32)
+    model, training = config.model, replace(config.training, precision=FLOAT32)
     if "sparse" not in model.output_bias:
         training = replace(training, sparse_l1=())
     if not (model.output_bias or weight_adapters(model)):
         model = replace(model, context_size=1, variable_size=1)
     return replace(config, model=model, training=training)
-
-
-def training_precision() -> str:
-    """Return bfloat16 if the processor has instructions for it; the choice must not depend on a speed test."""
-    return precision.BFLOAT16 if precision.is_supported(torch.device("cpu")) else precision.FLOAT32
 
 
 def parser(text: str) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: fixed seeds and threads, float32, and a cache folder for the session.
+"""Fixtures of all tests: fixed seeds and threads, and a cache folder for the session.
 
 Results depend on rounding, and so on the kernel and the number of threads: `FACTORCELL_KERNEL` sets the one, and
 `FACTORCELL_TEST_THREADS` (default: 1) the other.
@@ -50,14 +50,6 @@ def pytest_configure() -> None:
     hypothesis.register_random(_TORCH_RANDOM)
     hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("factorcell")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _float32_by_default() -> Iterator[None]:
-    """Let the precision `auto` mean float32, because the measured speeds would differ between test runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("factorcell.model.precision.is_supported", lambda device: False)
-        yield
 
 
 def pytest_collection_finish() -> None:

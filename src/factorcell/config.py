@@ -186,10 +186,8 @@ class TrainingConfig:
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
-    precision: str = option(
-        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
-    )
-    device: str = option("auto", "device to compute on; auto: the faster one of GPU and processor", choices=DEVICES)
+    precision: str = option("auto", CHOICE_HELP["precision"], choices=PRECISIONS)
+    device: str = option("auto", CHOICE_HELP["device"], choices=DEVICES)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -51,6 +51,11 @@ CHOICE_HELP = {
         "drop: leave the row out, error: stop with an error"
     ),
     "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
+    "device": (
+        "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer "
+        "normalization"
+    ),
+    "precision": "number type of matrix products; auto: float32, but bfloat16 for a pretrained base on a GPU",
     "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
 }
 
@@ -237,7 +242,7 @@ class HuggingFaceOptions(KindOptions):
     train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
     base_precision: str = option(
         "auto",
-        "number type of the frozen weights of a pretrained model; auto: bfloat16 if the device has instructions for it",
+        "number type of the frozen weights of a pretrained model; auto: bfloat16 on a GPU, otherwise float32",
         choices=("auto", "float32", "bfloat16"),
     )
     target_modules: tuple[str, ...] = option(

@@ -13,7 +13,6 @@ from factorcell.config import FORMAT
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_letters, make_run
 
@@ -77,21 +76,6 @@ def test_nats_of_a_certain_token_have_no_minus_sign(
     monkeypatch.setattr(Run, "score", lambda *_, **__: [row])
     assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
-
-
-@pytest.mark.parametrize("more", [[], ["--baseline", "plain"]])
-def test_the_precision_is_reported_once_at_the_end(
-    folder: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
-    assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products are computed in bfloat16, the faster format when tried; --precision sets it"
-    assert capsys.readouterr().err.splitlines() == [line]
-    assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
-    assert "products of" not in capsys.readouterr().err
-    assert main(["evaluate", "cell", "test.jsonl", *more, "--precision", "float32"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,30 +284,6 @@ def test_baseline_classifiers_require_values(tmp_path: Path, kind: str, capsys: 
         "new.jsonl: no text has a value of city that occurs in training; the classifier cannot be evaluated"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
-
-
-def test_commands_that_print_texts_use_float32_by_default(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
-    cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
-    commands = {
-        "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
-        "contexts": [cell, *between],
-        "explain": [cell, "--text", "the sea", *between],
-    }
-    for verb, words in commands.items():
-        shown = []
-        for more in ([], ["--precision", "float32"], ["--precision", "auto"]):
-            assert main([verb, *words, *more, "--json"]) == 0
-            captured = capsys.readouterr()
-            shown.append(captured.out)
-            assert ("products are computed in bfloat16" in captured.err) == ("auto" in more)
-        assert shown[0] == shown[1]
-    context = {"city": "Oslo", "stars": "5"}
-    rows = generate(Run.open(cell), [context], number=3, options=GenerationOptions(seed=1))
-    assert main(["generate", *commands["generate"], "--json"]) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == list(rows)
 
 
 def test_rows_of_generated_texts_have_their_precision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model import precision
 from factorcell.model.run import Run
 from factorcell.training import trainer as training
 
@@ -271,23 +270,6 @@ def test_unread_options_do_not_distinguish_rows(
         exit_code = 2 if index and not is_same else 0
         assert study.main(experiment(tmp_path, {"one": sections}), script_options(tmp_path), ["x.py"]) == exit_code
     assert ("made with other options" in capsys.readouterr().err) != is_same
-
-
-@pytest.mark.parametrize(("is_supported", "expected"), [(True, "bfloat16"), (False, "float32")])
-def test_the_precision_depends_on_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_supported: bool, expected: str
-) -> None:
-    """Recipes can require float32; rows of another precision count as finished."""
-    single = {**ROWS["concat"], "training": {"precision": "float32"}}
-    half = {**ROWS["concat"], "training": {"precision": "bfloat16"}}
-    tiny = experiment(tmp_path, {**ROWS, "single": single, "half": half})
-    monkeypatch.setattr(precision, "is_supported", lambda device: is_supported)
-    precisions = {row: tiny.config(study.Training(row, 0), 1).training.precision for row in tiny.rows}
-    assert precisions == {**dict.fromkeys(tiny.rows, expected), "single": "float32"}
-    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
-    monkeypatch.setattr(precision, "is_supported", lambda device: not is_supported)
-    monkeypatch.setattr(study, "make_row", lambda *_: pytest.fail("trained again"))
-    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
 
 
 # ---- parallel trainings ----

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch import Tensor
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.streams import read_streams
 from factorcell.completion.replay.tuning import progressive_sums
-from factorcell.config import LOSSES, OUTPUT_BIASES, Config
+from factorcell.config import LOSSES, OUTPUT_BIASES, Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.generation.beam_search import Beam, search_beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_requests
 from factorcell.model import devices
-from factorcell.model import run as run_module
 from factorcell.model.run import Run
+from factorcell.option_fields import HuggingFaceOptions, RecurrentOptions
+from factorcell.training import rules
+from factorcell.training.plan import plan
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
@@ -203,58 +206,41 @@ def test_transformer_is_trained_and_learns_users_as_on_the_processor(
     np.testing.assert_allclose(learned[0], learned[1], rtol=1e-4)
 
 
-class Device:
-    """A device on which work takes the given seconds per call, and ten times as long in the first call."""
-
-    def __init__(self, seconds: float, tokens: int, is_too_small: bool = False) -> None:
-        self.seconds, self.tokens, self.calls, self.is_too_small = seconds, tokens, 0, is_too_small
-
-    def __call__(self) -> int:
-        if self.is_too_small:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.calls += 1
-        return self.tokens
-
-
 @pytest.mark.parametrize(
-    ("cuda", "cpu", "expected"),
+    ("backbone", "device", "precision"),
     [
-        (Device(1.0, 100), Device(2.0, 100), "cuda"),
-        (Device(1.0, 100), Device(0.5, 100), "cpu"),
-        (Device(1.0, 600), Device(0.5, 100), "cuda"),  # larger batches count by their tokens
-        (Device(1.0, 600, is_too_small=True), Device(9.0, 100), "cpu"),
+        (RecurrentOptions(), "cuda", "float32"),
+        (RecurrentOptions(layer_norm=True), "cpu", "float32"),
+        (HuggingFaceOptions(base="llama"), "cuda", "float32"),
+        (HuggingFaceOptions(base="./model"), "cuda", "bfloat16"),
     ],
 )
-def test_the_device_that_reads_more_tokens_per_second_is_chosen(cuda: Device, cpu: Device, expected: str) -> None:
-    def clock() -> float:
-        return sum(device.seconds * (device.calls + 9 * (device.calls > 0)) for device in (cuda, cpu))
+def test_device_and_precision_follow_from_the_backbone(
+    backbone: Any, device: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(name: str, number_type: str = "auto") -> tuple[str, str]:
+        found = devices.find_device(name, backbone)
+        return found.type, devices.find_precision(number_type, found, backbone)
 
-    assert devices.choose_device({"cuda": cuda, "cpu": cpu}, clock) == expected
-    assert cpu.calls == devices.REPETITIONS + 1
-    assert ("processor" if expected == "cpu" else "GPU") in devices.describe_device(expected)
+    assert choose("auto") == choose("cpu") == ("cpu", "float32")
+    assert choose("cpu", "bfloat16") == ("cpu", "bfloat16")
+    with pytest.raises(UserError, match="needs a GPU"):
+        choose("cuda")
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    assert choose("auto") == (device, precision)
+    assert choose("cpu") == ("cpu", "float32")
+    assert choose("cuda")[0] == "cuda"
+    assert choose("cuda", "float32") == ("cuda", "float32")
 
 
-@pytest.mark.parametrize("faster", ["cpu", "cuda"])
-def test_a_run_is_opened_on_the_faster_device(faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "run").save_weights({})
-    names: list[str] = []
-
-    def find_device(name: str) -> torch.device:
-        names.append(name)
-        return torch.device("cpu")
-
-    monkeypatch.setattr(run_module, "has_gpu", lambda: True)
-    monkeypatch.setattr(run_module, "find_device", find_device)
-
-    def choose(works: dict[str, Any]) -> str:
-        token_counts = {name: work() for name, work in works.items()}
-        assert token_counts["cuda"] == token_counts["cpu"] >= 128 * 33
-        return faster
-
-    monkeypatch.setattr(run_module, "choose_device", choose)
-    run = Run.open(tmp_path / "run", device="auto")
-    assert names == ["auto", "cuda", "cpu", faster]
-    assert run.nats(run.prepare(ROWS)).sum() > 0
-    names.clear()
-    Run.open(tmp_path / "run", device="cuda")
-    assert names == ["cuda"]
+def test_batches_of_a_plan_are_those_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MIN_GPU_STEPS", 1)
+    options: dict[str, Any] = {"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}}
+    corpus = prepare(ROWS, Config.from_dict(options))
+    on_cpu = plan(options, corpus, corpus).config.training
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    on_gpu = plan(options, corpus, corpus).config.training
+    assert on_gpu.batch_tokens > on_cpu.batch_tokens
+    assert on_gpu == replace(on_cpu, batch_tokens=on_gpu.batch_tokens)
+    with_layer_norm = plan({**options, "backbone": {"layer_norm": True}}, corpus, corpus).config.training
+    assert with_layer_norm.batch_tokens == on_cpu.batch_tokens

@@ -15,7 +15,6 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import mixed_nats
 from factorcell.training.mixture import Mixture, mix, open_scorer
@@ -146,23 +145,6 @@ def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run
     assert rows[0]["perplexity"] < row["perplexity"], "each value has separate weights"
     assert np.allclose(plain.weights[0], mixed.weights[0])
     assert rows[0]["weights"] == mixed.weights[0].tolist()
-
-
-def test_a_mixture_uses_the_precision_of_its_first_run(
-    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = NGram.fit(small_runs.ROWS, runs[0].config, tmp_path / "counts", tokenizer=runs[0].tokenizer)
-    mix(runs, small_runs.ROWS, tmp_path / "mix")
-    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
-    opened = Mixture.open(tmp_path / "mix", precision="auto")
-    assert (opened.precision, opened.bfloat16_speedup) == ("bfloat16", 2.0)
-    assert {model.precision for model in opened.models if isinstance(model, Run)} == {"bfloat16"}
-    single = Mixture.open(tmp_path / "mix", precision="float32")
-    assert (single.precision, single.bfloat16_speedup) == ("float32", 1.0)
-    with_ngram = Mixture(tmp_path, [counts, *opened.models], None, np.full((1, 3), 1 / 3))
-    assert (with_ngram.precision, with_ngram.bfloat16_speedup) == ("bfloat16", 2.0)
-    alone = Mixture(tmp_path, [counts], None, np.ones((1, 1)))
-    assert (alone.precision, alone.bfloat16_speedup) == ("float32", 1.0)
 
 
 def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:

@@ -116,38 +116,6 @@ def test_a_config_sets_all_options() -> None:
         plan(config, *read(), Budget(minutes=1))
 
 
-def set_speedup(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[str]:
-    """Set the measured speed of bfloat16 relative to float32; return the precisions of the measured steps."""
-    measured: list[str] = []
-
-    def measure_speedup(work: Any, device: Any) -> float:
-        for name in ("float32", "bfloat16"):
-            work(name)
-            measured.append(name)
-        return speedup
-
-    monkeypatch.setattr(precisions, "measure_speedup", measure_speedup)
-    return measured
-
-
-@pytest.mark.parametrize(("speedup", "precision"), [(2.0, "bfloat16"), (0.5, "float32"), (1.0, "float32")])
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_the_faster_precision_is_measured_and_kept_when_resuming(
-    is_complete: bool, speedup: float, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = Config.from_dict(OPTIONS) if is_complete else {**OPTIONS, "training": {"epochs": 2}}
-    measured = set_speedup(monkeypatch, speedup)
-    complete = plan(config, *read())
-    assert complete.config.training.precision == precision
-    assert complete.bfloat16_speedup == speedup
-    assert measured == ["float32", "bfloat16"]
-    assert any(f"computed in {precision}" in line for line in complete.notices()) == (speedup != 1.0)
-    run = fit(ROWS, ROWS, config, tmp_path / "run")
-    assert run.config.training.precision == read_config(tmp_path / "run").training.precision == precision
-    set_speedup(monkeypatch, 3.0 - speedup)
-    assert fit(ROWS, ROWS, config, tmp_path / "run", resume=True).config == run.config
-
-
 TIMED_OPTIONS: dict[str, Any] = {
     **OPTIONS,
     "training": {"batch_tokens": 8, "precision": "float32", "threads": 1, "patience": 0},

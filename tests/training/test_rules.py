@@ -78,10 +78,10 @@ def test_batches_on_a_gpu_are_larger_for_tables_with_many_targets() -> None:
     sizes = {}
     for targets in (1000, 10**6, 2 * 10**6, 10**8):
         facts = TableFacts(targets, 20, is_character_level=False)  # at most 12 passes
-        sizes[targets] = rules.default_options(facts, 12.0, on_gpu=True)["training"]["batch_tokens"]
+        sizes[targets] = rules.gpu_batch_tokens(facts, 12.0)
     assert sizes == {1000: 100, 10**6: 5000, 2 * 10**6: 6000, 10**8: 6000}
     facts = TableFacts(10**6, 20, is_character_level=False)
-    assert rules.default_options(facts, 2.0, on_gpu=True)["training"]["batch_tokens"] == 1000
+    assert rules.gpu_batch_tokens(facts, 2.0) == 1000
 
 
 def test_facts_describe_the_table() -> None:

@@ -227,4 +227,3 @@ def _run_command(commands: Sequence[Command], arguments: argparse.Namespace) -> 
         options.set_threads(getattr(arguments, "threads", 0))
         options.set_max_memory(getattr(arguments, "max_memory", None))
         run(arguments)
-        terminal.notify(*getattr(arguments, "precision_notice", ()))

@@ -28,6 +28,7 @@ from factorcell.config import (
 )
 from factorcell.extensions import NONE
 from factorcell.option_fields import (
+    CHOICE_HELP,
     KIND_HELP,
     OPTION_KINDS,
     HuggingFaceOptions,
@@ -241,22 +242,15 @@ def add_max_memory(parser: Parser) -> None:
     parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=help_text)
 
 
-def add_computing(parser: Parser, precision: str = "auto", unknown: str = "group") -> None:
-    """Add the options of commands that compute with a model; `precision` and `unknown` are the defaults of two options.
-
-    With --precision auto, the command measures which number format is faster. The choice depends on the load of the
-    machine, so the output could differ between two calls. Therefore, commands that print texts, words or lists have the
-    default "float32".
-    """
+def add_computing(parser: Parser, unknown: str = "group") -> None:
+    """Add the options of commands that compute with a model; `unknown` is the default of one of them."""
     add_unknown(parser, unknown)
     add_json(parser)
     computing = parser.section("computing")
     add_threads(computing)
-    help_text = "device to compute on; auto: the faster one of GPU and processor"
-    computing.add_argument("--device", default="auto", choices=DEVICES, help=help_text)
-    help_text = "number format of matrix products; auto: the faster one on this machine"
+    computing.add_argument("--device", default="auto", choices=DEVICES, help=CHOICE_HELP["device"])
     computing_rare = parser.section("computing", is_rare=True)
-    computing_rare.add_argument("--precision", default=precision, choices=PRECISIONS, help=help_text)
+    computing_rare.add_argument("--precision", default="auto", choices=PRECISIONS, help=CHOICE_HELP["precision"])
     add_max_memory(parser)
 
 
@@ -267,22 +261,8 @@ def add_no_ngram_mixture(section: Parser | Section) -> None:
 
 
 def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
-    """Open a model on the device and with the precision that `arguments` specify.
-
-    The device and the precision of the first model replace those of `arguments`, so that all models of a command
-    compute on the same device and in the same number format. If the precision is bfloat16, a notice about it is stored
-    in `arguments.precision_notice`.
-    """
-    from factorcell.model import precision
-
-    model = open_model(folder, device=arguments.device, precision=arguments.precision)
-    arguments.precision = getattr(model, "precision", arguments.precision)
-    if (device := getattr(model, "device", None)) is not None:
-        arguments.device = device.type
-    if arguments.precision != precision.FLOAT32:
-        speedup = getattr(model, "bfloat16_speedup", 1.0)
-        arguments.precision_notice = getattr(arguments, "precision_notice", None) or precision.describe_speedup(speedup)
-    return model
+    """Open a model on the device and with the precision that `arguments` specify."""
+    return open_model(folder, device=arguments.device, precision=arguments.precision)
 
 
 def set_threads(count: int) -> None:

@@ -59,8 +59,12 @@ def run_replay(arguments: argparse.Namespace) -> None:
         user_column=user_column,
         unknown=arguments.unknown,
         seconds=arguments.seconds,
-        precision=arguments.precision,
-        open_run=partial(Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device),
+        open_run=partial(
+            Run.open,
+            mixture=not arguments.no_ngram_mixture,
+            device=arguments.device,
+            precision=arguments.precision,
+        ),
     )
     runs = systems.find_runs(opened_systems)
     terminal.notify(*training_warnings(runs))

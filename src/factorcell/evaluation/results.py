@@ -19,6 +19,7 @@ from factorcell.evaluation.run_warnings import training_difference
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.folders import not_a_run_error
 from factorcell.model import model_card, ngram, saved_results
+from factorcell.model.devices import AUTO
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, training_facts
 from factorcell.model.scoring import Scorer
@@ -27,7 +28,7 @@ from factorcell.model.training_state import ENDED_SINCE, describe_running
 Row = dict[str, Any]
 
 
-def open_model(folder: str | Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
+def open_model(folder: str | Path, device: str = "cpu", precision: str = AUTO) -> Run | NGram:
     """Open the run or n-gram model in a folder; `device` and `precision` apply to runs."""
     if (Path(folder) / ngram.FILE).is_file():
         return NGram.open(folder)

@@ -37,9 +37,9 @@ from factorcell.generation.sampling import (
     sampling_requests,
 )
 from factorcell.model import sizes
+from factorcell.model.devices import FLOAT32
 from factorcell.model.language_model import Conditioning, max_prompt_length
 from factorcell.model.model_card import has_mixture
-from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")

@@ -1,21 +1,25 @@
-"""Choice of the device to compute on, by measurement, and the number of threads in forked processes.
+"""The device and the number type of computations, by fixed rules, and the number of threads in forked processes.
 
-A GPU is not always faster than the processor: a small model waits for the launches of its kernels. Therefore `auto`
-times the work on both devices.
+With `auto`, the same options compute in the same way on every machine of a kind:
+
+    device       a GPU if there is one, except for recurrent layers with layer normalization
+    number type  float32, but bfloat16 for a pretrained base on a GPU
+
+Recurrent layers with layer normalization are slower on a GPU: they wait for the launches of their kernels
+(docs/speed.md).
 """
 
 import os
-import time
-from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 
 from factorcell.config import UserError
+from factorcell.option_fields import HuggingFaceOptions, RecurrentOptions
 
-AUTO = "auto"
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 CPU = torch.device("cpu")
-REPETITIONS = 2  # timings per device, after a call that is not timed; the shortest counts
 
 
 @cache
@@ -35,39 +39,19 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() > 0
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device called `name`: "cpu", "cuda", or "auto", a GPU if there is one."""
-    if name == "cpu" or (name == AUTO and not has_gpu()):
+def find_device(name: str, backbone: Any) -> torch.device:
+    """Return the device for a model with the options `backbone`; `name` is "cpu", "cuda" or "auto"."""
+    is_slow_on_gpu = isinstance(backbone, RecurrentOptions) and backbone.layer_norm
+    if name == "cpu" or (name == AUTO and (is_slow_on_gpu or not has_gpu())):
         return CPU
     if not has_gpu():
         raise UserError("device: cuda needs a GPU, but PyTorch finds none; choose auto or cpu")
     return torch.device("cuda", 0)
 
 
-def choose_device(works: Mapping[str, Callable[[], int]], clock: Callable[[], float] = time.perf_counter) -> str:
-    """Return the name of the device that reads the most tokens per second.
-
-    Args:
-        works: Functions by names of devices. Each computes on its device, and returns the number of tokens that it has
-            read when its results are computed. A device whose memory is too small for the work is not chosen.
-        clock: Returns the time in seconds.
-    """
-    rates = {}
-    for name, work in works.items():
-        try:
-            rates[name] = max(_measure_rate(work, clock, is_timed=number > 0) for number in range(REPETITIONS + 1))
-        except torch.OutOfMemoryError:
-            rates[name] = 0.0
-    return max(rates, key=rates.__getitem__)
-
-
-def _measure_rate(work: Callable[[], int], clock: Callable[[], float], *, is_timed: bool) -> float:
-    """Return the tokens per second of `work`, or 0 if it is not timed."""
-    start = clock()
-    token_count = work()
-    return token_count / max(clock() - start, 1e-9) if is_timed else 0.0
-
-
-def describe_device(name: str) -> str:
-    """Name the measured device in one line."""
-    return f"computing on the {'processor' if name == 'cpu' else 'GPU'}, the faster device when tried; --device sets it"
+def find_precision(name: str, device: torch.device, backbone: Any) -> str:
+    """Return the number type of matrix products, "float32" or "bfloat16"; `name` may also be "auto"."""
+    if name != AUTO:
+        return name
+    is_pretrained = isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained
+    return BFLOAT16 if is_pretrained and device.type == "cuda" else FLOAT32

@@ -21,10 +21,9 @@ from factorcell.data.context import Context, IdLists
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
-from factorcell.model import precision
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
-from factorcell.model.devices import compute_on_one_thread_after_fork, find_device
+from factorcell.model.devices import AUTO, FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadSizes
 from factorcell.model.huggingface import HuggingFaceBackbone
@@ -66,9 +65,9 @@ def with_identified_base(config: Config) -> Config:
     if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
         return config
     backbone = pretrained.identify(backbone)
-    if backbone.base_precision == precision.AUTO:
-        has_bfloat16 = not backbone.train_base and precision.is_supported(find_device(config.training.device))
-        number_type = precision.BFLOAT16 if has_bfloat16 else precision.FLOAT32
+    if backbone.base_precision == AUTO:
+        device = find_device(config.training.device, backbone)
+        number_type = FLOAT32 if backbone.train_base else find_precision(AUTO, device, backbone)
         backbone = replace(backbone, base_precision=number_type)
     return replace(config, backbone=backbone)
 

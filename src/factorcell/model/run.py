@@ -9,7 +9,6 @@ error.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,15 @@ from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.lazy import LazyMethod
 from factorcell.model import sizes, training_state
-from factorcell.model.devices import choose_device, find_device, has_gpu
+from factorcell.model.devices import AUTO, FLOAT32, find_device, find_precision
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel, with_identified_base
 from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
-from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 from factorcell.model.reading import TextModel
 from factorcell.model.scoring import check_lengths, score_rows
 from factorcell.model.value_names import find_names
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
-# Numbers of texts, and of tokens per text, with which the faster precision and the faster device are measured.
-PROBE_SHAPE, DEVICE_PROBE_SHAPE = (4, 32), (128, 32)
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
 
 # Files whose digests are in digests.json, in addition to the files of the tokenizer. These files determine results and,
@@ -73,7 +69,6 @@ class Run(TextModel):
         model: The neural language model, in evaluation mode.
         mixture: The mixture of `model` with n-gram models; None if training saved none.
         precision: The precision of products in scoring, "float32" or "bfloat16".
-        bfloat16_speedup: Time of scoring in float32 divided by the time in bfloat16; 1 if it was not measured.
         fingerprint: Bytes that identify the weights; empty until the weights are loaded.
         was_training: Whether the training was running when the files of the run were read; they have changed since.
     """
@@ -98,7 +93,7 @@ class Run(TextModel):
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names, tokenizer.known_count)
         self.model.eval()
         self.mixture: NGramMixture | None = None
-        self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
+        self.precision, self.fingerprint = FLOAT32, b""
         self.was_training = False
 
     def __repr__(self) -> str:
@@ -137,7 +132,7 @@ class Run(TextModel):
         trained: bool = True,
         mixture: bool = True,
         device: str = "cpu",
-        precision: str = "float32",
+        precision: str = AUTO,
     ) -> "Run":
         """Open a run folder.
 
@@ -145,9 +140,8 @@ class Run(TextModel):
             folder: The folder.
             trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
             mixture: Whether to predict with the n-gram mixture, if the run has one, instead of the neural model.
-            device: "cpu", "cuda", or "auto", the faster one, which is measured if there is a GPU.
-            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", the faster one, which is
-                measured in some tens of milliseconds.
+            device: "cpu", "cuda", or "auto", by the rule of `factorcell.model.devices`.
+            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", by the same rule.
 
         Raises:
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
@@ -160,46 +154,15 @@ class Run(TextModel):
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
             sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
-        run = cls(folder, config, tokenizer, schema).to(find_device(device))
+        run = cls(folder, config, tokenizer, schema).to(find_device(device, config.backbone))
         check_choice("precision", precision, PRECISIONS)
         run.was_training = was_training
         if trained:
             run.load_weights()
-            if device == AUTO and has_gpu():
-                run.to(find_device(run.faster_device()))
-        run.precision = run.faster_precision() if precision == AUTO and trained else precision
+        run.precision = find_precision(precision, run.device, config.backbone)
         if trained and mixture:
             run.mixture = open_mixture(folder, config, run.model, tokenizer, schema)
         return run
-
-    def faster_precision(self) -> str:
-        """Return the precision in which this run scores random texts faster, and set `bfloat16_speedup`."""
-        probe = self._random_texts(PROBE_SHAPE)
-
-        def score(precision: str) -> None:
-            self.precision = precision
-            self.nats(probe)
-
-        previous_precision = self.precision
-        self.bfloat16_speedup = measure_speedup(score, self.device)
-        self.precision = previous_precision
-        return choose_precision(self.bfloat16_speedup)
-
-    def faster_device(self) -> str:
-        """Return the name of the device, "cuda" or "cpu", on which this run scores random texts faster."""
-        probe = self._random_texts(DEVICE_PROBE_SHAPE)
-
-        def score(name: str) -> int:
-            self.to(find_device(name)).nats(probe)
-            return probe.target_count
-
-        return choose_device({name: partial(score, name) for name in ("cuda", "cpu")})
-
-    def _random_texts(self, shape: tuple[int, int]) -> Corpus:
-        """Return random texts in the expected context; `shape` has their number, and their number of tokens."""
-        ids = np.random.default_rng(0).integers(len(self.tokenizer), size=shape)
-        texts = [self.tokenizer.join(self.tokenizer.decode(text_ids)) for text_ids in ids]
-        return self.read(texts, [{}] * len(texts))
 
     @property
     def predictor(self) -> Predictor:

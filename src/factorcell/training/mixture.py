@@ -22,7 +22,7 @@ from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
-from factorcell.model.precision import FLOAT32
+from factorcell.model.devices import AUTO, FLOAT32
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, mixed_nats
 from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
@@ -59,10 +59,9 @@ class Mixture:
         self.schema = ContextSchema((*mixture_variables, *model_variables))
         runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # n-gram models have no precision
         self.precision: str = runs[0].precision if runs else FLOAT32
-        self.bfloat16_speedup: float = runs[0].bfloat16_speedup if runs else 1.0
 
     @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "Mixture":
         """Open a mixture that `save` wrote.
 
         Args:
@@ -95,7 +94,6 @@ class Mixture:
                 models.append(open_scorer(path, device=device, precision=precision))
             else:
                 models.append(Run.open(path, mixture=False, device=device, precision=precision))
-            precision = getattr(models[-1], "precision", precision)  # all models use the precision of the first
         return cls(folder, models, variable, weights)
 
     def save(self) -> None:
@@ -250,7 +248,7 @@ def mix(
     return mixture, rows
 
 
-def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> Scorer:
+def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> Scorer:
     """Open the run, n-gram model, separate runs or mixture in a folder.
 
     Args:

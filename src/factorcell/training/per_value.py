@@ -19,6 +19,7 @@ from factorcell import files
 from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import table_name
+from factorcell.model.devices import AUTO
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
@@ -50,10 +51,10 @@ class SeparateRuns:
         self.folder, self.runs = folder, runs
         shared = runs[SHARED]
         self.tokenizer, self.schema = shared.tokenizer, shared.schema
-        self.precision, self.bfloat16_speedup = shared.precision, shared.bfloat16_speedup
+        self.precision = shared.precision
 
     @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "SeparateRuns":
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "SeparateRuns":
         """Open the runs that `separate` wrote.
 
         Args:
@@ -74,7 +75,6 @@ class SeparateRuns:
             if not _is_trained(path):
                 raise UserError(f"{folder}: the training of {path.name} is not complete; resume it with --resume")
             runs[index] = Run.open(path, device=device, precision=precision)
-            precision = runs[index].precision  # all runs use the precision of the first
         return cls(folder, runs)
 
     def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:

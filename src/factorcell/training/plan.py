@@ -5,24 +5,20 @@ The module `rules` chooses the options from properties of the table, and the mod
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 from factorcell import limits
 from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
 from factorcell.config import Config, section_types, selected_kinds
-from factorcell.data.corpus import Batch, Corpus
-from factorcell.model import devices
-from factorcell.model import precision as precisions
+from factorcell.data.corpus import Corpus
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 from factorcell.training.schedule import MIN_TRAINING_SHARE, Progress, TimeLimit
-from factorcell.training.speed import Speed, measure_finishing, measure_speed, temporary_trainer
-from factorcell.training.trainer import Trainer
+from factorcell.training.speed import Speed, measure_finishing, measure_speed
 
 STEPS_SHARE = 0.97  # share of the minutes for steps and evaluations, if the minutes do not include other work
 UNADAPTED = "unadapted"  # the model whose speed determines the sizes
@@ -64,8 +60,6 @@ class Plan:
         seconds: The expected duration of the training, if known.
         limit: The time limit of the command that trains the model, if it has one.
         limit_notice: How the time of this limit is expected to be used; empty without a limit.
-        bfloat16_speedup: The measured speed of bfloat16 relative to float32; 1 if it was not measured.
-        is_device_measured: Whether the device was chosen by measurement.
     """
 
     config: Config
@@ -73,8 +67,6 @@ class Plan:
     seconds: float | None = None
     limit: TimeLimit | None = None
     limit_notice: str = ""
-    bfloat16_speedup: float = 1.0
-    is_device_measured: bool = False
 
     def for_model(self, model: str) -> "Plan":
         """Return this plan with the adaptations of the model called `model`."""
@@ -83,12 +75,6 @@ class Plan:
     def with_training(self, **options: Any) -> "Plan":
         """Return this plan with other options of the section `training`."""
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
-
-    def with_measurements_of(self, other: "Plan") -> "Plan":
-        """Return this plan with the precision and the device that were measured for another."""
-        new_plan = self.with_training(precision=other.config.training.precision, device=other.config.training.device)
-        speedup, is_device_measured = other.bfloat16_speedup, other.is_device_measured
-        return replace(new_plan, bfloat16_speedup=speedup, is_device_measured=is_device_measured)
 
     def notices(self, unused: Collection[str] = ()) -> list[str]:
         """Return one-line notices about the chosen options, except the `unused` ones, and the expected duration."""
@@ -99,9 +85,6 @@ class Plan:
                 lines.append(f"chosen {section} options: {self.config.format_options(names_of_section)}")
         if chosen:
             lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
-        if self.is_device_measured:
-            lines.append(devices.describe_device(self.config.training.device))
-        lines += precisions.describe_speedup(self.bfloat16_speedup)
         if self.seconds is not None:
             passes = "1 pass" if self.config.training.epochs == 1 else f"{self.config.training.epochs:g} passes"
             duration = self.limit_notice or f"about {format_duration(self.seconds)} for its steps and evaluations"
@@ -125,8 +108,7 @@ def plan(
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
     Args:
-        config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section. A precision or
-            a device of "auto" is replaced by the faster one.
+        config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section.
         corpus: The training texts.
         dev: The development texts.
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
@@ -148,27 +130,23 @@ def plan(
             raise limits.UserError(
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
-        return _with_measured_options(config if isinstance(config, Plan) else Plan(config), corpus, dev)
+        return config if isinstance(config, Plan) else Plan(config)
     facts = TableFacts.of(corpus, dev, user=config_with_defaults(config).data.user)
     passes = config.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
     preset = budget.preset_or_default
     max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
-    plans = [_with_defaults(_set_device(config, name), facts, max_passes, preset) for name in ("cuda", "cpu")]
-    large_plan = _with_device(_with_defaults(config, facts, max_passes, preset), plans, corpus, dev)
-    config = _set_device(config, large_plan.config.training.device)
+    large_plan = _with_defaults(config, facts, max_passes, preset)
     if budget.minutes is None:
-        large_plan = _with_precision(large_plan, corpus, dev)
         speed = measure_speed(large_plan.config, corpus, dev, models)
         return replace(large_plan, seconds=speed.total_seconds(large_plan.config))
     # The sizes are those for the passes that an unadapted model of the large sizes can make in the minutes, so that
     # models with different adaptations have the same sizes. The model then makes as many passes as it can.
-    unadapted_config = _with_precision(large_plan.for_model(UNADAPTED), corpus, dev).config
+    unadapted_config = large_plan.for_model(UNADAPTED).config
     unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
     passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
     small_plan = _with_defaults(config, facts, passes_for_sizes, preset)
-    small_plan = _with_precision(replace(small_plan, is_device_measured=large_plan.is_device_measured), corpus, dev)
     speed = measure_speed(small_plan.config, corpus, dev, models)
     finishing_seconds = 0.0
     if start is not None:
@@ -176,7 +154,7 @@ def plan(
         finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
     limit = _time_limit(budget.minutes * 60, start, max_passes, speed, finishing_seconds)
     epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes).with_measurements_of(small_plan)
+    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
     final_plan = _with_possible_passes(final_plan, speed, limit)
     if start is None:
         return final_plan
@@ -205,7 +183,7 @@ def _with_defaults(
 ) -> Plan:
     """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
     config, chosen = config_with_defaults(specified), unspecified_options(specified)
-    defaults = rules.default_options(facts, epochs, epochs_for_sizes, on_gpu=config.training.device == "cuda")
+    defaults = rules.default_options(facts, epochs, epochs_for_sizes)
     # The counts would reproduce what single users wrote.
     defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
@@ -217,7 +195,10 @@ def _with_defaults(
     for section, options in defaults.items():
         added = {name: value for name, value in options.items() if name in chosen}
         complete[section] = {**added, **complete.get(section, {})}
-    return Plan(Config.from_dict(complete), chosen)
+    drafted = Config.from_dict(complete)
+    if "batch_tokens" in chosen and find_device(drafted.training.device, drafted.backbone).type == "cuda":
+        drafted = drafted.with_options(batch_tokens=rules.gpu_batch_tokens(facts, epochs_for_sizes or epochs))
+    return Plan(drafted, chosen)
 
 
 def _with_possible_passes(draft: Plan, speed: Speed, limit: TimeLimit) -> Plan:
@@ -243,60 +224,6 @@ def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds
     exceeds = total_minutes > 1.05 * limit.seconds / 60
     minutes = f"about {total_minutes:.1f} minutes with a limit of {limit.seconds / 60:g}{reason if exceeds else ''}"
     return f"{minutes}: {', '.join(parts)}"
-
-
-def _set_device(specified: SpecifiedOptions, device: str) -> SpecifiedOptions:
-    """Return the `specified` options with a device."""
-    return {**specified, "training": {**specified.get("training", {}), "device": device}}
-
-
-class _TrialSteps:
-    """Training steps of a temporary model on its first batch; the model is created at the first step."""
-
-    def __init__(self, config: Config, corpus: Corpus, dev: Corpus) -> None:
-        self.config, self.corpus, self.dev = config, corpus, dev
-
-    @cached_property
-    def _trainer_and_batch(self) -> tuple[Trainer, Batch]:
-        trainer = temporary_trainer(self.config, self.corpus, self.dev)
-        return trainer, next(trainer.batches())
-
-    def take(self, precision: str | None = None) -> int:
-        """Take a step in `precision`, by default that of the config; return the number of tokens."""
-        trainer, batch = self._trainer_and_batch
-        trainer.progress.step = 0  # the measurement takes more steps than a training on a small table has
-        trainer.config = replace(trainer.config, precision=precision or self.config.training.precision)
-        trainer.step(batch)
-        return int(batch.lengths.sum())
-
-
-def _with_measured_options(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
-    """Replace a device and a precision of "auto" by the faster ones."""
-    plans = [draft.with_training(device=name) for name in ("cuda", "cpu")]
-    return _with_precision(_with_device(draft, plans, corpus, dev), corpus, dev)
-
-
-def _with_device(draft: Plan, plans: Sequence[Plan], corpus: Corpus, dev: Corpus) -> Plan:
-    """Return `draft` if its device is specified, or if there is no GPU; otherwise the faster one of two `plans`.
-
-    The faster one is the plan for a device whose training steps read more tokens per second.
-    """
-    if draft.config.training.device != devices.AUTO or not devices.has_gpu():
-        return draft
-    plans_by_device = {plan.config.training.device: plan for plan in plans}
-    works = {device: _TrialSteps(plan.config, corpus, dev).take for device, plan in plans_by_device.items()}
-    return replace(plans_by_device[devices.choose_device(works)], is_device_measured=True)
-
-
-def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
-    """Replace a precision of "auto" by the faster one of float32 and bfloat16, measured on training steps."""
-    training = draft.config.training
-    if training.precision != precisions.AUTO:
-        return draft
-    steps = _TrialSteps(draft.config, corpus, dev)
-    speedup = precisions.measure_speedup(steps.take, find_device(training.device))
-    faster_precision = precisions.choose_precision(speedup)
-    return replace(draft.with_training(precision=faster_precision), bfloat16_speedup=speedup)
 
 
 def config_with_defaults(config: ConfigLike) -> Config:
@@ -335,11 +262,7 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
             has_same_kind = kinds.get(section) == saved_options.get("kind")
             options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
         resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
-        if "device" not in config.get("training", {}) and not devices.has_gpu():
-            resumed = resumed.with_training(device=devices.AUTO)  # the training may have begun on a GPU
-    if resumed.config.training.precision != precisions.AUTO:
-        return resumed
-    return resumed.with_training(precision=saved.training.precision)
+    return resumed
 
 
 def format_duration(seconds: float) -> str:

@@ -105,19 +105,13 @@ def default_passes(facts: TableFacts, preset: str) -> float:
     return float(f"{limited_passes:.2g}")  # two significant digits
 
 
-def default_options(
-    facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None, *, on_gpu: bool = False
-) -> Options:
-    """Return the options of a training of `epochs` passes, on a GPU or on a processor.
+def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None) -> Options:
+    """Return the options of a training of `epochs` passes.
 
     The layer sizes are those for a training of `epochs_for_sizes` passes, or of `epochs` passes if it is None.
     """
     passes_for_sizes = epochs if epochs_for_sizes is None else epochs_for_sizes
     targets_read = passes_for_sizes * facts.targets
-    tokens_per_batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
-    if on_gpu:
-        gpu_tokens = batch_tokens(facts.targets, passes_for_sizes, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS)
-        tokens_per_batch = max(tokens_per_batch, gpu_tokens)
     if facts.is_character_level:
         embedding_size = 50
         hidden_size, layer_norm = _look_up(
@@ -139,7 +133,7 @@ def default_options(
         "backbone": {"hidden_size": hidden_size, "layer_norm": layer_norm, **_dropout_options(facts, epochs)},
         "training": {
             "epochs": epochs,
-            "batch_tokens": tokens_per_batch,
+            "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
             **optimizer_options,
             **loss_options,
             **_evaluation_options(facts, epochs),
@@ -200,6 +194,12 @@ def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
     affordable_count = EVALUATION_SHARE * epochs * facts.targets / cost_per_evaluation
     count = min(10, max(1, int(affordable_count)))
     return {"evaluations": count, "patience": 3 if count >= 6 else 0}
+
+
+def gpu_batch_tokens(facts: TableFacts, epochs: float) -> int:
+    """Return the tokens per batch of a training of `epochs` passes on a GPU."""
+    smallest = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
+    return max(smallest, batch_tokens(facts.targets, epochs, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS))
 
 
 def batch_tokens(targets: int, epochs: float, min_steps: int, max_tokens: int) -> int:

@@ -26,7 +26,7 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.interrupts import Stop
 from factorcell.model import sizes
-from factorcell.model.devices import find_device
+from factorcell.model.devices import find_device, find_precision
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, RowValues, SampledRows
@@ -88,7 +88,8 @@ class Trainer:
         tokens_per_batch = min(token_count, run.config.training.batch_tokens)
         memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
         library.retain_freed_memory()
-        self.device = find_device(run.config.training.device)
+        self.device = find_device(run.config.training.device, run.config.backbone)
+        self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
         self.progress, self.raises_if_not_finite = Progress(), True
@@ -231,7 +232,7 @@ class Trainer:
             batch = replace(batch, context=batch.context.drop_categories(dropout, (seed, step)))
         model.train()
         forked_devices = [] if self.device.type == "cpu" else [self.device]  # in addition to the CPU
-        with torch.random.fork_rng(forked_devices), library.precision(self.config.precision, self.device):
+        with torch.random.fork_rng(forked_devices), library.precision(self.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
             samples = self.proposal.draw() if self.proposal else None
             sampled_rows, row_values = None, []

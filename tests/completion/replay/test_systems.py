@@ -121,18 +121,6 @@ def test_systems_are_opened_by_name(tmp_path: Path) -> None:
     assert find_config_and_columns(tmp_path / "runs", ["mpc"], "user") == (Run.open(folder).config, [])
 
 
-@pytest.mark.parametrize("gain", [2.0, 0.5])
-def test_compared_systems_have_one_precision(gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        save(tmp_path / name)
-    gains = iter([gain, 2.5 - gain])
-    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: next(gains))
-    both = open_systems(tmp_path, ["two", "one"], precision="auto")
-    precisions = {system.completer.run.precision for system in both.values() if isinstance(system, Unpersonalised)}
-    assert precisions == {"bfloat16" if gain == 2.0 else "float32"}
-    assert next(gains) == 2.5 - gain
-
-
 def test_missing_systems_are_reported(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs" / "one")
     with pytest.raises(

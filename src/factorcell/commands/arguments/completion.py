@@ -25,7 +25,7 @@ def add_complete_arguments(parser: Parser) -> None:
     parser.add_argument("--seconds", type=float, help="time limit, after which the search returns its best suggestions")
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
     options.add_no_ngram_mixture(parser)
-    options.add_computing(parser, precision="float32", unknown="error")
+    options.add_computing(parser, unknown="error")
 
 
 def add_tune_online_arguments(parser: Parser) -> None:

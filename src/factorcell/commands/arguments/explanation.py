@@ -23,7 +23,7 @@ def add_explain_arguments(parser: Parser) -> None:
     options.add_no_ngram_mixture(parser)
     _add_train(parser)
     options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
-    options.add_computing(parser, precision="float32", unknown="error")
+    options.add_computing(parser, unknown="error")
 
 
 def _add_train(parser: Parser) -> None:
@@ -57,7 +57,7 @@ def add_contexts_arguments(parser: Parser) -> None:
     help_text = "column of TABLE that colours the map or is predicted (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
     options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
-    options.add_computing(parser, precision="float32", unknown="error")
+    options.add_computing(parser, unknown="error")
     parser.rare.add_argument(
         "--groups", type=int, default=8, help="number of groups on a map; the largest groups are shown"
     )

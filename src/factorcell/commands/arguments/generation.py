@@ -50,5 +50,5 @@ def add_generate_arguments(parser: Parser) -> None:
     help_text = "exponent A: a beam search compares texts by log probability / (number of tokens) ** A"
     rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=help_text)
     options.add_no_ngram_mixture(rare)
-    options.add_computing(parser, precision="float32", unknown="error")
+    options.add_computing(parser, unknown="error")
     parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")

@@ -7,6 +7,7 @@ from factorcell.choices import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VAR
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 from factorcell.config import PRECISIONS
+from factorcell.option_fields import CHOICE_HELP
 
 
 def add_serve_arguments(parser: Parser) -> None:
@@ -24,8 +25,7 @@ def add_serve_arguments(parser: Parser) -> None:
     help_text = "deadline of a completion in milliseconds, unless the request sets another"
     parser.add_argument("--deadline-ms", type=int, default=100, help=help_text)
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
-    help_text = "number format of matrix products; auto: the faster one, which suggests the same texts"
-    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help=help_text)
+    parser.add_argument("--precision", default="auto", choices=PRECISIONS, help=CHOICE_HELP["precision"])
     options.add_no_ngram_mixture(parser)
     privacy = parser.section("privacy")
     help_text = "time after which texts are deleted, such as 90d (default: never)"

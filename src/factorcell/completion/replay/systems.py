@@ -249,7 +249,6 @@ def open_systems(
     user_column: str = "user",
     unknown: str = "error",
     seconds: float | None = None,
-    precision: str = "float32",
     open_run: Callable[..., Run] = Run.open,
 ) -> dict[str, System]:
     """Open the runs of the systems `names` and return the systems by name.
@@ -260,9 +259,7 @@ def open_systems(
         user_column: The column of users.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
-        precision: The precision of the runs, as in `Run.open`. With `auto`, all runs use the precision that is chosen
-            for the first run.
-        open_run: Opens the run in a folder with a `precision`: `Run.open`, or a partial call of it with more arguments.
+        open_run: Opens the run in a folder: `Run.open`, or a partial call of it with more arguments.
 
     Raises:
         UserError: A name is unknown, a system needs popular texts that its run does not have, or the run of `online`
@@ -273,10 +270,7 @@ def open_systems(
 
     @cache
     def open_completer(path: Path) -> Completer:
-        nonlocal precision
-        run = open_run(path, precision=precision)
-        precision = run.precision  # all other runs use the precision that `auto` chose for the first run
-        return Completer(run, unknown=unknown, seconds=seconds)
+        return Completer(open_run(path), unknown=unknown, seconds=seconds)
 
     choices = (*BUILT_IN_SYSTEMS, *add_runs(folders, names))
     for name, _ in map(split_item, names):

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from factorcell.config import UserError
 from factorcell.model import ngram_mixture
+from factorcell.model.devices import AUTO
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHE_SIZE, Service
@@ -58,7 +59,7 @@ class ServerOptions:
     port: int = 8000
     workers: int = 1
     typos: int = 0
-    precision: str = "float32"
+    precision: str = AUTO
     mixture: bool = True
     block_list: Path | None = None
     privacy: Privacy = field(default_factory=Privacy)
