@@ -146,6 +146,7 @@ class TrainingConfig:
     """Options of training."""
 
     epochs: float = float_option(10.0, "passes over the training texts; fractions are allowed", 0, 1_000_000)
+    steps: int = int_option(0, "training steps; 0: those of epochs", 0)
     max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0)
     min_users: int = int_option(
         0,
@@ -180,6 +181,9 @@ class TrainingConfig:
     loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
     samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1)
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
+    max_dev_targets: int = int_option(
+        0, "development targets that evaluations and the work after the training read; 0: all", 0
+    )
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1)
     save_every: int = int_option(500, "steps between checkpoints", 1)

@@ -99,7 +99,8 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
         run_folder = folder / model
         notify(f"training {model} in {run_folder}")
         earlier_minutes += _training_minutes(run_folder)
-        run = fit(train, dev, plan.for_model(model), run_folder, resume=True, notify=notify)
+        first_run = next(iter(runs.values()), None)
+        run = fit(train, dev, plan.with_steps_of(first_run).for_model(model), run_folder, resume=True, notify=notify)
         compared_models.append(_evaluate(run, places))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
         runs[model] = run

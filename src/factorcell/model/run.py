@@ -228,9 +228,9 @@ class Run(TextModel):
             raise UserError(f"{path}: expected a count for each token")
         return counts
 
-    def set_epochs(self, epochs: float) -> None:
-        """Change the number of passes in the config, in memory and in the folder."""
-        self.config = replace(self.config, training=replace(self.config.training, epochs=epochs))
+    def set_steps(self, steps: int, epochs: float) -> None:
+        """Change the number of steps and of passes in the config, in memory and in the folder."""
+        self.config = replace(self.config, training=replace(self.config.training, steps=steps, epochs=epochs))
         files.write_versioned(self.folder / "config.json", self.config.to_dict(), FORMAT)
 
     @property

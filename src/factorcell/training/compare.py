@@ -19,9 +19,9 @@ from factorcell.model.ngram import FILE as NGRAM_FILE
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, initial_files
 from factorcell.model.used_options import unused_options
-from factorcell.training.fit import MEASURING, Notify, emit_notice, fit, notice_if_slow, read_corpora
+from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
 from factorcell.training.mixture_fit import fit_mixture
-from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
+from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
@@ -52,7 +52,7 @@ def compare(
         config: A `Config`, which sets all options, or a mapping of some options by section; the other options are
             chosen from the table and the `budget`.
         folder: The folder that will contain the run folders.
-        budget: The time or work of one training, averaged over the models, which all make the same number of passes.
+        budget: The time or work of the first training; the others make the same number of steps.
         models: The names of the models.
         target: A context column whose value is inferred from each text by Bayes' rule.
         seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
@@ -81,16 +81,13 @@ def compare(
         variable = category_variable(corpus.schema, target)
         _, *frequent_values = variable.values  # the first is the unknown value
         require_labels(evaluation_table, variable, frequent_values, base_plan.config.data, ACCURACY_REASON)
-    training_count = len(models) * seeds
-    if base_plan.seconds is not None and training_count > 1:
-        total_duration = format_duration(training_count * base_plan.seconds)
-        emit_notice(notify, f"{training_count} trainings, about {total_duration} in total")
-    compared_models = []
+    compared_models, first_run = [], None
     for model in models:
         evaluations = []
         for path, seed_plan in training_plans(folder, base_plan.for_model(model), model, seeds):
             emit_notice(notify, f"{model} -> {path}")
-            run = fit(source, dev, seed_plan, path, resume=resume, notify=notify)
+            run = fit(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume, notify=notify)
+            first_run = first_run or run
             evaluations.append(_evaluate_run(run, evaluation_table, target))
         rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
         compared_models.append(ComparedModel(model, rows, figures_per_training))
@@ -135,8 +132,7 @@ def common_plan(
         if config_path.exists():
             return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
-    with notice_if_slow(notify, MEASURING):
-        new_plan = plan(config, corpus, dev_corpus, budget, models=models)
+    new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_training(ngram_mixture=False)
     if not corpus.schema.variables:

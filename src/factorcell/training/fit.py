@@ -1,6 +1,5 @@
 """One training from a table to a run folder: read the table, train, and complete the folder."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,6 @@ from factorcell.evaluation.combination import relative_path
 from factorcell.evaluation.context_notices import effect_notices
 from factorcell.evaluation.repeated_texts import repeated_notices
 from factorcell.evaluation.run_warnings import (
-    describe_schedule_change,
     format_context_effect,
     measure_context_effect,
 )
@@ -34,7 +32,7 @@ from factorcell.model.run import Run, initial_files, training_facts
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.training.loop import train
-from factorcell.training.mixture_fit import fit_mixture
+from factorcell.training.mixture_fit import fit_mixture, limit_targets
 from factorcell.training.plan import (
     Budget,
     ConfigLike,
@@ -45,10 +43,9 @@ from factorcell.training.plan import (
     unspecified_options,
 )
 from factorcell.training.proximal import sparse_bias_of
+from factorcell.training.rules import COUNTED_TARGETS_PER_MINUTE
 from factorcell.training.schedule import TimeLimit
 
-MEASURING = "measuring the speed of training steps, which takes long with a large base"
-SLOW_SECONDS = 20.0  # after this time, work without a progress bar is announced
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
@@ -90,7 +87,7 @@ def fit(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    start, folder, limit = perf_counter(), Path(folder), None
+    start, folder, minutes = perf_counter(), Path(folder), None if budget is None else budget.minutes
     with locked_run_folder(folder, resume, notify) as should_resume:
         saved_run = Run.open(folder, trained=False) if should_resume else None
         tables_config = resumed_plan(config, saved_run.config).config if saved_run else config_with_defaults(config)
@@ -101,27 +98,32 @@ def fit(
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
-            with notice_if_slow(notify, MEASURING):
-                new_plan = plan(config, corpus, dev_corpus, budget, start=start, with_ngrams=compare_ngram)
-            limit = new_plan.limit
+            new_plan = plan(config, corpus, dev_corpus, budget)
+            minutes = new_plan.minutes
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
                     emit_notice(notify, line)
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
             if not (run.model.is_adapted or isinstance(config, Plan)):
                 emit_notice(notify, model_card.describe_missing_context(run))
+        dev_corpus = dev_sample(dev_corpus, run.config)
+        limit = TimeLimit.of_command(minutes, start)
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
-        ngram = mix_with_ngrams(run, corpus, dev_corpus, compare_ngram, notify)
+        counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
+        ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram, notify)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
         for line in (*conditional_prior.training_notices(run), *effect_notices(run, run.schema.columns())):
             emit_notice(notify, line)
-    if budget is not None and budget.minutes is not None:
-        minutes, training = (perf_counter() - start) / 60, f"{run.training_minutes():.1f} for training"
+    if minutes is not None:
+        training = f"{run.training_minutes():.1f} for training"
         resumed = ", including the time before it was resumed" if should_resume else ""
-        emit_notice(notify, f"took {minutes:.1f} of {budget.minutes:g} minutes, {training}{resumed}")
-        if change := describe_schedule_change(run):
-            emit_notice(notify, change)
+        emit_notice(notify, f"took {(perf_counter() - start) / 60:.1f} of {minutes:g} minutes, {training}{resumed}")
     return run
+
+
+def dev_sample(dev: Corpus, config: Config) -> Corpus:
+    """Return the development texts that evaluations read: all, or a random part with `max_dev_targets` targets."""
+    return limit_targets(dev, config.training.max_dev_targets) if config.training.max_dev_targets else dev
 
 
 @contextmanager
@@ -305,18 +307,6 @@ def write_training_facts(
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
-
-
-@contextmanager
-def notice_if_slow(notify: Notify | None, text: str) -> Iterator[None]:
-    """Pass a one-line notice to `notify`, from another thread, if the work of a `with` block is not quick."""
-    timer = threading.Timer(SLOW_SECONDS, emit_notice, (notify, text))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def emit_notice(notify: Notify | None, text: str) -> None:

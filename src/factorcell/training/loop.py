@@ -5,7 +5,6 @@ Therefore a training that was stopped between a step and its evaluation begins w
 """
 
 import math
-import sys
 from collections.abc import Callable, Generator, Iterator
 from time import perf_counter
 
@@ -15,11 +14,6 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
-
-MAX_GROWTH = 1.5  # largest factor by which a new plan increases the number of further steps
-KEPT_WEIGHT = 0.75  # factor on the weight of earlier steps each time: a window of about 8 % of the time limit
-PLANNING_SHARE = 0.02  # share of the time limit after which the number of steps is planned again
-MIN_CHANGE = 0.1  # relative change of the number of steps from which a notice explains it
 
 
 def train(
@@ -38,11 +32,9 @@ def train(
         corpus: The training texts.
         dev: The development texts, on which the best weights are selected.
         resume: Whether to continue from the checkpoint.
-        progress: Whether to show a progress bar, and to print notices after a request to stop and about a large change
-            of the number of steps.
-        limit: The time limit, which changes the number of steps when the machine gets faster or slower. A resumed
-            training has the limit of its checkpoint. At the end, the config of the run has the number of passes of
-            these steps.
+        progress: Whether to show a progress bar, and to print a notice after a request to stop.
+        limit: The time limit, over which the learning rate decays. A resumed training has the limit of its checkpoint.
+            At the end, the config of the run has the number of steps.
 
     Returns:
         A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
@@ -59,18 +51,13 @@ def train(
         trainer.save()  # the checkpoint contains the limit
     trainer.stop = Stop(verbose=progress)
     loop = _Loop(trainer)
+    steps = trainer.progress.step
     bar = progress_bar(
-        desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
+        desc=name, unit="steps", show=progress, leave=None, total=trainer.progress.total_steps, initial=steps
     )
-    planned_steps, is_explained = trainer.steps, not progress
 
     def after_step() -> None:
-        """Advance the bar; explain the first large change of its total."""
-        nonlocal is_explained
-        if not is_explained and abs(trainer.steps - planned_steps) > MIN_CHANGE * planned_steps:
-            bar.write(_describe_change(name, planned_steps, trainer.steps), file=sys.stderr)
-            is_explained = True
-        bar.total = trainer.steps
+        bar.total = trainer.progress.total_steps
         bar.update()
 
     with bar, trainer.stop:
@@ -84,17 +71,9 @@ def train(
         except Stopped:
             raise Stopped(loop.save_stopped()) from None
     if math.isfinite(trainer.progress.max_seconds):
-        run.set_epochs(trainer.epochs)
+        steps = trainer.progress.total_steps
+        run.set_steps(steps, float(f"{steps / trainer.steps_per_pass:.3g}"))
     run.load_weights()
-
-
-def _describe_change(name: str, planned_steps: int, steps: int) -> str:
-    """Return a notice about a large change of the number of steps."""
-    change = "more" if steps < planned_steps else "less"
-    return (
-        f"{name}: {steps:,} instead of {planned_steps:,} steps, because a step takes {change} time than expected; "
-        "the number of steps follows the time limit"
-    )
 
 
 class _Loop:
@@ -121,13 +100,15 @@ class _Loop:
             yield from self._due_rows()
         if trainer.stop.is_requested:
             raise Stopped
+        yield from self._due_rows()  # the time may have ended after the rows of the last step
 
     def save_stopped(self) -> str:
         """Save a checkpoint and return the message for the user who stopped the training."""
         trainer = self.trainer
         self._count_seconds()
         trainer.save()
-        return f"stopped at step {trainer.progress.step:,} of {trainer.steps:,}, saved in {trainer.run.folder}"
+        progress = trainer.progress
+        return f"stopped at step {progress.step:,} of {progress.total_steps:,}, saved in {trainer.run.folder}"
 
     def _count_seconds(self) -> float:
         """Add the seconds since the last call to the duration of the training, and return them."""
@@ -138,30 +119,26 @@ class _Loop:
 
     def _count_step(self) -> None:
         """Measure the step that ends now."""
-        seconds, progress = self._count_seconds(), self.trainer.progress
-        self.row_seconds += seconds
-        progress.measured_seconds += seconds
-        progress.measured_steps += 1
+        self.row_seconds += self._count_seconds()
 
     def _due_rows(self) -> Iterator[Row]:
-        """Yield the rows that are due at the current step, change its schedule and save a checkpoint, if they are due.
+        """Yield the rows that are due at the current step, and save a checkpoint if it is due.
 
         A checkpoint is due after each evaluation, and after every `save_every` steps.
         """
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
         step = progress.step
-        evaluations = progress.schedule.events_until(step, config.evaluations)
         # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
         is_starting_point_due = trainer.starting_point is not None and not progress.rows
-        is_evaluation_due = evaluations > progress.evaluations if step else is_starting_point_due
+        has_due_evaluation = progress.events_due(config.evaluations) > progress.evaluations
+        is_evaluation_due = has_due_evaluation if step else is_starting_point_due
         has_new_losses = progress.tokens > progress.tokens_at_last_row
-        if has_new_losses and (step % config.log_every == 0 or step == trainer.steps or is_evaluation_due):
+        if has_new_losses and (step % config.log_every == 0 or progress.share >= 1 or is_evaluation_due):
             yield self._log_losses()
         is_checkpoint_due = step > 0 and step % config.save_every == 0
         if is_evaluation_due:
-            yield self._log_evaluation(evaluations)
+            yield self._log_evaluation()
             is_checkpoint_due = True
-        self._plan_steps()
         if is_checkpoint_due:
             trainer.catch_up()
             trainer.save()
@@ -178,30 +155,9 @@ class _Loop:
         self.row_seconds, self.tokens_at_start = 0.0, progress.tokens
         return self.trainer.log({"split": "train", "loss": mean_loss, "tokens_per_second": speed})
 
-    def _log_evaluation(self, evaluations: int) -> Row:
-        """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not.
-
-        With this evaluation, `evaluations` evaluations were due so far.
-        """
+    def _log_evaluation(self) -> Row:
+        """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not."""
         row, progress = self.trainer.evaluate(), self.trainer.progress
-        seconds, progress.evaluations = self._count_seconds(), evaluations
-        if progress.measured_steps:
-            progress.evaluation_steps = seconds * progress.measured_steps / progress.measured_seconds
+        self._count_seconds()
+        progress.evaluations = progress.events_due(self.trainer.config.evaluations)
         return self.trainer.log(row)
-
-    def _plan_steps(self) -> None:
-        """If the training has a time limit, plan the number of steps from the speed of the last steps."""
-        progress = self.trainer.progress
-        is_due = progress.seconds - progress.planned_at >= PLANNING_SHARE * progress.max_seconds
-        if not (is_due and progress.measured_steps) or progress.step >= self.trainer.steps:
-            return
-        step_seconds = progress.measured_seconds / progress.measured_steps
-        possible_steps = progress.possible_steps(step_seconds, self.trainer.config.evaluations)
-        # A short burst of fast steps does not multiply the number of steps.
-        largest_count = progress.step + math.ceil(MAX_GROWTH * (self.trainer.steps - progress.step))
-        self.trainer.change_steps(min(possible_steps, largest_count))
-        progress.planned_at = progress.seconds
-        # Later steps count more. The weights fall slowly, because the speed of a busy machine varies from second to
-        # second: with fast falling weights, the number of steps would vary by a factor of three.
-        progress.measured_steps *= KEPT_WEIGHT
-        progress.measured_seconds *= KEPT_WEIGHT

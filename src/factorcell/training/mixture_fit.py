@@ -139,7 +139,7 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
         The mixture and its perplexities; nothing is saved.
     """
     ngram = ngram or _count_ngrams(run.folder, run.config, corpus)
-    corpus, sample = limit_texts(corpus, dev)
+    corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
     variable, orders = _best_value_counts(run, ngram, corpus, sample)
     names = [NGRAM, *([VALUE] if variable else []), CACHE]
     counts = CountModels(ngram, variable, orders, names)
@@ -161,12 +161,7 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
     return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
 
 
-def limit_texts(corpus: Corpus, dev: Corpus) -> tuple[Corpus, Corpus]:
-    """Return the training texts that are counted by value, and the development texts on which weights are fitted."""
-    return _limit_targets(corpus, MAX_COUNTED_TARGETS), _limit_targets(dev, MAX_DEV_TARGETS)
-
-
-def _limit_targets(corpus: Corpus, count: int) -> Corpus:
+def limit_targets(corpus: Corpus, count: int) -> Corpus:
     """Return a random part of the texts with about `count` targets, or all texts if they have fewer."""
     if corpus.target_count <= count:
         return corpus
@@ -176,7 +171,7 @@ def _limit_targets(corpus: Corpus, count: int) -> Corpus:
 
 def _count_ngrams(folder: Path, config: Config, corpus: Corpus) -> NGram:
     order = DEFAULT_CHARACTER_ORDER if corpus.tokenizer.is_character_level else DEFAULT_ORDER
-    return NGram(folder, config, corpus.tokenizer, count_ngrams(_limit_targets(corpus, MAX_COUNTED_TARGETS), order))
+    return NGram(folder, config, corpus.tokenizer, count_ngrams(limit_targets(corpus, MAX_COUNTED_TARGETS), order))
 
 
 def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
@@ -195,7 +190,7 @@ def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> t
         return None, []
     best_column = columns[0]
     if len(columns) > 1:
-        part = _limit_targets(corpus, MAX_COMPARED_TARGETS)
+        part = limit_targets(corpus, MAX_COMPARED_TARGETS)
         length = COMPARED_CHARACTER_ORDER if corpus.tokenizer.is_character_level else COMPARED_ORDER
         best_column = min(columns, key=lambda column: _fit_values(ngram, part, dev, column, length)[1])
     return run.schema.categories[best_column], _fit_values(ngram, corpus, dev, best_column, len(ngram.grams))[0]

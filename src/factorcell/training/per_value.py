@@ -158,8 +158,8 @@ def separate(
                 run = Run.open(path, trained=False)
                 prepare_to_resume(run, resumed_plan(options, run.config).config, corpus)
             else:
-                value_plan = plan(options, train_texts, dev_texts, budget, start=perf_counter())
-                limit = value_plan.limit
+                value_plan = plan(options, train_texts, dev_texts, budget)
+                limit = TimeLimit.of_command(value_plan.minutes, perf_counter())
                 run = Run.create(path, value_plan.config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 value_name = f"user {index}" if by == config_with_defaults(config).data.user else value

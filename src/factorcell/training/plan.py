@@ -1,11 +1,10 @@
-"""Plan a training: choose the options that the user did not specify, and estimate how long the training takes.
+"""Plan a training: choose the options that the user did not specify, from the table and the time that it may take.
 
-The module `rules` chooses the options from properties of the table, and the module `speed` measures this machine.
+Nothing is measured, so that the same command gives the same plan on every machine; the rules are in `rules`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from time import perf_counter
 from typing import Any
 
 from factorcell import limits
@@ -14,14 +13,10 @@ from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
+from factorcell.model.run import Run
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
-from factorcell.training.schedule import MIN_TRAINING_SHARE, Progress, TimeLimit
-from factorcell.training.speed import Speed, measure_finishing, measure_speed
-
-STEPS_SHARE = 0.97  # share of the minutes for steps and evaluations, if the minutes do not include other work
-UNADAPTED = "unadapted"  # the model whose speed determines the sizes
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
@@ -52,21 +47,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """All options of a training, which of them were chosen automatically, and the expected duration.
+    """All options of a training, which of them were chosen automatically, and the longest duration.
 
     Attributes:
         config: All options.
         chosen: The names of the options that were chosen automatically.
-        seconds: The expected duration of the training, if known.
-        limit: The time limit of the command that trains the model, if it has one.
-        limit_notice: How the time of this limit is expected to be used; empty without a limit.
+        minutes: The longest duration of the command that trains the model; None sets no limit.
     """
 
     config: Config
     chosen: tuple[str, ...] = ()
-    seconds: float | None = None
-    limit: TimeLimit | None = None
-    limit_notice: str = ""
+    minutes: float | None = None
 
     def for_model(self, model: str) -> "Plan":
         """Return this plan with the adaptations of the model called `model`."""
@@ -76,8 +67,15 @@ class Plan:
         """Return this plan with other options of the section `training`."""
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
+    def with_steps_of(self, run: Run | None) -> "Plan":
+        """Return this plan with the steps of a trained run instead of a time limit; unchanged if `run` is None."""
+        if run is None or self.minutes is None:
+            return self
+        training = run.config.training
+        return replace(self.with_training(epochs=training.epochs, steps=training.steps), minutes=None)
+
     def notices(self, unused: Collection[str] = ()) -> list[str]:
-        """Return one-line notices about the chosen options, except the `unused` ones, and the expected duration."""
+        """Return one-line notices about the chosen options, except the `unused` ones."""
         lines = []
         chosen = [name for name in self.chosen if name not in unused]
         for section, names in AUTOMATIC_OPTIONS.items():
@@ -85,41 +83,23 @@ class Plan:
                 lines.append(f"chosen {section} options: {self.config.format_options(names_of_section)}")
         if chosen:
             lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
-        if self.seconds is not None:
-            passes = "1 pass" if self.config.training.epochs == 1 else f"{self.config.training.epochs:g} passes"
-            duration = self.limit_notice or f"about {format_duration(self.seconds)} for its steps and evaluations"
-            lines.append(f"{passes}, {duration}")
         return lines
 
 
 ConfigLike = Config | Plan | SpecifiedOptions  # a Config sets all options, a mapping sets some of them
 
 
-def plan(
-    config: ConfigLike,
-    corpus: Corpus,
-    dev: Corpus,
-    budget: Budget | None = None,
-    *,
-    models: Sequence[str] = (),
-    start: float | None = None,
-    with_ngrams: bool = False,
-) -> Plan:
-    """Plan a training on `corpus`, or one training of each of `models` with the same options.
+def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None = None) -> Plan:
+    """Plan a training on `corpus`.
 
     Args:
         config: A `Plan` or a `Config`, which sets all options, or a mapping of some options by section.
         corpus: The training texts.
         dev: The development texts.
         budget: The limit on the duration, or the number of passes; only allowed if `config` is a mapping.
-        models: The models whose mean duration is estimated; if empty, the config determines the model.
-        start: The time of `perf_counter` from which the minutes of the budget count. By default, planning and the work
-            after the training do not count, as for several trainings that are planned once.
-        with_ngrams: Whether n-grams are counted after the training even if the option `ngram_mixture` is false.
 
     Returns:
-        The plan, with an expected duration if `config` is a mapping, and with a time limit if the budget has minutes
-        and `start` is set.
+        The plan. With minutes, its number of passes is the largest that the training makes.
 
     Raises:
         UserError: If options and budget contradict each other.
@@ -132,58 +112,22 @@ def plan(
             )
         return config if isinstance(config, Plan) else Plan(config)
     facts = TableFacts.of(corpus, dev, user=config_with_defaults(config).data.user)
-    passes = config.get("training", {}).get("epochs")
-    if passes is not None and budget.minutes is not None:
-        raise limits.UserError("epochs and minutes: both are set; set only one of them")
-    preset = budget.preset_or_default
-    max_passes = rules.default_passes(facts, preset) if passes is None else float(passes)
-    large_plan = _with_defaults(config, facts, max_passes, preset)
+    preset, training = budget.preset_or_default, config.get("training", {})
+    max_passes = float(training.get("epochs") or rules.default_passes(facts, preset))
+    if steps := training.get("steps"):
+        max_passes = steps / rules.steps_per_pass(facts, training.get("batch_tokens"))
     if budget.minutes is None:
-        speed = measure_speed(large_plan.config, corpus, dev, models)
-        return replace(large_plan, seconds=speed.total_seconds(large_plan.config))
-    # The sizes are those for the passes that an unadapted model of the large sizes can make in the minutes, so that
-    # models with different adaptations have the same sizes. The model then makes as many passes as it can.
-    unadapted_config = large_plan.for_model(UNADAPTED).config
-    unadapted_seconds = measure_speed(unadapted_config, corpus, dev).total_seconds(unadapted_config)
-    passes_for_sizes = max_passes * min(1.0, budget.minutes * 60 / unadapted_seconds)
-    small_plan = _with_defaults(config, facts, passes_for_sizes, preset)
-    speed = measure_speed(small_plan.config, corpus, dev, models)
-    finishing_seconds = 0.0
-    if start is not None:
-        has_ngrams = with_ngrams or small_plan.config.training.ngram_mixture
-        finishing_seconds = measure_finishing(small_plan.config, corpus, dev, speed, has_ngrams=has_ngrams)
-    limit = _time_limit(budget.minutes * 60, start, max_passes, speed, finishing_seconds)
-    epochs = _with_possible_passes(small_plan, speed, limit).config.training.epochs
-    final_plan = _with_defaults(config, facts, epochs, preset, passes_for_sizes)
-    final_plan = _with_possible_passes(final_plan, speed, limit)
-    if start is None:
-        return final_plan
-    notice = _describe_limit(limit, speed.total_seconds(final_plan.config), finishing_seconds)
-    return replace(final_plan, limit=limit, limit_notice=notice)
+        return _with_defaults(config, facts, max_passes, preset)
+    planned = _with_defaults(config, facts, min(max_passes, rules.passes_in(budget.minutes, facts)), preset)
+    if "max_dev_targets" in planned.chosen:
+        planned = planned.with_training(max_dev_targets=rules.dev_targets_in(budget.minutes, planned.config))
+    return replace(planned.with_training(epochs=max_passes), minutes=budget.minutes)
 
 
-def _time_limit(
-    seconds: float, start: float | None, max_passes: float, speed: Speed, finishing_seconds: float
-) -> TimeLimit:
-    """Return the limit of a command that started at `start`; if it is None, only the training counts."""
-    evaluation_steps, finishing_steps = (
-        work_seconds / speed.step_seconds for work_seconds in (speed.evaluation_seconds, finishing_seconds)
-    )
-    if start is None:
-        start, seconds = perf_counter(), STEPS_SHARE * seconds
-    return TimeLimit(seconds, start, max_passes, evaluation_steps, finishing_steps)
-
-
-def _with_defaults(
-    specified: SpecifiedOptions,
-    facts: TableFacts,
-    epochs: float,
-    preset: str,
-    epochs_for_sizes: float | None = None,
-) -> Plan:
+def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float, preset: str) -> Plan:
     """Return a plan with the `specified` options and, for all others, those that `rules.default_options` chooses."""
     config, chosen = config_with_defaults(specified), unspecified_options(specified)
-    defaults = rules.default_options(facts, epochs, epochs_for_sizes)
+    defaults = rules.default_options(facts, epochs)
     # The counts would reproduce what single users wrote.
     defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
@@ -197,33 +141,8 @@ def _with_defaults(
         complete[section] = {**added, **complete.get(section, {})}
     drafted = Config.from_dict(complete)
     if "batch_tokens" in chosen and find_device(drafted.training.device, drafted.backbone).type == "cuda":
-        drafted = drafted.with_options(batch_tokens=rules.gpu_batch_tokens(facts, epochs_for_sizes or epochs))
+        drafted = drafted.with_options(batch_tokens=rules.gpu_batch_tokens(facts, epochs))
     return Plan(drafted, chosen)
-
-
-def _with_possible_passes(draft: Plan, speed: Speed, limit: TimeLimit) -> Plan:
-    """Return the plan `draft` with as many passes as `limit` permits."""
-    progress = Progress()
-    progress.set_limit(limit, perf_counter(), speed.steps_per_pass)
-    steps = progress.possible_steps(speed.step_seconds, draft.config.training.evaluations)
-    rounded_passes = float(f"{steps / speed.steps_per_pass:.3g}")  # three significant digits
-    draft = draft.with_training(epochs=min(limit.max_epochs, rounded_passes))
-    return replace(draft, seconds=speed.total_seconds(draft.config))
-
-
-def _describe_limit(limit: TimeLimit, training_seconds: float, finishing_seconds: float) -> str:
-    """Return a clause that says how the time of a command is expected to be used."""
-    elapsed_seconds = perf_counter() - limit.start
-    total_minutes = (elapsed_seconds + training_seconds + finishing_seconds) / 60
-    parts = [
-        f"{elapsed_seconds / 60:.1f} for reading and planning",
-        f"{training_seconds / 60:.1f} for training",
-        f"{finishing_seconds / 60:.1f} for the work after it",
-    ]
-    reason = f" (training takes at least {MIN_TRAINING_SHARE:.0%} of the limit)"
-    exceeds = total_minutes > 1.05 * limit.seconds / 60
-    minutes = f"about {total_minutes:.1f} minutes with a limit of {limit.seconds / 60:g}{reason if exceeds else ''}"
-    return f"{minutes}: {', '.join(parts)}"
 
 
 def config_with_defaults(config: ConfigLike) -> Config:
@@ -263,10 +182,3 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
             options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
         resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
     return resumed
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -13,17 +13,18 @@ These changes have a closed form, so a row is updated only when it is read again
     m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
     eps' = eps sqrt((1 - b2^(t + 1)) / b2)
 
-The sum is a difference of two entries of one array, because the rates of all steps are known in advance.
+The sums for all t are kept up to date: each step adds its term to those of the last `WINDOW` steps; for earlier steps,
+p^(s - t) is smaller than the rounding of the sum.
 From t to u, the result differs from dense Adam in two ways: eps keeps its size relative to sqrt(v), and the weight
 decay does not reduce the move along m.
 
 Shapes: V rows of a table, U rows that a step reads; "." is the number of columns, which may differ between tables.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import ROWS
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
+DECAY = BETA1 / BETA2**0.5  # p
+WINDOW = 400  # steps; p^400 is 6e-19
 
 
 class _Factors(NamedTuple):
@@ -47,42 +50,43 @@ class RowAdam:
 
     Args:
         tables: Parameters (V, .) whose rows are read together.
-        rates: The learning rates of all steps.
+        max_steps: The largest number of steps.
         weight_decay: The decoupled weight decay.
     """
 
-    def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
+    def __init__(self, tables: Sequence[nn.Parameter], max_steps: int, weight_decay: float) -> None:
         self.tables, self.weight_decay = tables, weight_decay
+        device = tables[0].device
+        self.rates: list[float] = []  # of the steps so far
+        # By step t: the sum in the module header for u = the last step, and the logarithm of the product of the decays.
+        self._sums, self._log_decays = torch.zeros(2, max_steps + 1, dtype=torch.float64, device=device)
+        self._powers = DECAY ** torch.arange(WINDOW, 0, -1, dtype=torch.float64, device=device)
         # The last step to which each row (V,) was updated.
-        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=tables[0].device)
+        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
         self.state: dict[Tensor, dict[str, Tensor]] = {  # with the keys of torch.optim
             table: {name: torch.zeros_like(table, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             for table in tables
         }
-        self.set_rates(rates)
 
-    def set_rates(self, rates: Sequence[float]) -> None:
-        """Set the learning rates of all steps; every row must be up to date if rates of coming steps change."""
-        device = self.tables[0].device
-        self.rates = np.asarray(rates)
-        steps = np.arange(1, len(self.rates) + 1)
-        correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
-        sums = np.zeros(len(steps) + 1)  # sums[t] is the sum in the module header for u = the last step
-        for step in range(len(steps) - 1, -1, -1):
-            sums[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + sums[step + 1])
-        self._sums = torch.from_numpy(sums).to(device)
-        log_decays = np.append(0.0, np.cumsum(np.log1p(-self.rates * self.weight_decay)))
-        self._log_decay = torch.from_numpy(log_decays).to(device)
+    def add_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+        self.rates.append(rate)
+        step = len(self.rates)
+        first = max(0, step - WINDOW)
+        correction = math.sqrt(1 - BETA2**step) / (1 - BETA1**step)
+        self._sums[first:step] += rate * correction * self._powers[first - step :]
+        self._log_decays[step] = self._log_decays[step - 1] + math.log1p(-rate * self.weight_decay)
 
     @torch.no_grad()
-    def catch_up(self, step: int, rows: Tensor | None = None) -> None:
-        """Update `rows` (U,) of every table, or all rows, to the values that dense Adam has after `step` steps."""
+    def catch_up(self, rows: Tensor | None = None) -> None:
+        """Update `rows` (U,) of every table, or all rows, to the values that dense Adam has after the steps so far."""
+        step = len(self.rates)
         rows = torch.arange(len(self.last_steps), device=self.last_steps.device) if rows is None else rows
         rows = rows[self.last_steps[rows] < step]
         previous_steps = self.last_steps[rows].long()
         gap = (step - previous_steps).double()
-        rate = self._sums[previous_steps] - (BETA1 / BETA2**0.5) ** gap * self._sums[step]
-        decay = (self._log_decay[step] - self._log_decay[previous_steps]).exp()
+        rate = self._sums[previous_steps]
+        decay = (self._log_decays[step] - self._log_decays[previous_steps]).exp()
         epsilon = EPSILON * ((1 - BETA2 ** (previous_steps + 1.0)) / BETA2).sqrt()
         row_factors = torch.stack([rate, decay, epsilon, BETA1**gap, BETA2**gap], dim=1).float()
         for table, state in self.state.items():
@@ -98,9 +102,10 @@ class RowAdam:
         return [table.detach()[rows].requires_grad_() for table in self.tables]
 
     @torch.no_grad()
-    def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Take step number `step` (from 1) on up-to-date `rows` (U,), with the `gradients` (U, .) of each table."""
-        rate = float(self.rates[step - 1])
+    def step(self, rate: float, rows: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Take a step with a learning rate on up-to-date `rows` (U,), with the `gradients` (U, .) of each table."""
+        self.add_rate(rate)
+        step = len(self.rates)
         factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
         for (table, state), gradient in zip(self.state.items(), gradients, strict=True):

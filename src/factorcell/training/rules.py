@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from factorcell.choices import PRESETS
-from factorcell.config import check_choice
+from factorcell.config import Config, check_choice
 from factorcell.data.corpus import Corpus
+from factorcell.model.devices import find_device
 from factorcell.option_fields import NAMES, HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
 MIN_PASSES, MAX_PASSES = 0.25, 40.0
+# Targets that a training of a small model reads in a minute on two cores with AVX2: with a time limit, sizes, dropout
+# rates and evaluations are those for this speed, so that they do not depend on the machine.
+TARGETS_PER_MINUTE = 1_500_000
+# Development targets of an evaluation and training targets whose n-grams are counted, per minute of the time limit; an
+# evaluation then takes about half a percent of the time
+DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
 MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
 MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
@@ -105,13 +112,27 @@ def default_passes(facts: TableFacts, preset: str) -> float:
     return float(f"{limited_passes:.2g}")  # two significant digits
 
 
-def default_options(facts: TableFacts, epochs: float, epochs_for_sizes: float | None = None) -> Options:
-    """Return the options of a training of `epochs` passes.
+def passes_in(minutes: float, facts: TableFacts) -> float:
+    """Return the number of passes that a training makes in the given minutes on a machine of ordinary speed."""
+    return float(f"{minutes * TARGETS_PER_MINUTE / max(1, facts.targets):.2g}")
 
-    The layer sizes are those for a training of `epochs_for_sizes` passes, or of `epochs` passes if it is None.
-    """
-    passes_for_sizes = epochs if epochs_for_sizes is None else epochs_for_sizes
-    targets_read = passes_for_sizes * facts.targets
+
+def dev_targets_in(minutes: float, config: Config) -> int:
+    """Return the number of development targets that an evaluation reads in a training of the given minutes."""
+    is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
+    is_slow = is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
+    return max(1, round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow else DEV_TARGETS_PER_MINUTE)))
+
+
+def steps_per_pass(facts: TableFacts, tokens_per_batch: int | None = None) -> float:
+    """Return about the number of steps of a pass over the table; by default, with batches of the automatic size."""
+    automatic = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
+    return max(1.0, facts.targets / (tokens_per_batch or automatic))
+
+
+def default_options(facts: TableFacts, epochs: float) -> Options:
+    """Return the options of a training of `epochs` passes."""
+    targets_read = epochs * facts.targets
     if facts.is_character_level:
         embedding_size = 50
         hidden_size, layer_norm = _look_up(

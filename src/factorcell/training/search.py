@@ -293,7 +293,9 @@ class Search:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed before its first checkpoint
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         is_pruned = False
-        log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress)
+        limit = TimeLimit.of_command(self.options.budget and self.options.budget.minutes, perf_counter())
+        dev_corpus = dev_sample(dev_corpus, run.config)
+        log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress, limit=limit)
         with lock.training_lock(folder), closing(log_rows):
             for row in log_rows:
                 if row["split"] == "dev" and self._report_evaluation(trial, row, config):

@@ -35,7 +35,7 @@ from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
-from factorcell.training.schedule import Progress, Schedule, TimeLimit, learning_rate
+from factorcell.training.schedule import Progress, TimeLimit, learning_rate
 from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
@@ -92,7 +92,6 @@ class Trainer:
         self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
-        self.progress, self.raises_if_not_finite = Progress(), True
         self.stop = Stop()
         self.parameters = run.model.own_parameters()
         if not self.parameters:
@@ -105,9 +104,9 @@ class Trainer:
         if self.config.loss != "full":
             self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
         self.steps_per_pass = len(self._batch_rows(0))
-        self.progress.schedule = Schedule(max(1, round(self.config.epochs * self.steps_per_pass)))
-        if limit is not None:
-            self.progress.set_limit(limit, perf_counter(), self.steps_per_pass)
+        steps = self.config.steps or max(1, round(self.config.epochs * self.steps_per_pass))
+        max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
+        self.progress = Progress(steps, max_seconds)
         self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
@@ -122,41 +121,15 @@ class Trainer:
         is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
         if self.proposal and is_row_adam_possible:
             self.row_optimizers = [
-                RowAdam(table_group, self._token_rates(), self.config.weight_decay)
-                for table_group in run.model.head.row_tables()
+                RowAdam(table_group, steps, self.config.weight_decay) for table_group in run.model.head.row_tables()
             ]
         parameter_groups = self._parameter_groups(token_tables)
         self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
 
-    @property
-    def steps(self) -> int:
-        """The number of steps of the training."""
-        return self.progress.schedule.steps
-
-    @property
-    def epochs(self) -> float:
-        """The number of passes of the training, with as few digits as determine the number of steps."""
-        passes = self.steps / self.steps_per_pass
-        rounded = (float(f"{passes:.{digits}g}") for digits in range(3, 18))
-        return next(epochs for epochs in rounded if round(epochs * self.steps_per_pass) == self.steps)
-
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of `step` (from 0), without the factors of parameter groups."""
-        return learning_rate(self.progress.schedule.position(step), self.steps, self.config)
-
-    def _token_rates(self) -> list[float]:
-        """Return the learning rates of the token tables at all steps; 0 before the last change of the schedule."""
-        changed_at = self.progress.schedule.changed_at
-        remaining_steps = range(changed_at, self.steps)
-        return [0.0] * changed_at + [self.config.token_rate * self.learning_rate(step) for step in remaining_steps]
-
-    def change_steps(self, steps: int) -> None:
-        """Set the number of steps of the training; the learning rate decays over the remaining steps."""
-        self.catch_up()
-        self.progress.schedule = self.progress.schedule.with_steps(steps, self.progress.step)
-        for row_optimizer in self.row_optimizers:
-            row_optimizer.set_rates(self._token_rates())
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step, without the factors of parameter groups."""
+        return learning_rate(self.progress.share * self.progress.steps, self.progress.steps, self.config)
 
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and token tables.
@@ -190,15 +163,16 @@ class Trainer:
             batch_rows = self._batch_rows(epoch)
             steps_taken = max(0, self.progress.step - first_step)  # of this epoch, before the training was resumed
             for rows in batch_rows[steps_taken:]:
-                if self.progress.step >= self.steps:
+                if self.progress.share >= 1:
                     return
                 yield self.corpus.batch(rows)
             first_step, epoch = first_step + len(batch_rows), epoch + 1
 
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
+        rate = self.learning_rate()
         for group in self.optimizer.param_groups:
-            group["lr"] = group["factor"] * self.learning_rate(self.progress.step)
+            group["lr"] = group["factor"] * rate
         target_count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
         batch = batch.to(self.device)
         nats, sampled_rows, row_values = self.nats(batch)
@@ -215,7 +189,7 @@ class Trainer:
         self.optimizer.step()
         rows_per_optimizer = sampled_rows.rows if sampled_rows else ()
         for row_optimizer, rows, gradients in zip(self.row_optimizers, rows_per_optimizer, row_gradients, strict=True):
-            row_optimizer.step(self.progress.step, rows, gradients)
+            row_optimizer.step(self.config.token_rate * rate, rows, gradients)
         proximal.take_proximal_steps(self.optimizer, self.penalties)
         self.progress.tokens += target_count
         self.progress.nats += float(loss.detach()) * target_count
@@ -239,7 +213,7 @@ class Trainer:
             if samples and self.row_optimizers:
                 sampled_rows = model.sampled_rows(batch, samples)
                 for row_optimizer, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
-                    row_optimizer.catch_up(step, rows)
+                    row_optimizer.catch_up(rows)
                     row_values.append(row_optimizer.read(rows))
             nats: Tensor = model.sampled_nats(batch, samples, sampled_rows, row_values) if samples else model(batch)
         model.eval()
@@ -304,15 +278,11 @@ class Trainer:
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
-        """Add the current step, tokens and seconds to `row`, write it into the log, and return it.
-
-        If a time limit can change the number of steps, also add the number that was planned at the start.
-        """
+        """Add the current step, tokens and seconds to `row`, write it into the log, and return it."""
         progress = self.progress
         row = {
             "step": progress.step,
-            "steps": self.steps,
-            **({"planned_steps": progress.planned_steps} if progress.planned_steps else {}),
+            "steps": progress.total_steps,
             "tokens": progress.tokens,
             "seconds": progress.seconds,
             **row,
@@ -324,7 +294,7 @@ class Trainer:
     def catch_up(self) -> None:
         """Update all rows of the tables that `RowAdam` optimizes to the current step."""
         for row_optimizer in self.row_optimizers:
-            row_optimizer.catch_up(self.progress.step)
+            row_optimizer.catch_up()
 
     @property
     def checkpoint(self) -> Path:
@@ -337,7 +307,9 @@ class Trainer:
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        tensors |= {f"{number}:done": optimizer.last_steps for number, optimizer in enumerate(self.row_optimizers)}
+        for number, optimizer in enumerate(self.row_optimizers):
+            rates = torch.tensor(optimizer.rates, dtype=torch.float64)
+            tensors |= {f"{number}:done": optimizer.last_steps, f"{number}:rates": rates}
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **asdict(self.progress)})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -361,9 +333,7 @@ class Trainer:
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = Progress.from_facts(facts)
-        for row_optimizer in self.row_optimizers:
-            row_optimizer.set_rates(self._token_rates())
+        self.progress = Progress(**facts)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
@@ -376,6 +346,8 @@ class Trainer:
                     self.optimizer.state[parameter] = saved_moments
             for number, row_optimizer in enumerate(self.row_optimizers):
                 row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
+                for rate in tensors[f"{number}:rates"].tolist():
+                    row_optimizer.add_rate(rate)
 
 
 def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
