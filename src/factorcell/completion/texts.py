@@ -7,7 +7,7 @@ space.
 """
 
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical, canonical_prefix
+from factorcell.data.text_folds import same_prefix, same_text
 
 MAX_BYTES = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history in total
 MAX_SHOWN = 50  # maximum number of characters of a text that an error message quotes
@@ -26,12 +26,12 @@ def check_text(text: str, label: str = "text") -> str:
 
 def clean_text(text: str, label: str = "text") -> str:
     """Return the canonical form of a whole text; raise the `UserError` of `check_text` for an invalid text."""
-    return canonical(check_text(text, label))
+    return same_text(check_text(text, label))
 
 
 def clean_prefix(text: str, label: str = "prefix") -> str:
     """Return the canonical form of a typed prefix; raise the `UserError` of `check_text` for an invalid prefix."""
-    return canonical_prefix(check_text(text, label))
+    return same_prefix(check_text(text, label))
 
 
 def byte_length(text: str, label: str = "text") -> int:
