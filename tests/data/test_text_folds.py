@@ -69,6 +69,7 @@ def test_invisible_characters_with_a_meaning_remain(text: str) -> None:
 @given(ANY_TEXT)
 @example("☝\ufe0f\u200d🏽")
 @example("i\u0307\u0307\u0301")
+@example("ⅠI\u0307\u0323\u0307")
 @example("❤\u200d\ufe0f🔥")
 def test_folds_do_not_change_their_result(text: str) -> None:
     for form in (same_text, same_prefix, lower_case, screening, lambda value: screening(value, ignore_case=True)):
@@ -102,7 +103,7 @@ def test_a_prefix_has_the_form_with_which_its_texts_begin(text: str, length: int
         "𝟒𝟏𝟏𝟏 ④①①① ⁴¹¹¹ ➃➀➀➀ ⒋⒈⒈⒈": "4111 4111 4111 4111 4111",
         "٤١١١ ۴۱۱۱ ४१११ ৪১১১": "4111 4111 4111 4111",
         "4\ufe0f\u20e31\ufe0f\u20e3": "41",
-        "a\u2009\u00a0b\tc": "a b c",
+        "a\u2009\u00a0b\tc\u2800d": "a b c d",
         "ann＠example．com ann﹫example。com": "ann@example.com ann@example.com",
         "今日は。明日": "今日は。明日",
         "l’idiot l‘idiot lʼidiot l＇idiot l′idiot": "l'idiot " * 4 + "l'idiot",

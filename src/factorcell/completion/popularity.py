@@ -133,8 +133,8 @@ class Popularity:
 class History:
     """The last texts that one user entered, which complete what this user types.
 
-    A history stores texts in canonical form, in which texts that differ only in white space are equal. It stores only
-    the newest texts: at most `max_texts`, and at most `MAX_BYTES` bytes in total.
+    A history stores texts in the canonical form of `same_text`. It stores only the newest texts: at most
+    `max_texts`, and at most `MAX_BYTES` bytes in total.
 
     Attributes:
         texts: The texts, the newest last.

@@ -1,9 +1,9 @@
 """Validation and canonical form of the texts that users type and learn.
 
-A valid text is Unicode text of at most `MAX_BYTES` bytes; it may be empty. Two texts that differ only in white space or
-in Unicode normalization count as the same text, because the package learns, counts, compares and deletes texts in the
-canonical form that `clean_text` returns. `clean_prefix` returns the canonical form of a prefix, which may end with one
-space.
+A valid text is Unicode text of at most `MAX_BYTES` bytes; it may be empty. Texts that `same_text` equates, such as
+those that differ only in white space or invisible characters, count as the same text: the package learns, counts,
+compares and deletes texts in the canonical form that `clean_text` returns. `clean_prefix` returns the canonical form of
+a prefix, which may end with one space.
 """
 
 from factorcell.config import UserError

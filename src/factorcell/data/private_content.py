@@ -28,9 +28,12 @@ COMMON_PUNCTUATION = set("'’-.,:;()[]/\"?&#_")  # common in ordinary text, and
 
 # Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\]{},;:`'\"])@[^\s@<>()\[\]{},;:`'\"/]+\.\p{L}[^\s@<>()\[\]{},;:`'\"/]")
-SEPARATOR = "[ ._/-]{1,3}"  # between the groups of a number, such as " - "
+SEPARATORS = r" ._/⁄∕|~·•\-"
+SEPARATOR = f"[{SEPARATORS}]{{1,3}}"  # between the groups of a number, such as " - "
 _DIGITS = regex.compile(rf"\d{{3,}}(?:{SEPARATOR}\d{{3,}})*")  # groups of digits, as on payment cards
-_IBAN_START = regex.compile(r"(?<![^\W_])[a-z]{2}[0-9]{2}[a-z0-9 ._/-]{11,60}", regex.IGNORECASE | regex.ASCII)
+_IBAN_START = regex.compile(
+    rf"(?<![^\W_])[a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}", regex.IGNORECASE | regex.ASCII
+)
 _PHONE = regex.compile(
     r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)"  # with the code of a country
     r"|(?<![\w.,:/+-])\(?0[1-9]\d{0,4}\)?(?:[ ./-]{0,3}\d){5,12}+(?![\w%]|[.,:]\d)"  # with the 0 of a national number
@@ -78,7 +81,7 @@ def context_texts(context: Mapping[str, Any]) -> Iterator[str]:
 
 def is_public(text: str) -> bool:
     """Return whether a text seems to contain no private content, so that it may be suggested."""
-    return find_private_content(text) is None
+    return _find_in_text(text) is None
 
 
 def _find_in_text(text: str) -> str | None:

@@ -47,9 +47,10 @@ _UNSEEN = regex.compile(
 _APOSTROPHE = regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳ꞌ＇]")
 _QUOTATION_MARK = regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1)
 _DASH = regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]", regex.V1)
-MAX_CACHED_CODE_POINT = 0xFFFF  # the forms of rarer characters are computed each time, which limits memory
+MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
+_BLANK = regex.compile(r"\N{BRAILLE PATTERN BLANK}")
 _FRACTION = regex.compile(r"\p{Decomposition_Type=Fraction}")
-_DOTS_OF_I = regex.compile("(?<=i)\u0307+")  # lower case of İ is i with a dot, which looks like i
+_DOTS_OF_I = regex.compile("(?<=[iI])\u0307+")
 _IDEOGRAPHIC_STOP = regex.compile("(?<=[A-Za-z0-9])。(?=[A-Za-z0-9])")  # as a dot of a domain (UTS #46)
 
 
@@ -102,19 +103,25 @@ class _LookAlikes(dict[int, str]):
     """The form of each character in `screening`, computed when it is first needed; a table for `str.translate`."""
 
     def __init__(self, ignore_case: bool) -> None:
-        super().__init__({ord("İ"): "i" if ignore_case else "I", ord("ı"): "i"})
+        super().__init__({ord("ı"): "i"})
         self.ignore_case = ignore_case
 
     def __missing__(self, code_point: int) -> str:
         form = self._form(chr(code_point))
-        if code_point <= MAX_CACHED_CODE_POINT:
+        if len(self) < MAX_CACHED_FORMS:
             self[code_point] = form
         return form
 
     def _form(self, character: str) -> str:
         if _UNSEEN.match(character):
             return ""
-        for pattern, form in ((_DASH, "-"), (_APOSTROPHE, "'"), (_QUOTATION_MARK, '"'), (_FRACTION, character)):
+        for pattern, form in (
+            (_DASH, "-"),
+            (_BLANK, " "),
+            (_APOSTROPHE, "'"),
+            (_QUOTATION_MARK, '"'),
+            (_FRACTION, character),
+        ):
             if pattern.match(character):
                 return form
         form = str(unicodedata.digit(character, unicodedata.normalize("NFKC", character)))
@@ -138,5 +145,8 @@ def _visible(text: str) -> str:
 
 
 def _without_dots_of_i(text: str) -> str:
-    """Return a text in NFC without dots above the letter i, which has one."""
-    return unicodedata.normalize("NFC", _DOTS_OF_I.sub("", unicodedata.normalize("NFC", text)))
+    """Return a text in NFC, with i and I in place of these letters with a dot above."""
+    text = unicodedata.normalize("NFC", text)
+    if "\u0307" not in text and "İ" not in text:
+        return text
+    return unicodedata.normalize("NFC", _DOTS_OF_I.sub("", unicodedata.normalize("NFD", text)))
