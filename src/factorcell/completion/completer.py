@@ -30,9 +30,9 @@ from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
 from factorcell.data.private_content import is_public
+from factorcell.data.text_folds import same_text
 from factorcell.model.run import Run
 
 TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
@@ -225,7 +225,7 @@ class Completer:
         """
         if not texts:
             return []
-        texts = [canonical(check_text(text)) for text in texts]
+        texts = [same_text(check_text(text)) for text in texts]
         prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
         columns = self._with_earlier_texts(user, context)
         corpus = self.run.read(texts, [columns] * len(texts), unknown=self.unknown)
@@ -334,7 +334,7 @@ class Completer:
 
     def _whole_text(self, typed_text: TypedText, ids: Ids) -> str:
         """Return the canonical form of the typed text followed by `ids`."""
-        return canonical(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
+        return same_text(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
 
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
@@ -347,7 +347,7 @@ class Completer:
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
             """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
             if correction.is_whole_text:
-                text = canonical(self.tokenizer.join(correction.tokens))
+                text = same_text(self.tokenizer.join(correction.tokens))
                 is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
                 is_suggested = is_suggested and self.is_allowed(text)
                 return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
@@ -380,4 +380,4 @@ class Completer:
 
     def _split(self, text: str) -> tuple[str, ...]:
         """Return the tokens of a typed prefix or of a whole text."""
-        return self.typed_reader.split(self.tokenizer.normalize_fully(clean_prefix(text)))
+        return self.typed_reader.split(self.tokenizer.normalize(clean_prefix(text)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from factorcell import files
+from factorcell.data.text_folds import lower_case
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Vocabulary
 from factorcell.option_fields import TokenizerOptions
 
@@ -112,13 +113,8 @@ class Tokenizer:
         return cls(options, Vocabulary.from_content(contents[cls.FILES[0]]))
 
     def normalize(self, text: str) -> str:
-        """Return `text` in NFC, lower-cased if the options require it."""
-        text = unicodedata.normalize("NFC", text)
-        return text.lower() if self.options.lowercase else text
-
-    def normalize_fully(self, text: str) -> str:
-        """Return `text` normalized twice, because lower-casing can produce letters that NFC then composes."""
-        return self.normalize(self.normalize(text))
+        """Return `text` in NFC, in lower case if the options require it."""
+        return lower_case(text) if self.options.lowercase else unicodedata.normalize("NFC", text)
 
     def readable(self, token: str) -> str:
         """Return `token` as reports show it."""

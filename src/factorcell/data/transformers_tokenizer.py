@@ -27,8 +27,7 @@ def to_transformers(tokenizer: Tokenizer, vocabulary_size: int, start_id: int) -
     has added to the tokens of a pretrained model may be left out.
 
     It cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for all texts,
-    except words in Greek capital letters that end with sigma if the tokenizer converts to lower case, and texts of the
-    tokenizer `space` that contain a special token such as `<s>`.
+    except texts of the tokenizer `space` that contain a special token such as `<s>`.
     """
     splitter = _splitter(tokenizer)
     if splitter is None:
@@ -61,7 +60,10 @@ def _splitter(tokenizer: Tokenizer) -> Any:
     """Return a tokenizer of the library `tokenizers` without special tokens; None if there is no equivalent."""
     library = import_library()
     normalizers, pre_tokenizers = library.normalizers, library.pre_tokenizers
-    lowercase = [normalizers.Lowercase()] if tokenizer.options.lowercase else []
+    lowercase = []
+    if tokenizer.options.lowercase:  # as `text_folds.lower_case`
+        replacements = normalizers.Replace("ς", "σ"), normalizers.Replace(library.Regex("i\u0307+"), "i")
+        lowercase = [normalizers.NFC(), normalizers.Lowercase(), *replacements, normalizers.NFC()]
     if type(tokenizer) in (BpeTokenizer, PretrainedTokenizer):
         splitter = library.Tokenizer.from_str(tokenizer.contents()[tokenizer.FILES[0]].decode())
         if lowercase:
@@ -78,7 +80,7 @@ def _splitter(tokenizer: Tokenizer) -> Any:
         return None
     ids = {token: token_id for token_id, token in enumerate(tokenizer.tokens)}
     splitter = library.Tokenizer(library.models.WordLevel(ids, unk_token=tokenizer.tokens[tokenizer.specials.unknown]))
-    splitter.normalizer = normalizers.Sequence([normalizers.NFC(), *lowercase])
+    splitter.normalizer = normalizers.Sequence(lowercase or [normalizers.NFC()])
     splitter.pre_tokenizer = pre_tokenizer
     if tokenizer.is_character_level:
         splitter.decoder = library.decoders.Fuse()
