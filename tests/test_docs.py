@@ -239,7 +239,7 @@ def docs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def options_of_commands() -> dict[str, set[str]]:
     """The options of every command, including those of its subcommands and of a Transformer as backbone."""
-    options, kinds = {}, ((), ("--base", "llama"))
+    options, kinds = {}, ((), ("--architecture", "llama"))
     for command in ROOT_COMMAND.subcommands:
         paths = [[command.name, sub.name] for sub in command.subcommands] or [[command.name]]
         parsers = (make_parser(find_commands(path), words) for path in paths for words in kinds)

@@ -32,7 +32,7 @@ from factorcell.option_fields import (
     SoftmaxOptions,
     WordOptions,
     check_fields,
-    kinds_of_base,
+    kinds_of_transformer,
     options_class,
     rate_option,
 )
@@ -299,7 +299,7 @@ class Config:
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        defaults = self.kinds | (kinds_of_base(str(options["base"])) if "base" in options else {})
+        defaults = self.kinds | kinds_of_transformer(options)
         kinds = {section: str(options.pop(section, defaults[section])) for section in OPTION_KINDS}
         types = section_types(kinds)
         new_values: dict[str, dict[str, Any]] = {section: {} for section in types}

@@ -5,9 +5,8 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 """
 
 import dataclasses
-import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -226,10 +225,13 @@ class HuggingFaceOptions(KindOptions):
 
     kind: str = "huggingface"
     base: str = option(
-        "llama",
-        "Transformer: the name of a pretrained model on the hub, its folder such as ./model, or a GGUF file; or the "
-        "architecture of a new model, such as llama, gpt2 or qwen2",
+        "",
+        "pretrained Transformer to adapt: a folder, a GGUF file, or the name of a model on the hub; for a new "
+        "Transformer, use the option architecture instead",
         metavar="MODEL",
+    )
+    architecture: str = option(
+        "", "architecture of a new Transformer with random weights, such as llama, gpt2 or qwen2", metavar="NAME"
     )
     base_digest: str = option(
         "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
@@ -255,10 +257,22 @@ class HuggingFaceOptions(KindOptions):
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.base) == bool(self.architecture):
+            values = f"{self.base!r} and {self.architecture!r}" if self.base else "neither"
+            raise UserError(
+                f"backbone {self.kind}: expected either base, a pretrained model, or architecture, that of a new "
+                f"model; got {values}"
+            )
+
+    def __str__(self) -> str:
+        return f"base {self.base!r}" if self.base else f"architecture {self.architecture!r}"
+
     @property
     def is_pretrained(self) -> bool:
-        """Whether `base` names a pretrained model: a name with a slash, or a GGUF file; others are architectures."""
-        return "/" in self.base or os.sep in self.base or self.base.endswith(".gguf")
+        """Whether the weights are those of a pretrained model; otherwise, they begin at random values."""
+        return bool(self.base)
 
     @property
     def is_frozen(self) -> bool:
@@ -306,6 +320,7 @@ EXTENSIBLE = {
     "cell": Extensions("cell", CELLS),
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
+TRANSFORMER_OPTIONS = ("base", "architecture")  # each of them selects a Transformer as backbone
 KIND_HELP = {
     "tokenizer": (
         "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a "
@@ -316,10 +331,10 @@ KIND_HELP = {
 }
 
 
-def kinds_of_base(base: str) -> dict[str, str]:
-    """Return the kinds, by section, that the option `base` selects if no others are specified."""
-    kinds = {"backbone": HuggingFaceOptions.kind}
-    return kinds | ({"tokenizer": "pretrained"} if HuggingFaceOptions(base=base).is_pretrained else {})
+def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified."""
+    kinds = {"backbone": HuggingFaceOptions.kind} if options.keys() & {*TRANSFORMER_OPTIONS} else {}
+    return kinds | ({"tokenizer": PretrainedTokenizerOptions.kind} if options.get("base") else {})
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from factorcell.config import UserError
 from factorcell.digests import sha256_of
 from factorcell.option_fields import HuggingFaceOptions
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
+HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
 MAX_LAYERS = 1000  # more would take too long to create
 INSTALL = 'pip install "factorcell[transformers]"'
 # Settings of a model that change its logits after the output layer, which the softmax head does not compute.
@@ -88,6 +88,16 @@ def transformers() -> Any:
     return transformers
 
 
+def architectures() -> Collection[str]:
+    """Return the names of the architectures of causal language models in `transformers`.
+
+    Raises:
+        UserError: `transformers` is not installed.
+    """
+    names: Collection[str] = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return names
+
+
 def find_source(base: str) -> Source:
     """Return the files of the pretrained model `base`, which must be on this machine.
 
@@ -103,7 +113,7 @@ def find_source(base: str) -> Source:
         return Source(path.parent, path.name)
     if not HUB_NAME.fullmatch(base):
         raise UserError(f"base {base!r}: there is no such file or folder")
-    return Source(_hub_folder(base, local_files_only=True))
+    return Source(_hub_folder(base))
 
 
 def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
@@ -141,18 +151,22 @@ def download_if_missing(options: HuggingFaceOptions) -> None:
     try:
         find_source(base).weight_files()
     except UserError:
-        _hub_folder(base, local_files_only=False)
+        _hub_folder(base, downloads=True)
 
 
-def _hub_folder(name: str, *, local_files_only: bool) -> Path:
+def _hub_folder(name: str, *, downloads: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not downloads))
     except Exception as error:  # the library raises errors of many kinds if the network or the model is missing
-        problem = "it is not on this machine" if local_files_only else f"it cannot be downloaded ({first_line(error)})"
-        raise UserError(f"base {name!r}: {problem}; download it with `hf download {name}`") from None
+        problem = f"base {name!r}: this pretrained model is not on this machine"
+        if not downloads:
+            raise UserError(f"{problem}; download it with `hf download {name}`") from None
+        architecture = name if name in architectures() else "llama"
+        message = f"{problem} and cannot be downloaded ({first_line(error)})"
+        raise UserError(message, [("architecture", architecture)], "to train a new model") from None
 
 
 def read_config(source: Source) -> Any:

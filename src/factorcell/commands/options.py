@@ -30,9 +30,10 @@ from factorcell.extensions import NONE
 from factorcell.option_fields import (
     KIND_HELP,
     OPTION_KINDS,
+    TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
     PretrainedTokenizerOptions,
-    kinds_of_base,
+    kinds_of_transformer,
 )
 
 if TYPE_CHECKING:
@@ -73,9 +74,11 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             else:
                 _add_field(help_section, field, default)
     if not sections and run_defaults is None and parser.kinds.get("backbone") != HuggingFaceOptions.kind:
-        # With this option, `kinds_from_words` selects the backbone that has it; here it is only in the help.
-        base = next(field for field in dataclasses.fields(HuggingFaceOptions) if field.name == "base")
-        _add_field(parser.section("backbone"), base, "none, recurrent layers")
+        # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
+        for field in dataclasses.fields(HuggingFaceOptions):
+            if field.name in TRANSFORMER_OPTIONS:
+                is_rare = field.name not in COMMON_OPTIONS
+                _add_field(parser.section("backbone", is_rare=is_rare), field, "none, recurrent layers")
 
 
 def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -88,17 +91,19 @@ def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.F
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
     values: dict[str, str] = {}  # option -> value
-    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", "base")}
+    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", *TRANSFORMER_OPTIONS)}
     for word, next_word in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
-    config_path, base = values.pop("config", ""), values.pop("base", "")
+    config_path = values.pop("config", "")
+    transformer_kinds = kinds_of_transformer(values)
+    kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
     kinds_in_file: dict[str, str] = {}
     with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
         sections = input_files.read_options_file(Path(config_path)) if config_path else {}
         kinds_in_file = selected_kinds(sections)
-    return kinds_in_file | (kinds_of_base(base) if base else {}) | values
+    return kinds_in_file | transformer_kinds | kinds
 
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
@@ -137,7 +142,7 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     Options on the command line override the options that --model sets; both override the --config file.
     """
     file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
-    chosen_kinds = kinds_of_base(arguments.base) if hasattr(arguments, "base") else {}
+    chosen_kinds = kinds_of_transformer(vars(arguments))
     chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
