@@ -163,7 +163,7 @@ class LinearClassifier:
     """
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
-        limits.check(order=order, seed=seed)
+        order, seed = limits.check(order=order, seed=seed)
         order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
         variables = informative_variables(train)
@@ -240,7 +240,7 @@ class FastTextClassifier:
     """
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
-        limits.check(order=order, seed=seed)
+        order, seed = limits.check(order=order, seed=seed)
         self.order = default_order(train) if order is None else order
         self.columns, self.inputs = (), _describe_inputs(self.order, train)
         try:

@@ -114,7 +114,7 @@ class Embeddings:
         the nearby value (`count`), and `cosine` or `distance`, depending on `measure`.
         """
         check_choice("measure", measure, EMBEDDING_MEASURES)
-        limits.check(count=count)
+        [count] = limits.check(count=count)
         indices = [self.row(value) for value in values]
         similarities_of_values = _similarities(self.vectors[np.array(indices, dtype=np.int64)], self.vectors, measure)
         results: list[Row] = []
@@ -289,7 +289,7 @@ def fit_ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
     A row has `group`, `count` (its points) and the centre `x`, `y`. The half axes are `HALF_AXIS` standard deviations
     long: `wide` lies in the direction `angle` (in degrees from the x axis), and `high` is perpendicular to it.
     """
-    limits.check(groups=max_groups)
+    [max_groups] = limits.check(groups=max_groups)
     results: list[Row] = []
     for group, count in Counter(str(row["group"]) for row in rows).most_common():
         if count < MIN_VALUES or len(results) == max_groups:
@@ -344,7 +344,7 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     and the share of the `majority` group; groups with fewer than `FOLDS` values are omitted. For a column of numbers,
     it has `r2` and the `correlation` of prediction and number.
     """
-    limits.check(seed=seed)
+    [seed] = limits.check(seed=seed)
     try:
         ensemble, selection = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "model_selection"))
     except ImportError:

@@ -92,6 +92,7 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         check_choice("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,

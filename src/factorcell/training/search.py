@@ -102,12 +102,12 @@ def search(
     options = options or SearchOptions()
     if options.target and dev is None:
         raise UserError("target: expected a development table to classify, got none (--dev)")
-    limits.check(trials=options.trials)
+    [trials] = limits.check(trials=options.trials)
     check_choice("sampler", options.sampler, SAMPLERS)
     _import_optuna()
     folder = Path(folder)
     base_config = config_with_defaults(config)
-    options = replace(options, ranges=search_space.applicable(options.ranges, base_config))
+    options = replace(options, trials=trials, ranges=search_space.applicable(options.ranges, base_config))
     search_space.check(options.ranges, base_config)
 
     @functools.cache

@@ -96,6 +96,7 @@ class PrefixDraw:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, position: int) -> str | None:
@@ -140,7 +141,7 @@ def read_streams(
     Raises:
         UserError: A column is missing or a value cannot be read.
     """
-    limits.check(rows_per_user=max_rows_per_user)
+    [max_rows_per_user] = limits.check(rows_per_user=max_rows_per_user)
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
     time_columns = () if time_column is None else (time_column,)
