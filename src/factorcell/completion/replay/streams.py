@@ -218,7 +218,9 @@ def replay(
     seen_prefixes: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Replay every stream with every system; yield a row for each judged text and append it to a file.
+    """Return a generator that replays every stream with every system and yields a row for each judged text.
+
+    Each row is also appended to a file.
 
     The rows of a stream are written together, once a system has completed the whole stream. A system skips streams for
     which the file already has its rows.
@@ -237,6 +239,18 @@ def replay(
     finished = _retain_finished(path, streams)
     judged_streams = [stream for stream in streams if stream.judged_prefixes]
     remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
+    return _replay(systems, remaining, path, text_column, seen_prefixes, progress)
+
+
+def _replay(
+    systems: Mapping[str, System],
+    remaining: Sequence[tuple[Stream, str]],
+    path: Path,
+    text_column: str,
+    seen_prefixes: Collection[str] | None,
+    progress: bool,
+) -> Generator[Row]:
+    """Replay each of the `remaining` streams with the system of this name, as `replay` does."""
     total = sum(len(stream.rows) for stream, _ in remaining)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in remaining:
