@@ -83,10 +83,7 @@ def check_format(number: Any, newest: int, where: object) -> None:
     if type(number) is not int or number < 1:
         raise UserError(f"{where}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
-        raise UserError(
-            f"{where}: its format is {number}, but this version reads up to {newest}; "
-            "upgrade factorcell (pip install --upgrade factorcell)"
-        )
+        raise UserError(f"{where}: its format is {number}, but this version reads up to {newest}; upgrade factorcell")
 
 
 def plain(value: Any) -> Any:

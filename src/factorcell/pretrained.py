@@ -20,11 +20,11 @@ from typing import Any
 
 from factorcell.config import UserError
 from factorcell.digests import sha256_of
+from factorcell.extras import missing_package_error
 from factorcell.option_fields import HuggingFaceOptions
 
 HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
 MAX_LAYERS = 1000  # more would take too long to create
-INSTALL = 'pip install "factorcell[transformers]"'
 # Settings of a model that change its logits after the output layer, which the softmax head does not compute.
 UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "logits_scaling": (None, 1)}
 
@@ -84,7 +84,7 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"a backbone of kind huggingface needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error("a backbone of kind huggingface", error.name, "transformers") from None
     return transformers
 
 
@@ -190,7 +190,7 @@ def _read_config(source: Source, time: int, size: int) -> Any:
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
     except ImportError as error:
-        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error(str(source), error.name, "transformers") from None
     except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
     if type(config) not in library.AutoModelForCausalLM._model_mapping:

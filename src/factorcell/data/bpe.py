@@ -21,6 +21,7 @@ import regex
 from factorcell.config import UserError
 from factorcell.data.base_tokenizer import Tokenizer
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
+from factorcell.extras import missing_package_error
 from factorcell.option_fields import BpeOptions, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def import_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        hint = "pip install 'factorcell[bpe]'"
-        raise UserError(f"the tokenizer bpe requires the package tokenizers; install it with: {hint}") from None
+        raise missing_package_error("the tokenizer bpe", "tokenizers", "bpe") from None
     return tokenizers
 
 

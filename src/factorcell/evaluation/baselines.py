@@ -46,6 +46,7 @@ from factorcell.evaluation.linear_features import (
     sizes_of_features,
 )
 from factorcell.evaluation.number_ranges import NumberRanges
+from factorcell.extras import missing_package_error
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -246,8 +247,7 @@ class FastTextClassifier:
         try:
             library = importlib.import_module("fasttext")
         except ImportError:
-            hint = "pip install 'factorcell[fasttext]'"
-            raise UserError(f"fastText is not installed; install the extra: {hint}") from None
+            raise missing_package_error("the classifier fastText", "fasttext-community", "fasttext") from None
         self.names, labels = _value_names(train), _labels(train)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "train.txt"

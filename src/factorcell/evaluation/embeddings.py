@@ -25,6 +25,7 @@ from factorcell.config import LOW_RANK_BIASES, UserError, check_choice
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.extras import missing_package_error
 from factorcell.limits import nearest_hint
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
@@ -348,8 +349,7 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     try:
         ensemble, selection = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "model_selection"))
     except ImportError:
-        hint = "pip install 'factorcell[analysis]'"
-        raise UserError(f"scikit-learn is not installed; install the extra: {hint}") from None
+        raise missing_package_error("a prediction from embeddings", "scikit-learn", "analysis") from None
     indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
     targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
     if column.numbers is None:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from factorcell import pretrained
+from factorcell.extras import missing_package_error
 from factorcell.limits import UserError, nearest_hint
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.pretrained import (
-    INSTALL,
     Source,
     find_source,
     first_line,
@@ -81,7 +81,7 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
                 attn_implementation="sdpa",
             )
     except ImportError as error:
-        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error(str(source), error.name, "transformers") from None
     except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
 
