@@ -239,30 +239,22 @@ def replay(
     finished = _retain_finished(path, streams)
     judged_streams = [stream for stream in streams if stream.judged_prefixes]
     remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
-    return _replay(systems, remaining, path, text_column, seen_prefixes, progress)
 
+    def write() -> Generator[Row]:
+        total = sum(len(stream.rows) for stream, _ in remaining)
+        with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
+            for stream, name in remaining:
+                bar.set_postfix_str(name, refresh=False)
+                rows = []
+                for row in _replay_stream(systems[name], stream, text_column):
+                    bar.update()
+                    if row is not None:
+                        is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
+                        rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
+                files.append_rows(path, rows)
+                yield from rows
 
-def _replay(
-    systems: Mapping[str, System],
-    remaining: Sequence[tuple[Stream, str]],
-    path: Path,
-    text_column: str,
-    seen_prefixes: Collection[str] | None,
-    progress: bool,
-) -> Generator[Row]:
-    """Replay each of the `remaining` streams with the system of this name, as `replay` does."""
-    total = sum(len(stream.rows) for stream, _ in remaining)
-    with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
-        for stream, name in remaining:
-            bar.set_postfix_str(name, refresh=False)
-            rows = []
-            for row in _replay_stream(systems[name], stream, text_column):
-                bar.update()
-                if row is not None:
-                    is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
-                    rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
-            files.append_rows(path, rows)
-            yield from rows
+    return write()
 
 
 def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator[Row | None]:
