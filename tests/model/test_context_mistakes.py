@@ -96,9 +96,11 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
-        ({"alpha": -1.0}, "alpha: expected a number above 0"),
-        ({"alpha": "8"}, "alpha: expected a number above 0, got '8'"),
+        ({"rank": 0}, "rank is 0; it must be at least 1"),
+        ({"alpha": -1.0}, "alpha is -1; it must be above 0"),
+        ({"rank": True}, "rank is True; it must be a whole number"),
+        ({"output_bias": "no"}, "output_bias: expected True or False, got 'no'"),
+        ({"alpha": "8"}, "alpha is '8'; it must be a number"),
         ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
         ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
         ({"target_modules": []}, "target_modules: expected all-linear or at least one name, got none"),

@@ -122,13 +122,13 @@ def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> No
     assert (model["adapt"], model["output_bias"]) == (("names", "factor"), ())
     without_names = dataclasses.replace(facts, has_names=False)
     assert rules.transformer_options(backbone, without_names)["model"]["adapt"] == ("factor",)
-    assert "model" not in rules.transformer_options(HuggingFaceOptions(base="llama"), facts)
+    assert "model" not in rules.transformer_options(HuggingFaceOptions(architecture="llama"), facts)
 
 
 def test_only_with_a_pretrained_base_are_adapters_and_the_warm_up_chosen() -> None:
     names = {"adapt", "output_bias", "warmup"}
-    for base, chosen in (("./base", names), ("llama", set())):
-        options = {"backbone": {"kind": "huggingface", "base": base}}
+    for name, value, chosen in (("base", "./base", names), ("architecture", "llama", set())):
+        options = {"backbone": {"kind": "huggingface", name: value}}
         assert {*unspecified_options(options)} & names == chosen
     assert not {*unspecified_options({})} & names
 

@@ -28,6 +28,7 @@ from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
 from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
+from factorcell.extras import missing_package_error
 from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
@@ -311,6 +312,6 @@ def _complete_interactively(
     except ModuleNotFoundError as error:
         if error.name != "prompt_toolkit":
             raise
-        raise UserError("interactive completion requires prompt-toolkit: pip install 'factorcell[complete]'") from None
+        raise missing_package_error("interactive completion", "prompt-toolkit", "complete") from None
     terminal.notify("Type a text. Tab and arrow keys: choose a suggestion; Enter: accept and learn; Ctrl-D: end.")
     read_lines(InteractiveCompleter(run, suggester, user, context, count))

@@ -103,7 +103,7 @@ class Completer:
         Raises:
             UserError: The tokenizer is not one of these, a number is out of range, or `bpe` is to forgive typos.
         """
-        limits.check(seconds=seconds)
+        [seconds] = limits.check(seconds=seconds)
         data = run.config.data
         self.typed_reader = typed_reader(run)
         self.run, self.unknown, self.seconds = run, unknown, seconds
@@ -264,7 +264,7 @@ class Completer:
                 `seconds`.
             stop: Ends all searches early.
         """
-        limits.check(count=k, threads=threads)
+        k, threads = limits.check(count=k, threads=threads)
         if deadline is None and self.seconds is not None:
             deadline = time.monotonic() + self.seconds
         is_fitting = list(map(self._is_completable, typed_texts))

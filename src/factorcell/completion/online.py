@@ -91,6 +91,7 @@ class LearningRule:
     max_norm: float = 2.0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         check_choice("online optimizer", str(self.optimizer), OPTIMIZERS)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not is_number or not 0 <= self.rate <= MAX_RATE:

@@ -22,6 +22,7 @@ from factorcell.config import UserError
 from factorcell.data.base_tokenizer import Tokenizer
 from factorcell.data.text_folds import lower_case
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
+from factorcell.extras import missing_package_error
 from factorcell.option_fields import BpeOptions, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def import_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        hint = "pip install 'factorcell[bpe]'"
-        raise UserError(f"the tokenizer bpe requires the package tokenizers; install it with: {hint}") from None
+        raise missing_package_error("the tokenizer bpe", "tokenizers", "bpe") from None
     return tokenizers
 
 

@@ -204,9 +204,9 @@ def training_texts(run: Run) -> int | None:
 
 
 def _sizes(run: Run) -> Row:
-    """Return the kind and the base of the backbone of a run, and the sizes of its layers, by names of options."""
+    """Return the kind of the backbone of a run, its Transformer, and the sizes of its layers, by names of options."""
     options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
-    names = [name for name in ("embedding_size", "layers", "hidden_size", "base") if name in options]
+    names = [name for name in ("embedding_size", "layers", "hidden_size", "base", "architecture") if name in options]
     sizes = {name: options[name] for name in used_options(names, run.config, run.schema)}
     return {"backbone": run.config.backbone.kind, **sizes}
 

@@ -27,6 +27,7 @@ from factorcell.escapes import escape_hidden
 from factorcell.evaluation import comparison, results
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.results import Row, development_text_figures
+from factorcell.extras import missing_package_error
 from factorcell.finite import format_option, is_number
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
@@ -102,12 +103,12 @@ def search(
     options = options or SearchOptions()
     if options.target and dev is None:
         raise UserError("target: expected a development table to classify, got none (--dev)")
-    limits.check(trials=options.trials)
+    [trials] = limits.check(trials=options.trials)
     check_choice("sampler", options.sampler, SAMPLERS)
     _import_optuna()
     folder = Path(folder)
     base_config = config_with_defaults(config)
-    options = replace(options, ranges=search_space.applicable(options.ranges, base_config))
+    options = replace(options, trials=trials, ranges=search_space.applicable(options.ranges, base_config))
     search_space.check(options.ranges, base_config)
 
     @functools.cache
@@ -161,8 +162,8 @@ def _import_optuna() -> Any:
     try:
         import filelock  # noqa: F401
         import optuna
-    except ImportError:
-        raise UserError("Optuna is not installed; install it with: pip install 'factorcell[tune]'") from None
+    except ImportError as error:
+        raise missing_package_error("a search for options", error.name, "tune") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -97,6 +97,7 @@ class PrefixDraw:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, position: int) -> str | None:
@@ -141,7 +142,7 @@ def read_streams(
     Raises:
         UserError: A column is missing or a value cannot be read.
     """
-    limits.check(rows_per_user=max_rows_per_user)
+    [max_rows_per_user] = limits.check(rows_per_user=max_rows_per_user)
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
     time_columns = () if time_column is None else (time_column,)
@@ -220,7 +221,9 @@ def replay(
     seen_prefixes: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Replay every stream with every system; yield a row for each judged text and append it to a file.
+    """Return a generator that replays every stream with every system and yields a row for each judged text.
+
+    Each row is also appended to a file.
 
     The rows of a stream are written together, once a system has completed the whole stream. A system skips streams for
     which the file already has its rows.
@@ -239,18 +242,22 @@ def replay(
     finished = _retain_finished(path, streams)
     judged_streams = [stream for stream in streams if stream.judged_prefixes]
     remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
-    total = sum(len(stream.rows) for stream, _ in remaining)
-    with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
-        for stream, name in remaining:
-            bar.set_postfix_str(name, refresh=False)
-            rows = []
-            for row in _replay_stream(systems[name], stream, text_column):
-                bar.update()
-                if row is not None:
-                    is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
-                    rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
-            files.append_rows(path, rows)
-            yield from rows
+
+    def write() -> Generator[Row]:
+        total = sum(len(stream.rows) for stream, _ in remaining)
+        with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
+            for stream, name in remaining:
+                bar.set_postfix_str(name, refresh=False)
+                rows = []
+                for row in _replay_stream(systems[name], stream, text_column):
+                    bar.update()
+                    if row is not None:
+                        is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
+                        rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
+                files.append_rows(path, rows)
+                yield from rows
+
+    return write()
 
 
 def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator[Row | None]:
