@@ -16,6 +16,7 @@ from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import read_streams
 from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.counts import TextCounts
+from factorcell.data.text_folds import with_final_sigma
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
@@ -120,6 +121,8 @@ def test_a_prefix_in_capitals_has_the_completions_of_small_letters(tokenizer: st
             completions = [completer.complete(beginning, k=5) for beginning in (*beginnings, beginnings[0].lower())]
             assert completions == completions[:1] * 4, beginnings
     assert completer.complete("ΟΔΟΣ", k=5) == completer.complete("οδοσ", k=5) == completer.complete("οδος", k=5)
+    shown = completer.suggest(completer.type_text(completer.begin(), "ΟΔΟΣ")).written(run.tokenizer)
+    assert all(suggestion.text == with_final_sigma(suggestion.text) for suggestion in shown)
     small, capital = (learn_one(run, User.new(run), text) for text in ("οδος", "ΟΔΟΣ"))
     assert np.array_equal(small.vector, capital.vector)
     assert small.history == capital.history

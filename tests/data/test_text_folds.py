@@ -7,7 +7,7 @@ import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.data.text_folds import lower_case, same_prefix, same_text, screening
+from factorcell.data.text_folds import lower_case, same_prefix, same_text, screening, with_final_sigma
 
 # Characters that show nothing: joiners, marks of direction, fillers, controls, invisible operators, tags, selectors.
 INVISIBLE = (
@@ -146,5 +146,6 @@ def test_lower_case_does_not_depend_on_where_a_text_ends(text: str) -> None:
         assert whole.startswith(lower_case(prefix))
         if lower_case(prefix.upper().lower()) == lower_case(prefix):  # not ß, whose capital is SS
             assert lower_case(prefix.upper()) == lower_case(prefix)
+    assert with_final_sigma(lower_case("ΟΔΟΣ ΤΗΣ ΣΟΦΟΎΣ. Σ ΟΣ\u0301")) == "οδος της σοφούς. σ ος\u0301"
     assert lower_case("ΟΔΟΣ") == lower_case("οδοσ") == lower_case("οδος")
     assert lower_case("İSTANBUL") == lower_case("ISTANBUL") == "istanbul"

@@ -47,7 +47,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
         _check_user_in_context(run, context)
     user = _new_user(run, context, arguments.history)
     if arguments.stdin:
-        return _complete_lines(suggester, user, context, arguments)
+        return _complete_lines(run, suggester, user, context, arguments)
     if arguments.prefix is None:
         return _complete_interactively(run, suggester, user, context, arguments.count)
     if not suggester.fits(arguments.prefix):
@@ -59,7 +59,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
     log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
     rows = [
         {**dataclasses.asdict(suggestion), "probability": None if math.isnan(log_prob) else math.exp(log_prob)}
-        for suggestion, log_prob in zip(result.suggestions, log_probs, strict=True)
+        for suggestion, log_prob in zip(result.written(run.tokenizer), log_probs, strict=True)
     ]
     gains = []
     if (
@@ -275,7 +275,7 @@ def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details
 
 
 def _complete_lines(
-    suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
+    run: Run, suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
     """Complete each line of standard input, and print its suggestions as a row of JSON before reading the next line."""
     if arguments.prefix is not None or arguments.explain:
@@ -289,7 +289,7 @@ def _complete_lines(
             prefix = streams.decode(line, where).rstrip("\r\n")
             typed_text = suggester.type_text(typed_text, prefix)
             result = suggester.suggest(typed_text, arguments.count)
-            suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
+            suggestions = list(map(dataclasses.asdict, result.written(run.tokenizer)))
             row = {"prefix": prefix, "suggestions": suggestions, "cut": result.is_cut}
         except UserError as error:
             failure_count += 1

@@ -13,7 +13,7 @@ A completer never changes, and each typed text is an immutable value. Threads ca
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -30,6 +30,7 @@ from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
 from factorcell.config import UserError
+from factorcell.data.base_tokenizer import Tokenizer
 from factorcell.data.context import Context
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
@@ -73,6 +74,10 @@ class Suggestions:
     suggestions: list[Suggestion]
     expanded_count: int
     is_cut: bool
+
+    def written(self, tokenizer: Tokenizer) -> list[Suggestion]:
+        """Return the suggestions to show, with their texts as people write them (`Tokenizer.written`)."""
+        return [replace(suggestion, text=tokenizer.written(suggestion.text)) for suggestion in self.suggestions]
 
 
 class Completer:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from factorcell import files
-from factorcell.data.text_folds import lower_case
+from factorcell.data.text_folds import lower_case, with_final_sigma
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Vocabulary
 from factorcell.option_fields import TokenizerOptions
 
@@ -114,7 +114,13 @@ class Tokenizer:
 
     def normalize(self, text: str) -> str:
         """Return `text` in NFC, in lower case if the options require it."""
-        return lower_case(text) if self.options.lowercase else unicodedata.normalize("NFC", text)
+        if not self.options.lowercase:
+            return unicodedata.normalize("NFC", text)
+        return lower_case(text) if self.restores_texts else with_final_sigma(lower_case(text))
+
+    def written(self, text: str) -> str:
+        """Return a complete text of joined tokens as people write it, where lower case changed its letters."""
+        return with_final_sigma(text) if self.options.lowercase else text
 
     def readable(self, token: str) -> str:
         """Return `token` as reports show it."""

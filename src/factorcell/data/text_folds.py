@@ -50,6 +50,7 @@ _DASH = regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
 _BLANK = regex.compile(r"\N{BRAILLE PATTERN BLANK}")
 _FRACTION = regex.compile(r"\p{Decomposition_Type=Fraction}")
+FINAL_SIGMA = regex.compile(r"(?<=[\p{L}\p{M}])σ(?!\p{M}*\p{L})")
 _DOTS_OF_I = regex.compile("(?<=[iI])\u0307+")
 _IDEOGRAPHIC_STOP = regex.compile("(?<=[A-Za-z0-9])。(?=[A-Za-z0-9])")  # as a dot of a domain (UTS #46)
 
@@ -97,6 +98,11 @@ def lower_case(text: str) -> str:
     if text.isascii():
         return text.lower()
     return _without_dots_of_i(unicodedata.normalize("NFC", text).lower().replace("ς", "σ"))
+
+
+def with_final_sigma(text: str) -> str:
+    """Return a text in which each σ at the end of a word is ς, as in Greek texts; `lower_case` has only σ."""
+    return str(FINAL_SIGMA.sub("ς", text))
 
 
 class _LookAlikes(dict[int, str]):

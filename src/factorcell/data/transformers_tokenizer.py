@@ -9,6 +9,7 @@ from typing import Any
 from factorcell import pretrained
 from factorcell.data.bpe import BpeTokenizer, import_library
 from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.text_folds import FINAL_SIGMA
 from factorcell.data.tokenizer import (
     GRAPHEME,
     WORD,
@@ -61,8 +62,10 @@ def _splitter(tokenizer: Tokenizer) -> Any:
     library = import_library()
     normalizers, pre_tokenizers = library.normalizers, library.pre_tokenizers
     lowercase = []
-    if tokenizer.options.lowercase:  # as `text_folds.lower_case`
-        replacements = normalizers.Replace("ς", "σ"), normalizers.Replace(library.Regex("i\u0307+"), "i")
+    if tokenizer.options.lowercase:  # as `Tokenizer.normalize`
+        replacements = [normalizers.Replace("ς", "σ"), normalizers.Replace(library.Regex("i\u0307+"), "i")]
+        if not tokenizer.restores_texts:
+            replacements.append(normalizers.Replace(library.Regex(FINAL_SIGMA.pattern), "ς"))
         lowercase = [normalizers.NFC(), normalizers.Lowercase(), *replacements, normalizers.NFC()]
     if type(tokenizer) in (BpeTokenizer, PretrainedTokenizer):
         splitter = library.Tokenizer.from_str(tokenizer.contents()[tokenizer.FILES[0]].decode())

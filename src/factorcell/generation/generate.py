@@ -410,5 +410,5 @@ def _token_requests(options: GenerationOptions, count: int, first: int) -> Reque
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool) -> str:
-    text = run.tokenizer.join(tokens)
+    text = run.tokenizer.written(run.tokenizer.join(tokens))
     return sentence_case(text) if case else text
