@@ -1,7 +1,10 @@
 """Mistakes with context adapters are refused in one line, or reported in a notice."""
 
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import accelerate
 import pytest
@@ -46,17 +49,100 @@ def test_a_notice_says_that_a_base_has_other_weights(tmp_path: Path) -> None:
         ContextModel.from_pretrained(other, tmp_path)
 
 
-def test_a_notice_says_that_training_reads_no_contexts(tokens: Tensor) -> None:
+def pass_without_context(model: ContextModel, tokens: Tensor, way: str) -> Any:
+    """Train or evaluate without a context, in one of several ways."""
+    if way == "labels":  # a loop that has not called `train`, as after `from_pretrained`
+        return model.eval()(tokens, labels=tokens)
+    if way == "Trainer":  # it removes columns that `forward` has no parameter for
+        arguments = transformers.TrainingArguments("unused", use_cpu=True, report_to=[], max_steps=1, save_steps=9)
+        rows = [{"input_ids": row, "labels": row, "context": None} for row in tokens]
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=tokens_of_rows)
+        return trainer.train()
+    return model.train()(tokens)
+
+
+def tokens_of_rows(rows: Any) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+
+
+@pytest.mark.parametrize("way", ["train", "labels", "Trainer"])
+def test_training_without_contexts_is_refused(
+    way: str, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     model = new_model()
-    assert not model.training  # as the base
-    model(tokens)
-    model.train()
+    with pytest.raises(UserError, match=r"context: expected .*ContextCollator.*remove_unused_columns=False.*got None"):
+        pass_without_context(model, tokens, way)
     with torch.no_grad():
-        model(tokens)
-    model(tokens, context=CONTEXTS)
-    with pytest.warns(Notice, match="the adapters are trained without contexts"):
-        model(tokens)
-    get_context_model(new_base("llama"), ContextConfig(), ContextSchema()).train()(tokens)  # it has no contexts
+        model(tokens, labels=tokens)
+    for context in (CONTEXTS, {}, {"city": None}):
+        model(tokens, context=context, labels=tokens).loss.backward()
+    with model.disable_adapter():
+        pass_without_context(model, tokens, way="labels")
+    without_columns = get_context_model(new_base("llama"), ContextConfig(), ContextSchema())
+    pass_without_context(without_columns, tokens, way)
+
+
+def with_other_forward(model: ContextModel, tokens: Tensor) -> Any:
+    """Replace `forward` on the instance, as trainers of other libraries do."""
+
+    def forward(self: Any, input_ids: Tensor, context: Any = None) -> Tensor:
+        return self.lm_head(self.model(input_ids).last_hidden_state)  # type: ignore[no-any-return]
+
+    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    return model(tokens, context=CONTEXTS)
+
+
+def computed_again(model: ContextModel, tokens: Tensor) -> Any:
+    """Compute layers again without their context, in the backward pass."""
+    model.base.activation_checkpointing_enable({"use_reentrant": True})
+    model.base.enable_input_require_grads()
+    loss: Tensor = model.train()(tokens, context=CONTEXTS, labels=tokens, use_cache=False).loss
+    return torch.autograd.backward(loss)
+
+
+def in_another_thread(model: ContextModel, tokens: Tensor) -> Any:
+    """Compute a part in a thread that has no context, while this thread has one."""
+    with ThreadPoolExecutor(1) as pool:
+        hook = model.base.model.layers[1].register_forward_pre_hook(
+            lambda layer, inputs: pool.submit(layer.mlp, inputs[0]).result()
+        )
+        try:
+            return model(tokens, context=CONTEXTS)
+        finally:
+            hook.remove()
+
+
+CALLS_WITHOUT_CONTEXT: dict[str, Callable[[ContextModel, Tensor], Any]] = {
+    "base": lambda model, tokens: model.base(tokens),
+    "layers of the base": lambda model, tokens: model.base.model(tokens),
+    "layers by their name": lambda model, tokens: model.model(tokens),
+    "generation of the base": lambda model, tokens: model.base.generate(tokens, max_new_tokens=1),
+    "a layer": lambda model, tokens: model.base.model.layers[0].mlp(torch.zeros(1, 2, 16)),
+    "a map": lambda model, tokens: model.base.model.layers[0].mlp.up_proj(torch.zeros(2, 16)),
+    "the output layer with a bias": lambda model, tokens: model.base.lm_head(torch.zeros(1, 2, 16)),
+    "a compiled base": lambda model, tokens: cast(Any, torch.compile(model.base, backend="eager"))(tokens),
+    "another forward": with_other_forward,
+    "computed again": computed_again,
+    "another thread": in_another_thread,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("name", list(CALLS_WITHOUT_CONTEXT))
+def test_adapted_maps_without_a_context_are_refused(name: str, is_training: bool, tokens: Tensor) -> None:
+    model = new_model().train(is_training)
+    with pytest.raises(UserError, match="call the model that get_context_model returned, not its base or a part of it"):
+        CALLS_WITHOUT_CONTEXT[name](model, tokens)
+
+
+def test_maps_compute_as_the_base_where_the_adapters_are_disabled(tokens: Tensor) -> None:
+    model, expected = new_model(), new_base("llama")(tokens).logits
+    with model.disable_adapter():
+        for compute in (model, model.base, torch.compile(model.base, backend="eager")):
+            torch.testing.assert_close(compute(tokens, use_cache=False).logits, expected, rtol=0, atol=0)
+        assert model.base.generate(tokens, max_new_tokens=2).shape == (4, 9)
 
 
 def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:

@@ -1,9 +1,9 @@
 """Linear maps of any PyTorch model as `AdaptedLinear` maps, whose weights the context changes.
 
 The modules of a model such as a Transformer do not pass additional arguments to their linear maps. Therefore a variable
-of each thread holds the `Adaptation` of the pass that the thread computes, and each map reads its change from there.
-Passes of several threads through the same modules do not affect each other. (`torch.compile` can trace a
-`threading.local`, but not a `ContextVar`.)
+of each thread holds the `Adaptation` of the pass that the thread computes, and each map reads its change from there. A
+map that is called outside of a pass has no context and raises an error. Passes of several threads through the same
+modules do not affect each other. (`torch.compile` can trace a `threading.local`, but not a `ContextVar`.)
 
 The context vector of these maps ends with a constant 1, so a part of every change is the same in all contexts. A LoRA
 (Hu et al. 2021), which all contexts share, can have a higher rank. All changes are zero before training; therefore
@@ -31,7 +31,12 @@ from factorcell.model.backbone import BackboneSizes
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that can be adapted
 
-_THREAD = threading.local()
+OUTSIDE = (
+    "an adapted map has no context here; call the model that get_context_model returned, not its base or a part of it "
+    "(in `with model.disable_adapter():`, the base computes as without adapters)"
+)
+
+_THREAD = threading.local()  # `adaptation` is that of the current pass
 
 
 class Adaptation:
@@ -42,7 +47,8 @@ class Adaptation:
 
     Args:
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
-            when its first map is called; or the shifts of all maps in B contexts.
+            when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
+            unadapted.
         count: The number of contexts, B.
         output_bias: A change (B, V) of the logits, or None.
     """
@@ -54,13 +60,13 @@ class Adaptation:
     @classmethod
     def of_shifts(cls, shifts: tuple[Shift, ...], output_bias: Tensor | None = None) -> "Adaptation":
         """Return the adaptation with the shifts of all maps."""
-        return cls(shifts, max(shift.context_count() for shift in shifts), output_bias)
+        return cls(shifts, max((shift.context_count() for shift in shifts), default=1), output_bias)
 
     def shift(self, projection: "Projection") -> Shift:
         """Return the change of a map."""
         group = projection.group
         if not isinstance(self.contexts, Tensor):
-            return self.contexts[projection.number]
+            return self.contexts[projection.number] if self.contexts else UNCHANGED
         if self._latest is None or self._latest[0] is not group:
             self._latest = group, group.condition(self.contexts)
         return self._latest[1][projection.number - group.projections[0].number]
@@ -76,33 +82,39 @@ class Adaptation:
         return x.reshape(self.count, x.shape[:-1].numel() // self.count, x.shape[-1])
 
 
+UNADAPTED = Adaptation((), 1)
+
+
 class applied:  # noqa: N801, used like a function
-    """Apply `adaptation` to the adapted modules in a `with` block, in this thread; None: they compute as unadapted.
+    """Apply `adaptation` to the adapted modules in a `with` block, in this thread.
 
     The object may be used for several blocks, also one within the other.
     """
 
-    def __init__(self, adaptation: Adaptation | None) -> None:
+    def __init__(self, adaptation: Adaptation) -> None:
         self.adaptation = adaptation
         self._outer: list[Adaptation | None] = []  # the adaptations outside the blocks
 
     def __enter__(self) -> None:
-        self._outer.append(current_adaptation())
+        self._outer.append(getattr(_THREAD, "adaptation", None))
         _THREAD.adaptation = self.adaptation
 
     def __exit__(self, *exception: object) -> None:
         _THREAD.adaptation = self._outer.pop()
 
 
-def current_adaptation() -> Adaptation | None:
-    """Return the adaptation that `applied` has set in this thread, or None."""
-    return getattr(_THREAD, "adaptation", None)
+def current_adaptation() -> Adaptation:
+    """Return the adaptation that `applied` has set in this thread; raise `UserError` outside of its blocks."""
+    adaptation: Adaptation | None = getattr(_THREAD, "adaptation", None)
+    if adaptation is None:
+        raise UserError(OUTSIDE)
+    return adaptation
 
 
 def add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
     """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
     adaptation = current_adaptation()
-    if adaptation is None or adaptation.output_bias is None:
+    if adaptation.output_bias is None:
         return logits
     bias = adaptation.output_bias.to(logits.dtype)[:, None]
     return (adaptation.by_context(logits) + bias).reshape(logits.shape)
@@ -114,8 +126,6 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
     The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
     """
     adaptation = current_adaptation()
-    if adaptation is None:
-        return applied(None), applied(None)
     return applied(adaptation.restarted()), applied(adaptation.restarted())
 
 
@@ -150,10 +160,8 @@ class Projection(AdaptedLinear):
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
         return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
-    def forward(self, x: Tensor, shift: Shift = UNCHANGED) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         adaptation = current_adaptation()
-        if adaptation is None:
-            return super().forward(x, shift)
         y = super().forward(adaptation.by_context(x), adaptation.shift(self))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 

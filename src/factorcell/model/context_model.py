@@ -14,7 +14,6 @@ Shapes: B texts, K context, V tokens of the vocabulary.
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import files
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
+    UNADAPTED,
     Adaptation,
     AdaptedModules,
     add_output_bias,
@@ -57,8 +57,8 @@ CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "
 BASE_VALUES = "base_values"  # the tensor with values of the base, by which another base is recognized
 FILE_FORMAT = 1
 NO_CONTEXT = (
-    "the adapters are trained without contexts; pass `context` with each batch, with the Trainer by a ContextCollator "
-    "and remove_unused_columns=False"
+    "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
+    "or {} for the expected context, got None"
 )
 
 _THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
@@ -168,20 +168,21 @@ class ContextModel(nn.Module):
             attention_mask: Which tokens are not padding (B, T).
             labels: Targets (B, T) of the loss.
             context: A mapping from columns to values, for all texts or for each text; the result of `read_contexts`;
-                context vectors (B, K) or (1, K); or None for the expected context.
+                context vectors (B, K) or (1, K); or {} for the expected context, which is also that of None unless
+                the pass is one of training: with gradients, and with labels or in training mode.
             **options: Other arguments of the base.
 
         Returns:
             The output of the base.
 
         Raises:
-            UserError: A column or a value is unknown, or the number of contexts is not that of the texts.
+            UserError: A column or a value is unknown, the number of contexts is not that of the texts, or training has
+                no contexts.
         """
-        if context is None and self.encoder is not None and self.training and torch.is_grad_enabled():
-            warnings.warn(Notice(NO_CONTEXT), stacklevel=2)
         check_argument_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
-        with applied(self._adapt(context, inputs)):
+        is_training = torch.is_grad_enabled() and (self.training or labels is not None)
+        with applied(self._adapt(context, inputs, needs_context=is_training)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
 
     @torch.no_grad()
@@ -190,14 +191,14 @@ class ContextModel(nn.Module):
 
         Args:
             inputs: Token ids (B, T) of the prompts.
-            context: As for `forward`.
+            context: As for `forward`; None is the expected context.
             **options: Other arguments of `generate` of the base.
         """
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
-        if adaptation is not None:
-            shifts = self.maps.condition(cast(Tensor, adaptation.contexts))
+        if isinstance(adaptation.contexts, Tensor):
+            shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
             adaptation = Adaptation(shifts, adaptation.count, adaptation.output_bias)
         with applied(adaptation):
@@ -209,7 +210,8 @@ class ContextModel(nn.Module):
         outer = getattr(_THREAD, "disabled", ())
         _THREAD.disabled = (*outer, self)
         try:
-            yield
+            with applied(UNADAPTED):
+                yield
         finally:
             _THREAD.disabled = outer
 
@@ -240,11 +242,13 @@ class ContextModel(nn.Module):
             return torch.zeros(len(context), 0, device=self.base.device)
         return cast(Tensor, self.encoder(context.to(self.base.device)))
 
-    def _adapt(self, context: Any, inputs: Tensor | None) -> Adaptation | None:
-        """Return the adaptation of a pass; None if the adapters are disabled."""
+    def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
+        """Return the adaptation of a pass; `UNADAPTED` if the adapters are disabled."""
         self._check_adapters()
         if any(model is self for model in getattr(_THREAD, "disabled", ())):
-            return None
+            return UNADAPTED
+        if context is None and needs_context and self.encoder is not None:
+            raise UserError(NO_CONTEXT)
         vectors = self.context_vectors(context)
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
