@@ -17,7 +17,7 @@ B, T, D, G, K = 3, 5, 4, 6, 2
 def adapted_map() -> nn.Module:
     """Return a module whose only map (D, G) has adapters with random weights."""
     module = nn.Sequential(nn.Linear(D, G))
-    AdaptedModules(module, BackboneSizes(0, K, ("factor", "concat", "scale"), 2), shared_rank=2)
+    AdaptedModules(module, BackboneSizes(0, K, ("factor", "concat", "scale"), 2), shared_rank=2).attach()
     for parameter in module.parameters():
         parameter.data.normal_()
     return module
@@ -80,7 +80,7 @@ def test_maps_of_a_container_have_adapters() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     x = torch.randn(5, 3)
     outputs = module(x)
-    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2)
+    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2).attach()
     for parameter in module.parameters():
         parameter.data.normal_()
     maps.freeze()

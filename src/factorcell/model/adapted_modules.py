@@ -169,10 +169,13 @@ class Projection(AdaptedLinear):
 class MapGroup:
     """The adapted maps of a module such as an attention layer, whose changes are computed in one product.
 
+    The module does not change before `attach`.
+
     Attributes:
         projections: The maps.
         adapters: Their adapters, which become a part of the module under the name `adapters`; in a container, a part of
             the first map.
+        path: The name of the adapters in the model.
 
     Args:
         parent: The module, in which a `Projection` replaces each map.
@@ -200,17 +203,24 @@ class MapGroup:
         ]
         adapters: list[list[Adapter]] = []
         shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in self.projections]
-        for projection, (inputs, outputs) in zip(self.projections, shapes, strict=True):
-            setattr(parent, projection.path.rpartition(".")[2], projection)
+        for inputs, outputs in shapes:
             layer_sizes = LayerSizes(sizes.context, inputs, outputs, sizes.rank)
             adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
             for adapter in adapters[-1]:
                 adapter.start_unadapted()
         self.adapters = AdapterGroup(adapters, shapes, shared_rank)
-        if isinstance(parent, CONTAINERS):
+        first_path = self.projections[0].path
+        is_in_map = isinstance(parent, CONTAINERS)
+        self.path = f"{first_path}.group_adapters" if is_in_map else f"{first_path.rpartition('.')[0]}.adapters"
+
+    def attach(self) -> None:
+        """Replace the maps of the module by the projections, and add the adapters."""
+        for projection in self.projections:
+            setattr(self._parent, projection.path.rpartition(".")[2], projection)
+        if isinstance(self._parent, CONTAINERS):
             self.projections[0].group_adapters = self.adapters
         else:
-            parent.adapters = self.adapters
+            self._parent.adapters = self.adapters
 
     def condition(self, vector: Tensor) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
@@ -238,10 +248,10 @@ class MapGroup:
 
 
 class AdaptedModules:
-    """The adapted linear maps of a model, in the order of its modules.
+    """The adapted linear maps of a model, in the order of its modules; the model does not change before `attach`.
 
     Args:
-        model: The model, in which a `Projection` replaces each adapted map.
+        model: The model, in which a `Projection` will replace each adapted map.
         sizes: Size of the context with its constant, the adapters and the rank.
         targets: Names of the maps to adapt, such as `q_proj`; empty: all maps.
         prefix: The name of `model` in a larger model, before the paths of the maps.
@@ -277,6 +287,20 @@ class AdaptedModules:
             group = MapGroup(parent, maps_of_parent, first=first, sizes=sizes, shared_rank=shared_rank, scaling=scaling)
             self._groups.append(group)
             self.projections += group.projections
+
+    def attach(self) -> "AdaptedModules":
+        """Replace the maps of the model by their projections, add the adapters, and return this object."""
+        for group in self._groups:
+            group.attach()
+        return self
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters of all adapters by their names in the model."""
+        return {
+            f"{group.path}.{name}": values
+            for group in self._groups
+            for name, values in group.adapters.named_parameters()
+        }
 
     def place_adapters(self) -> None:
         """Move the adapters of each group to the device of its maps; a model may be divided among several devices."""

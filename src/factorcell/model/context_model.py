@@ -37,16 +37,19 @@ from factorcell.model.adapted_modules import (
 )
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.context_base import (
-    base_values,
+    Digests,
+    base_digests,
     bias_names,
     check_argument_names,
     check_base,
     check_options,
+    check_tensors,
     declare_biases,
     ignore_frozen,
     keep_trained,
     refused,
     tensors_to_save,
+    train_loaded,
     warn_of_other_base,
 )
 from factorcell.model.context_config import ContextConfig
@@ -54,7 +57,7 @@ from factorcell.model.context_reading import ContextReader
 from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
-BASE_VALUES = "base_values"  # the tensor with values of the base, by which another base is recognized
+BASE_DIGESTS = "base_digests"  # in the tensor file, the digests of the base's tensors that it does not store
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
@@ -93,7 +96,8 @@ class ContextModel(nn.Module):
         context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
-        adapter_names: The names of the parameters that the adapters have added to the base.
+        trained_names: The names of the parameters that files store: those of the adapters, and those of the base that
+            were trainable when tensors were saved or loaded.
 
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
@@ -103,13 +107,14 @@ class ContextModel(nn.Module):
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
 
-    def __init__(self, model: Any, config: ContextConfig, schema: ContextSchema) -> None:
+    def __init__(
+        self, model: Any, config: ContextConfig, schema: ContextSchema, *, folder: str | Path | None = None
+    ) -> None:
+        """Add adapters to `model`, new ones or those in `folder`; an error leaves the model as it was."""
         super().__init__()
         check_base(model)
         check_options(config, schema)
         self.base, self.context_config, self.schema = model, config, schema
-        self._base_values = base_values(model)
-        model.requires_grad_(False)
         size = config.context_size if schema.variables else 0
         layers = model.base_model
         self.maps = AdaptedModules(
@@ -122,7 +127,6 @@ class ContextModel(nn.Module):
         )
         self.maps.freeze()
         self.maps.place_adapters()
-        self._has_adapters = True
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         head = model.get_output_embeddings()
@@ -130,11 +134,26 @@ class ContextModel(nn.Module):
         self.output_bias = (
             nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
         )
-        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self._reader = ContextReader(schema)
-        self.adapter_names = frozenset(name for name, values in self.named_parameters() if values.requires_grad)
+        adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
+        adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
+        self.trained_names = set(adapters)
+        self._base_digests = base_digests(model)
+        tensors: dict[str, Tensor] = {}
+        if folder is not None:
+            tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
+            check_tensors(tensors, adapters, model, Path(folder))
+            warn_of_other_base(model, self._digests_without(tensors), facts[BASE_DIGESTS], Path(folder))
+        # The model changes from here on, where nothing is refused any more.
+        model.requires_grad_(False)
+        self.maps.attach()
+        self._has_adapters = True
+        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
+        if tensors:
+            self.load_state_dict(tensors)
         self.train(model.training)
         if getattr(model, "is_activation_checkpointing", False):
             self.activation_checkpointing_enable()  # again, so that layers read their context
@@ -321,8 +340,8 @@ class ContextModel(nn.Module):
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {**tensors_to_save(self, state), BASE_VALUES: self._base_values}
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {})
+        tensors = tensors_to_save(self, state)
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
         files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
 
     @classmethod
@@ -351,16 +370,7 @@ class ContextModel(nn.Module):
             config = ContextConfig(**{name: value for name, value in content.items() if name in names})
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
-        adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
-        expected = tensors.pop(BASE_VALUES, adapted._base_values)
-        try:
-            adapted.load_state_dict(tensors)
-        except RuntimeError as error:
-            adapted.unload()
-            raise UserError(f"{path}: does not fit this base ({str(error).splitlines()[-1].strip():.200})") from None
-        warn_of_other_base(adapted._base_values, expected, path)
-        return adapted
+        return cls(model, config, ContextSchema.load(path / SCHEMA_FILE), folder=path)
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.
@@ -391,6 +401,10 @@ class ContextModel(nn.Module):
         plain = self._without_hook()
         declare_biases(plain, former)
         return plain
+
+    def _digests_without(self, tensors: Mapping[str, Tensor]) -> Digests:
+        """Return the digests of the tensors of the base that are not among `tensors`."""
+        return {name: digest for name, digest in self._base_digests.items() if f"base.{name}" not in tensors}
 
     def _without_hook(self) -> Any:
         """Return the base without the hook of this object, whose adapters have been removed."""

@@ -91,7 +91,7 @@ class HuggingFaceBackbone(Backbone):
         shared_rank = options.shared_rank if self.is_frozen else 0
         self.maps = AdaptedModules(
             self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
-        )
+        ).attach()
         if self.is_frozen:
             self.maps.freeze()
         self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
