@@ -277,12 +277,12 @@ def state_of(model: Any) -> dict[str, Any]:
 class BrokenAdapter(Adapter):
     """An adapter that fails for the maps of the second layer's feed-forward network."""
 
-    made = 0
+    count = 0
 
     def __init__(self, sizes: Any) -> None:
         super().__init__(sizes)
-        BrokenAdapter.made += 1
-        if BrokenAdapter.made % 10 == 0:
+        BrokenAdapter.count += 1
+        if BrokenAdapter.count % 10 == 0:
             raise MemoryError("no memory for an adapter")
 
 

@@ -32,8 +32,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that can be adapted
 
 OUTSIDE = (
-    "an adapted map has no context here; call the model that get_context_model returned, not its base or a part of it "
-    "(in `with model.disable_adapter():`, the base computes as without adapters)"
+    "an adapted map has no context here; call the model that get_context_model returned, not its base or a part of it, "
+    "also for activation_checkpointing_enable (in `with model.disable_adapter():`, the base computes unadapted)"
 )
 
 _THREAD = threading.local()  # `adaptation` is that of the current pass

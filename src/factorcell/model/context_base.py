@@ -187,12 +187,13 @@ def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
     problems = [f"no tensor {name}" for name in sorted(adapters) if name not in tensors]
     problems += [f"unknown tensor {name}" for name in sorted(tensors) if name not in expected]
     problems += [
-        f"{name}: expected {tuple(expected[name].shape)}, got {tuple(values.shape)}"
+        f"{name}: expected the shape {tuple(values.shape)}, got {tuple(expected[name].shape)}"
         for name, values in tensors.items()
         if name in expected and values.shape != expected[name].shape
     ]
     if problems:
-        raise UserError(f"{folder}: does not fit this base ({problems[0]})")
+        remedy = "load the base of training, with the same number of tokens"
+        raise UserError(f"{folder}: does not fit this base ({problems[0]}); {remedy}")
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
