@@ -142,7 +142,7 @@ class Projection(AdaptedLinear):
             memory, and a transposed view cannot be divided among processes (FSDP).
 
     Args:
-        linear: The map of the model, whose weights become those of this map.
+        linear: The map of the model, whose weights become those of this map, frozen if they are.
         scaling: A factor on L R.
     """
 
@@ -154,7 +154,7 @@ class Projection(AdaptedLinear):
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
         self.number, self.path, self.group, self.scaling = number, path, group, scaling
-        self.train(linear.training)
+        self.requires_grad_(cast(nn.Parameter, linear.weight).requires_grad).train(linear.training)
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
@@ -208,7 +208,8 @@ class MapGroup:
             adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
             for adapter in adapters[-1]:
                 adapter.start_unadapted()
-        self.adapters = AdapterGroup(adapters, shapes, shared_rank)
+        # A model may be divided among several devices.
+        self.adapters = AdapterGroup(adapters, shapes, shared_rank).to(self.projections[0].weight.device)
         first_path = self.projections[0].path
         is_in_map = isinstance(parent, CONTAINERS)
         self.path = f"{first_path}.group_adapters" if is_in_map else f"{first_path.rpartition('.')[0]}.adapters"
@@ -301,17 +302,6 @@ class AdaptedModules:
             for group in self._groups
             for name, values in group.adapters.named_parameters()
         }
-
-    def place_adapters(self) -> None:
-        """Move the adapters of each group to the device of its maps; a model may be divided among several devices."""
-        for group in self._groups:
-            group.adapters.to(group.projections[0].weight.device)
-
-    def freeze(self) -> None:
-        """Exclude W and b of all maps from training."""
-        for projection in self.projections:
-            for parameter in projection.parameters(recurse=False):
-                parameter.requires_grad_(False)
 
     def condition(self, vector: Tensor) -> tuple[Shift, ...]:
         """Return the shifts of all maps from context vectors with their constant (B, K + 1)."""

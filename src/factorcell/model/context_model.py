@@ -125,8 +125,6 @@ class ContextModel(nn.Module):
             shared_rank=config.shared_rank,
             scaling=config.alpha / config.rank,
         )
-        self.maps.freeze()
-        self.maps.place_adapters()
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         head = model.get_output_embeddings()
@@ -145,8 +143,10 @@ class ContextModel(nn.Module):
             check_tensors(tensors, adapters, model, Path(folder))
             warn_of_other_base(model, self._digests_without(tensors), facts[BASE_DIGESTS], Path(folder))
         # The model changes from here on, where nothing is refused any more.
-        model.requires_grad_(False)
         self.maps.attach()
+        model.requires_grad_(False)
+        for values in adapters.values():
+            values.requires_grad_()
         self._has_adapters = True
         self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]

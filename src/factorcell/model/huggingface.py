@@ -92,8 +92,6 @@ class HuggingFaceBackbone(Backbone):
         self.maps = AdaptedModules(
             self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
         ).attach()
-        if self.is_frozen:
-            self.maps.freeze()
         self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
