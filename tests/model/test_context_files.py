@@ -159,8 +159,7 @@ def add(values: Tensor, place: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("change", list(BASE_CHANGES))
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("architecture", "dtype"), [("llama", torch.float32), ("qwen2", torch.bfloat16)])
 def test_a_notice_names_a_tensor_that_differs_from_the_base_of_training(
     dtype: torch.dtype, architecture: str, change: str, tmp_path: Path
 ) -> None:
@@ -175,8 +174,10 @@ def test_a_notice_names_a_tensor_that_differs_from_the_base_of_training(
 
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")  # of PyTorch, if weights are not in memory
 @pytest.mark.parametrize("same", list(SAME_BASES))
-@pytest.mark.parametrize("stored_type", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("architecture", "stored_type"),
+    [("llama", torch.float32), ("llama", torch.bfloat16), ("llama", torch.float16), ("qwen2", torch.float32)],
+)
 def test_the_base_of_training_is_recognized(
     architecture: str, stored_type: torch.dtype, same: str, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ class ContextModel(nn.Module):
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            warn_of_other_base(model, self._digests_without(tensors), facts[BASE_DIGESTS], Path(folder))
+            warn_of_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
