@@ -83,7 +83,8 @@ class Context:
         words: For each variable of kind text or sequence, the words that the schema contains, in their order; an empty
             list for a missing text.
         prompts: For each prompt, its tokens, each text after a start token; an empty list for a missing prompt.
-        may_lack_categories: Whether a category may be missing, so that models need not read it from the device.
+        may_lack_categories: False if no category is missing; models then need not read the categories from the device
+            to know it. Code that adds missing values must set it to True.
     """
 
     categories: Tensor
