@@ -89,9 +89,7 @@ class HuggingFaceBackbone(Backbone):
         shared_rank = options.shared_rank if self.is_frozen else 0
         self.maps = AdaptedModules(
             self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
-        )
-        if self.is_frozen:
-            self.maps.freeze()
+        ).attach()
         self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
@@ -210,7 +208,7 @@ class HuggingFaceBackbone(Backbone):
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
         cache = DynamicCache(state.layers or None)
-        with applied(Adaptation.of_shifts(conditions.shifts) if conditions.shifts else None):
+        with applied(Adaptation.of_shifts(conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,
