@@ -103,7 +103,7 @@ def _declared_biases(base: Any) -> set[str]:
 
 
 class TensorDigest(NamedTuple):
-    """What identifies a tensor in any number type.
+    """The identity of a tensor, in any number type.
 
     Attributes:
         rows: The size of the first dimension; a table may get more rows, for new tokens.
