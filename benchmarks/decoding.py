@@ -21,7 +21,13 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.generation.generate import GenerationOptions, category_values, condition_contexts, generate
+from factorcell.generation.generate import (
+    GenerationOptions,
+    category_values,
+    condition_contexts,
+    corpus_of_contexts,
+    generate,
+)
 from factorcell.generation.sampling import MAX_TEXTS_PER_STEP
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
@@ -71,7 +77,8 @@ class Bench:
     def steps(self, count: int) -> None:
         """Run `count` steps of the model and nothing else."""
         with self.run.scoring():
-            conditioning, _ = condition_contexts(self.run, self.contexts, range(len(self.contexts)))
+            corpus = corpus_of_contexts(self.run, self.contexts)
+            conditioning, _ = condition_contexts(self.run, corpus, range(len(corpus)))
             conditioning = conditioning.select(torch.arange(MAX_TEXTS_PER_STEP) % len(self.contexts))
             token, states = torch.randint(3, len(self.run.tokenizer), (MAX_TEXTS_PER_STEP,)), None
             self.rows, begin = 0, time.perf_counter()

@@ -243,7 +243,7 @@ RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text
         120,
     ),
     "new Llama": (
-        {"base": "llama", "layers": 4, "hidden_size": 256, "loss": "full", "output_bias": (), "rank": 8},
+        {"architecture": "llama", "layers": 4, "hidden_size": 256, "loss": "full", "output_bias": (), "rank": 8},
         58,
         50_000,
     ),
@@ -273,7 +273,7 @@ def training_cases(scale: float, precision: str) -> Iterator[Case]:
             text_count = BATCHES * batch_tokens // (longest // 2) + 50
             corpus = random_texts(text_count, longest, max(100, int(vocabulary * scale)))
             options = {**options, "batch_tokens": batch_tokens, "precision": precision}
-            has_kernel, is_transformer = not options.get("layer_norm"), "base" in options
+            has_kernel, is_transformer = not options.get("layer_norm"), "architecture" in options
             makers = {DEFAULT: partial(training, DEFAULT, options, corpus, DEVICE)}
             if is_transformer:
                 makers["transformers, no adapters"] = partial(plain_llama, corpus, options)

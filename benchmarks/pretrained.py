@@ -104,7 +104,7 @@ def measure_pretrained() -> dict[str, float]:
 
 def measure_new() -> dict[str, float]:
     """Return the seconds of a training step of a new model, ours and that of plain PyTorch."""
-    config = Config.of(base="llama", layers=4, hidden_size=256, tokenizer="word", adapt=(), output_bias=())
+    config = Config.of(architecture="llama", layers=4, hidden_size=256, tokenizer="word", adapt=(), output_bias=())
     torch.manual_seed(0)
     model = LanguageModel(config, VOCABULARY, prepare([{"text": "a"}], Config.of(min_count=1)).schema)
     adam = torch.optim.AdamW(

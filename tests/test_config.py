@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from factorcell.config import MODELS, Config, ModelConfig, UserError, check_choice
+from factorcell.option_fields import HuggingFaceOptions
 
 
 def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:
@@ -98,3 +99,35 @@ def test_choose_suggests_the_most_similar_name() -> None:
     assert check_choice("fruit", "fig", ["fig", "pear"]) == "fig"
     with pytest.raises(UserError, match=r"unknown fruit 'figs' \(did you mean 'fig'\?\); choose from fig, pear"):
         check_choice("fruit", "figs", ["fig", "pear"])
+
+
+@pytest.mark.parametrize("name", ["./model", "model.gguf", "org/model", "gpt2", "llama", "two words"])
+def test_a_base_is_always_pretrained_and_an_architecture_is_always_new(name: str) -> None:
+    pretrained, new = Config.of(base=name), Config.of(architecture=name)
+    assert pretrained.kinds == {"tokenizer": "pretrained", "backbone": "huggingface", "head": "softmax"}
+    assert new.kinds == {"tokenizer": "word", "backbone": "huggingface", "head": "softmax"}
+    for config, values in ((pretrained, (name, "", True)), (new, ("", name, False))):
+        backbone = config.backbone
+        assert isinstance(backbone, HuggingFaceOptions)
+        assert (backbone.base, backbone.architecture, backbone.is_pretrained) == values
+        assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"base": "gpt2", "architecture": "gpt2"},
+        {"backbone": "huggingface"},
+        {"base": ""},
+        {"architecture": ""},
+        {"base": "", "architecture": ""},
+    ],
+)
+def test_a_transformer_is_either_pretrained_or_new(options: dict[str, str]) -> None:
+    for config in (Config.of(), Config.of(base="./model"), Config.of(architecture="llama")):
+        expected = "expected either base, a pretrained model, or architecture"
+        values = {"base": "", "architecture": "", **options}
+        with pytest.raises(UserError, match=expected):
+            config.with_options(**values)
+    with pytest.raises(UserError, match=expected):
+        Config.of(**options)

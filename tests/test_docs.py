@@ -164,6 +164,26 @@ def wrong_commands(root: Path, known: dict[str, set[str]]) -> list[str]:
     ]
 
 
+def missing_make_commands(root: Path) -> list[str]:
+    """Find what the README lacks: before pip, `make demo` and `make test` with their minutes; and unknown targets."""
+    targets = set(
+        re.findall(r"^\.PHONY: (.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+    )
+    beginning, _, _ = (root / "README.md").read_text(encoding="utf-8").partition("pip install")
+    in_code = {line for block in blocks(beginning) if block.language == "bash" for line in block.code.splitlines()}
+    faults = [
+        f"README.md: no line `make {name}    # N minutes` before pip"
+        for name in ("demo", "test")
+        if not any(re.fullmatch(rf"make {name} +# \d+ minutes.*", line) for line in in_code)
+    ]
+    for page in pages(root):
+        text = page.read_text(encoding="utf-8")
+        codes = [*CODE.findall(prose(text)), *(line for block in blocks(text) for line in block.code.splitlines())]
+        called = {name for code in codes for name in re.findall(r"^make ([a-z-]+)\b(?!=)", code)}
+        faults += [f"{page.name}: make {name} is not a target of the Makefile" for name in sorted(called - targets)]
+    return faults
+
+
 def undescribed_names(root: Path) -> list[str]:
     """Find public names that the reference lacks."""
     text = (root / "docs" / "reference.md").read_text(encoding="utf-8")
@@ -239,7 +259,7 @@ def docs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def options_of_commands() -> dict[str, set[str]]:
     """The options of every command, including those of its subcommands and of a Transformer as backbone."""
-    options, kinds = {}, ((), ("--base", "llama"))
+    options, kinds = {}, ((), ("--architecture", "llama"))
     for command in ROOT_COMMAND.subcommands:
         paths = [[command.name, sub.name] for sub in command.subcommands] or [[command.name]]
         parsers = (make_parser(find_commands(path), words) for path in paths for words in kinds)
@@ -268,6 +288,7 @@ def test_code_of_the_page_runs(page: Path, docs_folder: Path, tmp_path: Path, mo
 
 def test_blocks_links_files_lines_and_names_are_valid() -> None:
     faults = unexplained_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
+    faults += missing_make_commands(ROOT)
     assert faults + long_lines(ROOT) + undescribed_names(ROOT) + undescribed_classes(ROOT) == []
 
 
@@ -293,7 +314,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
 def write_pages(folder: Path, readme: str = "", page: str = "") -> Path:
     """Write a tree with a README and one page."""
-    (folder / "docs").mkdir()
+    (folder / "docs").mkdir(parents=True)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / "docs" / "page.md").write_text(page, encoding="utf-8")
     return folder
@@ -322,6 +343,29 @@ def test_classes_that_the_reference_lacks_are_found(tmp_path: Path) -> None:
     (root / "docs" / "reference.md").write_text(".. autoclass:: factorcell.Run\n", encoding="utf-8")
     faults = [f"page.md: {name} is not in reference.md" for name in ("Learner", "LearningRule")]
     assert undescribed_classes(root) == faults
+
+
+GOOD_README = "```bash\nmake demo  # 4 minutes\nmake test  # 6 minutes: tests\n```\n```bash\npip install .\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("readme", "page", "fault"),
+    [
+        (GOOD_README.replace("make demo", "make x"), "", "README.md: no line `make demo    # N minutes` before pip"),
+        (GOOD_README.replace("6 minutes", "tests"), "", "README.md: no line `make test    # N minutes` before pip"),
+        (f"pip install\n{GOOD_README}", "", "README.md: no line `make demo    # N minutes` before pip"),
+        (GOOD_README.replace("```", "~~~"), "", "README.md: no line `make demo    # N minutes` before pip"),
+        (GOOD_README, "`make love`", "page.md: make love is not a target of the Makefile"),
+        (GOOD_README, "```bash\nmake love VENV=x\n```", "page.md: make love is not a target of the Makefile"),
+    ],
+)
+def test_missing_commands_of_make_are_found(tmp_path: Path, readme: str, page: str, fault: str) -> None:
+    root = write_pages(tmp_path, readme, page)
+    (root / "Makefile").write_text(".PHONY: demo test x\n", encoding="utf-8")
+    assert fault in missing_make_commands(root)
+    write_pages(tmp_path / "other", GOOD_README, "`make test ARGS=x`, `make VENV=y`")
+    (tmp_path / "other" / "Makefile").write_text(".PHONY: demo test\n", encoding="utf-8")
+    assert missing_make_commands(tmp_path / "other") == []
 
 
 def test_wrong_commands_and_options_are_found(tmp_path: Path) -> None:

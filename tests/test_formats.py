@@ -67,8 +67,7 @@ def test_files_with_another_format_number_are_refused(name: str, folder: Path) -
     open_file(folder)
     files.write_json(folder / name, {**content, "format": newest + 1, "unknown": "key"})
     assert refusal(open_file, folder).endswith(
-        f"/{what}: its format is {newest + 1}, but this version reads up to {newest}; "
-        "upgrade factorcell (pip install --upgrade factorcell)"
+        f"/{what}: its format is {newest + 1}, but this version reads up to {newest}; upgrade factorcell"
     )
     for number in (0, 1.0, True, "1", None, [1]):
         files.write_json(folder / name, {**content, "format": number})
@@ -152,5 +151,5 @@ def test_altered_users_are_refused(folder: Path) -> None:
     assert refusal(User.from_bytes, newer) == (
         f"this user: its format is {online.USER_FORMAT + 1}, "
         f"but this version reads up to {online.USER_FORMAT}; "
-        "upgrade factorcell (pip install --upgrade factorcell)"
+        "upgrade factorcell"
     )

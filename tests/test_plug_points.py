@@ -181,9 +181,3 @@ def test_two_options_with_the_same_name_are_refused(options: dict[str, Any]) -> 
     register_backbone("other", other_backbone("rank", 3))
     with pytest.raises(UserError, match=r"\[model\] and \[backbone\] both have the option 'rank'; rename one of them"):
         Config.of(**options)
-
-
-@pytest.mark.usefixtures("nothing_registered")
-def test_an_option_needs_a_default_of_a_supported_type() -> None:
-    with pytest.raises(UserError, match="option 'limit': expected a default that is a bool, int"):
-        register_backbone("other", other_backbone("limit", None))

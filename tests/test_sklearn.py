@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from factorcell.config import UserError
+from factorcell.extras import install_command
 from factorcell.model.run import Run
 
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -238,8 +239,8 @@ def test_parameters_are_documented() -> None:
 def test_a_missing_library_is_an_error_with_its_installation() -> None:
     source = "import sys; sys.modules['sklearn'] = None; import factorcell; factorcell.fit; import factorcell.sklearn"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    message = "scikit-learn is not installed; install the extra: pip install 'factorcell[analysis]'"
-    assert done.stderr.splitlines()[-1] == f"ImportError: {message}"
+    message = "factorcell.sklearn requires the package scikit-learn, which is not installed"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {message}; {install_command('analysis')}"
 
 
 def test_mistakes_give_one_line_without_remedies_of_other_functions() -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import assignments, input_files
-from factorcell.limits import MAX_SEED
+from factorcell.extensions import NONE
+from factorcell.limits import EPOCHS, MAX_SEED
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_choice as check_choice
 from factorcell.limits import check_format as check_format
@@ -32,7 +33,7 @@ from factorcell.option_fields import (
     SoftmaxOptions,
     WordOptions,
     check_fields,
-    kinds_of_base,
+    kinds_of_transformer,
     options_class,
     rate_option,
 )
@@ -145,7 +146,9 @@ class ModelConfig:
 class TrainingConfig:
     """Options of training."""
 
-    epochs: float = float_option(10.0, "passes over the training texts; fractions are allowed", 0, 1_000_000)
+    epochs: float = option(
+        10.0, "passes over the training texts, with at least one step; fractions are allowed", limits=EPOCHS
+    )
     steps: int = int_option(0, "training steps; 0: those of epochs", 0)
     max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0)
     min_users: int = int_option(
@@ -301,7 +304,7 @@ class Config:
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        defaults = self.kinds | (kinds_of_base(str(options["base"])) if "base" in options else {})
+        defaults = self.kinds | kinds_of_transformer(options)
         kinds = {section: str(options.pop(section, defaults[section])) for section in OPTION_KINDS}
         types = section_types(kinds)
         new_values: dict[str, dict[str, Any]] = {section: {} for section in types}
@@ -387,6 +390,8 @@ def read_options(path: str | Path) -> dict[str, Any]:
 
 
 def _to_toml(value: Any) -> str:
+    if value is None:
+        return _to_toml(NONE)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, str):  # JSON strings are TOML strings, except that TOML requires the escape of DEL

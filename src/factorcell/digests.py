@@ -59,7 +59,7 @@ def accepts(path: Path, digest: str) -> bool:
     return not accepted_digests or digest in accepted_digests
 
 
-def sha256_of(content: bytes) -> str:
+def sha256_of(content: bytes | memoryview) -> str:
     """Return the hexadecimal SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()
 

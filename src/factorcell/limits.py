@@ -4,6 +4,7 @@ The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_L
 numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
 """
 
+import dataclasses
 import difflib
 import math
 import numbers
@@ -82,10 +83,30 @@ def check_format(number: Any, newest: int, where: object) -> None:
     if type(number) is not int or number < 1:
         raise UserError(f"{where}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
-        raise UserError(
-            f"{where}: its format is {number}, but this version reads up to {newest}; "
-            "upgrade factorcell (pip install --upgrade factorcell)"
-        )
+        raise UserError(f"{where}: its format is {number}, but this version reads up to {newest}; upgrade factorcell")
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar, such as a number of NumPy or PyTorch, as a bool, int, float or str.
+
+    A list or an array with one dimension becomes a tuple of plain values; other values stay as they are.
+    """
+    dimensions = getattr(value, "ndim", None)
+    if isinstance(value, list | tuple) or dimensions == 1:
+        return tuple(map(plain, value))
+    if dimensions == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def make_plain(options: Any) -> None:
+    """Replace the value of each field of the dataclass `options` by a plain value (`plain`)."""
+    for field in dataclasses.fields(options):
+        object.__setattr__(options, field.name, plain(getattr(options, field.name)))
 
 
 @dataclass(frozen=True)
@@ -106,8 +127,9 @@ class Limits:
     above: bool = False
     below: bool = False
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise `UserError` unless `value` is within the limits; the message calls it `name`."""
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
+        value = plain(value)
         number_type: Any = numbers.Integral if self.whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, number_type):
             expected = "a whole number" if self.whole else "a number"
@@ -117,6 +139,7 @@ class Limits:
         if not (is_large_enough and is_small_enough):  # NaN is neither
             text = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
             raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
+        return value
 
     def _describe(self, is_large_enough: bool) -> str:
         """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
@@ -128,15 +151,18 @@ class Limits:
         return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
 
 
+EPOCHS = Limits(0, 1_000_000, whole=False, above=True)
+
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
     "alternatives": Limits(1000, 1_000_000),  # exposure cannot be measured with fewer alternatives
     "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
-    "epochs": Limits(0, 1_000_000, whole=False),
+    "epochs": EPOCHS,
     "every": Limits(1),
     "examples": Limits(0),
+    "first": Limits(0),
     "frequent": Limits(1),
     "groups": Limits(1),
     "branching": Limits(1, 1_000_000),
@@ -174,8 +200,10 @@ NUMBER_LIMITS = {
 }
 
 
-def check(**values: float | None) -> None:
-    """Raise `UserError` unless each number, passed by its name in `NUMBER_LIMITS`, is within its limits or None."""
-    for name, value in values.items():
-        if value is not None:
-            NUMBER_LIMITS[name].check(name, value)
+def check(**values: Any) -> list[Any]:
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None.
+
+    Raises:
+        UserError: A number is not within its limits.
+    """
+    return [None if value is None else NUMBER_LIMITS[name].check(name, value) for name, value in values.items()]

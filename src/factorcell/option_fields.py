@@ -5,15 +5,16 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 """
 
 import dataclasses
-import os
+import functools
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from factorcell.extensions import Extensions
-from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice
+from factorcell.extensions import NONE, Extensions
+from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice, plain
 
 # Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
@@ -99,32 +100,95 @@ def rate_option(help_text: str) -> Any:
     return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
 
 
+@dataclass(frozen=True)
+class OptionType:
+    """The type of an option.
+
+    Attributes:
+        scalar: bool, int, float or str, the type of the value or of its items.
+        is_list: Whether the value is a tuple of str.
+        is_optional: Whether the value may be None, which is `none` on the command line and in TOML.
+        choices: The valid values of a `Literal`.
+    """
+
+    scalar: type = str
+    is_list: bool = False
+    is_optional: bool = False
+    choices: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, hint: Any) -> "OptionType | None":
+        """Return the type that an annotation means; None if options cannot have it."""
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if hint in (bool, int, float, str):
+            return cls(hint)
+        if hint is tuple or (origin is tuple and arguments == (str, ...)):
+            return cls(is_list=True)
+        if origin is typing.Literal and len(scalars := {*map(type, arguments)}) == 1 and scalars <= {int, str}:
+            return cls(scalars.pop(), choices=arguments)
+        if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and types.NoneType in arguments:
+            inner = cls.of(next(argument for argument in arguments if argument is not types.NoneType))
+            return inner and dataclasses.replace(inner, is_optional=True)
+        return None
+
+
+@functools.cache
+def option_types(cls: Any) -> dict[str, OptionType]:
+    """Return the type of each option of a dataclass, by name; annotations may be strings (PEP 563).
+
+    Raises:
+        UserError: An annotation cannot be resolved, or options cannot have this type.
+    """
+    try:
+        hints = typing.get_type_hints(cls)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
+    option_types_by_name = {}
+    for field in dataclasses.fields(cls):
+        option_type = OptionType.of(hints[field.name])
+        if option_type is None:
+            expected = (
+                "expected bool, int, float, str, tuple[str, ...], a Literal of int or str, or None and one of them"
+            )
+            raise UserError(f"option {field.name!r}: {expected}; got the type {hints[field.name]!r:.60}")
+        option_types_by_name[field.name] = option_type
+    return option_types_by_name
+
+
 def check_fields(section: Any) -> None:
     """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
-    hints = typing.get_type_hints(type(section))
+    section_type: Any = type(section)
+    option_types_by_name = option_types(section_type)
     for field in dataclasses.fields(section):
-        value = _convert(field.name, getattr(section, field.name), hints[field.name])
-        items = value if isinstance(value, tuple) else (value,)
+        option_type = option_types_by_name[field.name]
+        value = _convert(field.name, getattr(section, field.name), option_type)
+        items = value if isinstance(value, tuple) else () if value is None else (value,)
         for item in items:
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].check_choice(field.name, item)
-            elif choices := field.metadata.get("choices"):
-                check_choice(field.name, item, choices)
-        if (limits := field.metadata.get("limits")) is not None:
-            limits.check(field.name, value)
+            elif choices := field.metadata.get("choices") or option_type.choices:
+                check_choice(field.name, str(item), map(str, choices))
+        if value is not None and (limits := field.metadata.get("limits")) is not None:
+            value = limits.check(field.name, value)
         object.__setattr__(section, field.name, value)
 
 
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint`: convert lists to tuples and integers to floats, or raise `UserError`."""
-    if typing.get_origin(hint) is tuple:
-        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-            return tuple(value)
+def _convert(name: str, value: Any, option_type: OptionType) -> Any:
+    """Return `value` as `option_type`, or raise `UserError`.
+
+    Integers become floats if the option is a float; `plain` converts other values, such as those of NumPy.
+    """
+    value = plain(value)
+    if option_type.is_optional and (value is None or (isinstance(value, str) and value == NONE)):
+        return None
+    if option_type.is_list:
+        if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+            return value
         raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if hint is float and type(value) is int and abs(value) <= MAX_FLOAT:
+    if option_type.scalar is float and type(value) is int and abs(value) <= MAX_FLOAT:
         return float(value)
-    if type(value) is not hint:
-        raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
+    if type(value) is not option_type.scalar:
+        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.scalar.__name__}")
     return value
 
 
@@ -133,7 +197,8 @@ class KindOptions:
     """Base class of the options of one kind of tokenizer, backbone or head.
 
     A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
-    plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits.
+    plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits. Their
+    annotations are bool, int, float, str, tuple[str, ...] or a Literal, or one of these or None.
     """
 
     kind: str = ""
@@ -231,10 +296,13 @@ class HuggingFaceOptions(KindOptions):
 
     kind: str = "huggingface"
     base: str = option(
-        "llama",
-        "Transformer: the name of a pretrained model on the hub, its folder such as ./model, or a GGUF file; or the "
-        "architecture of a new model, such as llama, gpt2 or qwen2",
+        "",
+        "pretrained Transformer to adapt: a folder, a GGUF file, or the name of a model on the hub; for a new "
+        "Transformer, use the option architecture instead",
         metavar="MODEL",
+    )
+    architecture: str = option(
+        "", "architecture of a new Transformer with random weights, such as llama, gpt2 or qwen2", metavar="NAME"
     )
     base_digest: str = option(
         "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
@@ -260,10 +328,22 @@ class HuggingFaceOptions(KindOptions):
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.base) == bool(self.architecture):
+            values = f"{self.base!r} and {self.architecture!r}" if self.base else "neither"
+            raise UserError(
+                f"backbone {self.kind}: expected either base, a pretrained model, or architecture, that of a new "
+                f"model; got {values}"
+            )
+
+    def __str__(self) -> str:
+        return f"base {self.base!r}" if self.base else f"architecture {self.architecture!r}"
+
     @property
     def is_pretrained(self) -> bool:
-        """Whether `base` names a pretrained model: a name with a slash, or a GGUF file; others are architectures."""
-        return "/" in self.base or os.sep in self.base or self.base.endswith(".gguf")
+        """Whether the weights are those of a pretrained model; otherwise, they begin at random values."""
+        return bool(self.base)
 
     @property
     def is_frozen(self) -> bool:
@@ -311,6 +391,7 @@ EXTENSIBLE = {
     "cell": Extensions("cell", CELLS),
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
+TRANSFORMER_OPTIONS = ("base", "architecture")  # each of them selects a Transformer as backbone
 KIND_HELP = {
     "tokenizer": (
         "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a "
@@ -321,10 +402,10 @@ KIND_HELP = {
 }
 
 
-def kinds_of_base(base: str) -> dict[str, str]:
-    """Return the kinds, by section, that the option `base` selects if no others are specified."""
-    kinds = {"backbone": HuggingFaceOptions.kind}
-    return kinds | ({"tokenizer": "pretrained"} if HuggingFaceOptions(base=base).is_pretrained else {})
+def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified."""
+    kinds = {"backbone": HuggingFaceOptions.kind} if options.keys() & {*TRANSFORMER_OPTIONS} else {}
+    return kinds | ({"tokenizer": PretrainedTokenizerOptions.kind} if options.get("base") else {})
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:
@@ -345,7 +426,7 @@ def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> No
     """Check that `cls` is a class whose attribute `Options` extends `base`, and that its default `kind` is `name`.
 
     Raises:
-        UserError: `cls` is not such a class, or the default of an option has an unsupported type.
+        UserError: `cls` is not such a class, or an option has an unsupported type or an invalid default.
     """
     options = getattr(cls, "Options", None)
     if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):
@@ -353,11 +434,14 @@ def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> No
             f"{name!r}: expected a class with `Options`, a dataclass that extends {base.__name__}, got {cls!r:.60}"
         )
     for field in dataclasses.fields(options):
-        if not isinstance(field.default, (bool, int, float, str, tuple)):
-            expected = "expected a default that is a bool, int, float, str or a tuple of str"
-            raise UserError(f"{name!r}: option {field.name!r}: {expected}, got {field.default!r:.60}")
-    if options().kind != name:
-        raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {options().kind!r}")
+        if field.default is dataclasses.MISSING:
+            raise UserError(f"{name!r}: option {field.name!r}: expected a default, got none")
+    try:
+        kind = options().kind
+    except UserError as error:
+        raise UserError(f"{name!r}: {error}") from None
+    if kind != name:
+        raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {kind!r}")
 
 
 KIND_CHECKS: dict[str, Callable[[str, Any], None]] = {

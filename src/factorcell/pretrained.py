@@ -13,18 +13,18 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from factorcell.config import UserError
 from factorcell.digests import sha256_of
+from factorcell.extras import missing_package_error
 from factorcell.option_fields import HuggingFaceOptions
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
+HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
 MAX_LAYERS = 1000  # more would take too long to create
-INSTALL = 'pip install "factorcell[transformers]"'
 # Settings of a model that change its logits after the output layer, which the softmax head does not compute.
 UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "logits_scaling": (None, 1)}
 
@@ -84,8 +84,18 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"a backbone of kind huggingface needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error("a backbone of kind huggingface", error.name, "transformers") from None
     return transformers
+
+
+def architectures() -> Collection[str]:
+    """Return the names of the architectures of causal language models in `transformers`.
+
+    Raises:
+        UserError: `transformers` is not installed.
+    """
+    names: Collection[str] = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return names
 
 
 def find_source(base: str) -> Source:
@@ -103,7 +113,7 @@ def find_source(base: str) -> Source:
         return Source(path.parent, path.name)
     if not HUB_NAME.fullmatch(base):
         raise UserError(f"base {base!r}: there is no such file or folder")
-    return Source(_hub_folder(base, local_files_only=True))
+    return Source(_hub_folder(base))
 
 
 def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
@@ -141,18 +151,22 @@ def download_if_missing(options: HuggingFaceOptions) -> None:
     try:
         find_source(base).weight_files()
     except UserError:
-        _hub_folder(base, local_files_only=False)
+        _hub_folder(base, downloads=True)
 
 
-def _hub_folder(name: str, *, local_files_only: bool) -> Path:
+def _hub_folder(name: str, *, downloads: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local_files_only))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not downloads))
     except Exception as error:  # the library raises errors of many kinds if the network or the model is missing
-        problem = "it is not on this machine" if local_files_only else f"it cannot be downloaded ({first_line(error)})"
-        raise UserError(f"base {name!r}: {problem}; download it with `hf download {name}`") from None
+        problem = f"base {name!r}: this pretrained model is not on this machine"
+        if not downloads:
+            raise UserError(f"{problem}; download it with `hf download {name}`") from None
+        architecture = name if name in architectures() else "llama"
+        message = f"{problem} and cannot be downloaded ({first_line(error)})"
+        raise UserError(message, [("architecture", architecture)], "to train a new model") from None
 
 
 def read_config(source: Source) -> Any:
@@ -176,7 +190,7 @@ def _read_config(source: Source, time: int, size: int) -> Any:
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
     except ImportError as error:
-        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error(str(source), error.name, "transformers") from None
     except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
     if type(config) not in library.AutoModelForCausalLM._model_mapping:

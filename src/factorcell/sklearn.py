@@ -32,6 +32,7 @@ from factorcell.data.schema import UNKNOWN_VALUE
 from factorcell.data.tables import is_column, open_table, to_value_list
 from factorcell.data.values import is_missing
 from factorcell.evaluation.classification import classify
+from factorcell.extras import missing_package_error
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training.fit import fit
@@ -43,8 +44,8 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted
 except ImportError as error:
-    hint = "pip install 'factorcell[analysis]'"
-    raise ImportError(f"scikit-learn is not installed; install the extra: {hint}", name=error.name) from None
+    message = str(missing_package_error("factorcell.sklearn", "scikit-learn", "analysis"))
+    raise ImportError(message, name=error.name) from None
 
 CLASS = "class"  # the context column of a run that contains the class
 UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads

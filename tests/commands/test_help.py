@@ -20,6 +20,7 @@ from factorcell.completion.online import OPTIMIZERS
 from factorcell.config import EXTENSIBLE, PAPER_MODELS
 from factorcell.model.backbone import register_backbone
 from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
+from factorcell.option_fields import TRANSFORMER_OPTIONS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.leaf_commands import LEAVES, parser, paths
@@ -186,7 +187,7 @@ def test_the_help_of_train_shows_the_options_that_most_trainings_use() -> None:
 def test_the_common_options_exist() -> None:
     fields = {(name if field.name == "kind" else field.name) for name, field in config_fields({})}
     assert set(COMMON_OPTIONS) - {"base"} <= fields
-    assert "base" in {field.name for _, field in config_fields({"backbone": "huggingface"})}
+    assert set(TRANSFORMER_OPTIONS) <= {field.name for _, field in config_fields({"backbone": "huggingface"})}
 
 
 def test_options_of_other_packages_are_shown_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ RUNS = {
     "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --base-precision bfloat16 "
     "--adapt factor --output-bias low_rank",
     "codes": "--base ./llama --adapt prefix --output-bias low_rank",
-    "new": "--base llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
-    "letters": "--base gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1 --canaries 2",
+    "new": "--architecture llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
+    "letters": "--architecture gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1 --canaries 2",
 }
 
 
@@ -118,8 +118,8 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
         "report compare --out compare.html",
         f"tune texts.csv --out tune --trials 2 --base ./llama --context city {TEXT_OPTIONS} --epochs 1 "
         "--precision float32",
-        f"tune texts.csv --out tune-new --trials 1 --base gpt2 --heads 1 --layers 1 --tokenizer char --context city "
-        f"{TEXT_OPTIONS} --epochs 1 --precision float32",
+        f"tune texts.csv --out tune-new --trials 1 --architecture gpt2 --heads 1 --layers 1 --tokenizer char "
+        f"--context city {TEXT_OPTIONS} --epochs 1 --precision float32",
     ],
 )
 def test_a_command_that_writes_works(words: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from factorcell.completion.popularity import History
 from factorcell.completion.replay.streams import read_streams
 from factorcell.completion.texts import MAX_BYTES, check_text
 from factorcell.config import Notice, UserError
-from factorcell.data.canonical import canonical
+from factorcell.data.text_folds import same_text
 from factorcell.model.run import Run
 from tests.small_runs import make_letters
 
@@ -188,7 +188,7 @@ def test_all_entry_points_accept_valid_texts(name: str) -> None:
     for enter in entry_points(run).values():
         enter(text)
     user = learn_one(run, User.new(run), text)
-    assert user.history.texts == (canonical(text),)
+    assert user.history.texts == (same_text(text),)
     assert User.from_bytes(user.to_bytes()).history == user.history
     assert Blend(Completer(run), None).complete("", user, k=3)
 

@@ -15,7 +15,7 @@ from factorcell.completion.suggestions import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import TextCounts
 
-TEXTS = st.text("ab\0é🇳", max_size=4)
+TEXTS = st.text("ab\ue000é🇳", max_size=4)
 
 
 def expected_suggestions(queries: list[str], prefix: str, k: int, min_count: int) -> list[Suggestion]:

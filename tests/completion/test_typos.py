@@ -29,6 +29,7 @@ from factorcell.completion.typos import (
     find_corrections,
 )
 from factorcell.config import UserError
+from factorcell.data.text_folds import same_prefix
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
@@ -253,7 +254,7 @@ def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> Non
     run = make_letters(texts, data={"tokenizer": tokenizer, "max_tokens": 30}, spread=0.8)
     plain, tolerant = Completer(run), Completer(run, typos=CHEAP)
     exact, suggestions = plain.complete(typed, k=15), tolerant.complete(typed, k=15)
-    normalized, split = unicodedata.normalize("NFC", typed), plain.tokenizer.split
+    normalized, split = same_prefix(typed), plain.tokenizer.split
     assert len({unicodedata.normalize("NFC", s.text) for s in suggestions}) == len(suggestions) == 15
     assert [s.typos > 0 for s in suggestions] == sorted(s.typos > 0 for s in suggestions)
     first = [s.text for s in suggestions if not s.typos]
@@ -262,7 +263,9 @@ def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> Non
         assert s.text == unicodedata.normalize("NFC", s.text)
         assert s.log_probability < 0
         tokens, typed_prefix = split(s.text), split(normalized)
-        assert (s.typos == 0) == (tokens[: len(typed_prefix)] == typed_prefix)
+        assert s.typos or tokens[: len(typed_prefix)] == typed_prefix
+        # A line break of the model is a typo for a typed space, although their texts are the same.
+        assert not s.typos or tokens[: len(typed_prefix)] != typed_prefix or typed_prefix[-1:] == [" "]
     if len(split(normalized)) < 3:
         assert suggestions == exact
     elif typed != "":

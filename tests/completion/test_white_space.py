@@ -12,8 +12,8 @@ from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import TextCounts
+from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.service import changes
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
@@ -37,8 +37,8 @@ USERS = {"user": "city", "context": (), "min_user_count": 1}
 
 @each_variant
 def test_variants_have_one_canonical_form(variant: str) -> None:
-    assert canonical(variant) == canonical(TEXT) == TEXT
-    assert canonical(f"{variant}\u0301") != TEXT
+    assert same_text(variant) == same_text(TEXT) == TEXT
+    assert same_text(f"{variant}\u0301") != TEXT
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_variants_have_one_canonical_form(variant: str) -> None:
     ],
 )
 def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None:
-    assert canonical_prefix(prefix) == expected
+    assert same_prefix(prefix) == expected
 
 
 @each_variant
@@ -123,9 +123,9 @@ def test_a_model_suggests_no_variants(tokenizer: str, typos: int) -> None:
         suggestions = completer.complete(prefix, k=30)
         texts = [s.text for s in suggestions]
         assert len(set(texts)) == len(texts) == 30
-        assert texts == [canonical(text) for text in texts]
-        assert all(s.typos or s.text.startswith(canonical_prefix(prefix)) for s in suggestions)
-        assert suggestions == completer.complete(canonical_prefix(prefix), k=30)
+        assert texts == [same_text(text) for text in texts]
+        assert all(s.typos or s.text.startswith(same_prefix(prefix)) for s in suggestions)
+        assert suggestions == completer.complete(same_prefix(prefix), k=30)
     assert completer.fits("a" + " " * 100)
 
 

@@ -1,5 +1,9 @@
 """Which texts seem to contain private content, and how often secrets are missed and ordinary texts withheld."""
 
+import unicodedata
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from benchmarks.private_content import KINDS, made_texts
@@ -111,6 +115,92 @@ ORDINARY = [
 def test_private_content_is_recognized(label: str, text: str) -> None:
     assert find_private_content(text) == label
     assert find_private_content(f"well, {text}") == label
+
+
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\u207b\ufe58\ufe63\uff0d"
+SPACES = "\u00a0\u2002\u2009\u200a\u202f\u3000\t"
+SEPARATORS = [
+    *DASHES,
+    *SPACES,
+    *"_/.．＿／⁄|~·•",
+    "  ",
+    " - ",
+    " – ",
+    "\u00a0\u2011 ",
+    "\u200b-\u200b",
+    "- ",
+    " . ",
+    "--",
+]
+DIGITS = {
+    "full width": "０１２３４５６７８９",
+    "mathematical": "𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗",
+    "circled": "⓪①②③④⑤⑥⑦⑧⑨",
+    "superscript": "⁰¹²³⁴⁵⁶⁷⁸⁹",
+    "Arabic": "٠١٢٣٤٥٦٧٨٩",
+    "Persian": "۰۱۲۳۴۵۶۷۸۹",
+    "Devanagari": "०१२३४५६७८९",
+    "Bengali": "০১২৩৪৫৬৭৮৯",
+}
+
+
+def replace_digits(digits: str, text: str) -> str:
+    return text.translate(str.maketrans("0123456789", digits))
+
+
+# Functions that replace characters of a text by others that look alike.
+LOOK_ALIKES: dict[str, Callable[[str], str]] = {
+    "zero-width space": "\u200b".join,
+    "zero-width joiner": "\u200d".join,
+    "soft hyphen": "\u00ad".join,
+    "marks of direction": lambda text: f"\u202a{text}\u202c",
+    "full width": lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text),
+    "dashes": lambda text: text.replace("-", "\u2011"),
+    "no-break spaces": lambda text: text.replace(" ", "\u00a0"),
+    "two thin spaces": lambda text: text.replace(" ", "\u2009\u2009"),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    **{f"{name} digits": partial(replace_digits, digits) for name, digits in DIGITS.items()},
+}
+
+
+@pytest.mark.parametrize("spelling", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_private_content_is_recognized_in_characters_that_look_alike(spelling: Callable[[str], str]) -> None:
+    for label, texts in SECRETS.items():
+        for text in texts:
+            assert find_private_content(spelling(text)) == label, spelling(text)
+
+
+@pytest.mark.parametrize("spelling", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_ordinary_texts_remain_ordinary_in_characters_that_look_alike(spelling: Callable[[str], str]) -> None:
+    withheld = [text for text in ORDINARY if find_private_content(spelling(text)) is not None]
+    assert withheld == []
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
+def test_numbers_are_recognized_with_any_separator(separator: str) -> None:
+    groups = ["4111", "1111", "1111", "1111"]
+    assert find_private_content(separator.join(groups)) == "a card number"
+    assert find_private_content(f"pay {groups[0]}-{separator.join(groups[1:])}") == "a card number"
+    assert find_private_content(separator.join(["415", "555", "0132"])) == "a phone number"
+    if separator not in "⁄|~·•":
+        assert find_private_content(separator.join(["+49", "171", "1234567"])) == "a phone number"
+    assert find_private_content(separator.join(["GB29", "NWBK", "6016", "1331", "9268", "19"])) == "an IBAN"
+    assert find_private_content(f"20190102{separator}100505") is None  # a time whose digits pass the Luhn check
+
+
+@pytest.mark.parametrize(
+    "text", ["ann＠example．com", "ann﹫example.com", "ann@example。com", "\u200eann@exam\u00adple.com"]
+)
+def test_addresses_are_recognized_with_any_signs(text: str) -> None:
+    assert find_private_content(f"write to {text} now") == "an e-mail address"
+
+
+def test_the_texts_of_a_context_are_searched() -> None:
+    context = {"note": "GB29\u00a0NWBK\u00a06016\u00a01331\u00a09268\u00a019", "stars": 5}
+    assert find_private_content("hello", context) == "an IBAN"
+    assert find_private_content("hello", {"last": ["hi", "my pin is 4821"]}) == "a password"
+    assert find_private_content("hello", {"note": "hi", "stars": 4111111111111111}) is None
+    assert find_private_content("my pin is 4821", context) == "a password"
 
 
 @pytest.mark.parametrize("text", ORDINARY)

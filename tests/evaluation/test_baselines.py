@@ -182,7 +182,7 @@ def test_invalid_arguments_of_classifiers_are_errors(
     corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", None)
-    with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
+    with pytest.raises(UserError, match=r"; pip install 'fasttext-community>="):
         FastTextClassifier(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         classify_with_naive_bayes(*corpora, priors="flat")

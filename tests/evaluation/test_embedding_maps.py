@@ -246,5 +246,5 @@ def test_the_error_without_scikit_learn_names_the_extra(monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UserError, match=r"pip install 'factorcell\[analysis\]'"):
+    with pytest.raises(UserError, match=r"; pip install 'scikit-learn>="):
         embeddings.predict_column(clouds(), groups_of())

@@ -152,21 +152,6 @@ def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -
     assert training_difference(run, baseline) is None
 
 
-def test_a_large_change_of_the_number_of_steps_is_reported_with_a_gain(run: Run, tmp_path: Path) -> None:
-    baseline = make_run(tmp_path / "baseline", ())
-    write_training(baseline, 5000, 100)
-    write_training(run, 5000, 100, 108, 104)
-    assert training_difference(run, baseline) is None
-    write_training(run, 5000, 100, 144, 104)
-    assert training_difference(run, baseline) == (
-        "run: the number of planned steps changed during the training (its log has plans of 100 to 144 steps), which "
-        "disturbs its learning rate and a comparison; train it again with its config.json, without --minutes"
-    )
-    write_training(run, 5000, 144, 150)
-    files.write_rows(run.log_path, [{**row, "planned_steps": 100} for row in run.log()])
-    assert "its log has plans of 100 to 150 steps" in (training_difference(run, baseline) or "")
-
-
 def test_a_notice_gives_the_perplexity_of_the_neural_model_next_to_that_of_the_mixture(run: Run) -> None:
     assert mixture_notice(run) == []
     with_ngrams(run, ["the sea"])

@@ -34,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         assert main(f"train texts.jsonl --out run --base ./base {OPTIONS}".split()) == 0
-        new = "--base gpt2 --layers 1 --hidden-size 8 --tokenizer bpe --max-vocabulary 260"
+        new = "--architecture gpt2 --layers 1 --hidden-size 8 --tokenizer bpe --max-vocabulary 260"
         assert main(f"train texts.jsonl --out new {new} {OPTIONS}".split()) == 0
     return path
 
@@ -142,18 +142,23 @@ def test_a_damaged_gguf_file_is_refused(name: str, folder: Path, capfd: pytest.C
     ("options", "message"),
     [
         ("--base ./bert", "expected a causal language model"),
-        ("--base bert --hidden-size 8", "expected a causal language model"),
+        ("--architecture bert --hidden-size 8 --tokenizer bpe", "expected a causal language model"),
         ("--base ./nowhere", "no such file or folder"),
         ("--base ./base --target-modules elephant", "target_modules: expected some of down_proj"),
         ("--base ./base --target-modules lm_head", "target_modules: expected some of down_proj"),
         ("--base ./base --max-tokens 1000", "max_tokens: expected at most 64"),
         ("--base ./base --prefix-vectors 60", "max_tokens: expected at most 4"),
         ("--base ./base --base-digest 00ff", "expected weights with SHA-256 00ff"),
-        ("--base base", "write ./base for the folder"),
+        ("--architecture ./base", "expected a causal language model of transformers, such as llama, gpt2 or qwen2"),
+        ("--architecture lama", "did you mean 'llama'?"),
+        ("--base ./base --architecture llama", "expected either base, a pretrained model, or architecture"),
+        ("--backbone huggingface", "expected either base, a pretrained model, or architecture"),
+        ("--base=", "expected either base, a pretrained model, or architecture"),
+        ("--architecture=", "expected either base, a pretrained model, or architecture"),
         ("--base texts.jsonl", "expected a folder"),
         ("--base ./texts.jsonl", "expected a folder with a model, or a GGUF file"),
-        ("--base llama --tokenizer pretrained", "expected a pretrained model as base"),
-        ("--base llama --hidden-size 7 --tokenizer bpe", "expected a multiple of"),
+        ("--architecture llama --tokenizer pretrained", "expected a pretrained model (base)"),
+        ("--architecture llama --hidden-size 7 --tokenizer bpe", "expected a multiple of"),
         ("--base two\nlines", "base"),
         ("--base a/b/c", "no such file or folder"),
         ("--base ../..", "config.json"),
@@ -178,9 +183,19 @@ def test_a_missing_model_of_the_hub_is_refused_without_the_network(
     )
     commands = ("evaluate run texts.jsonl", "finetune run texts.jsonl --out tuned", "report run --out a.html")
     for words in (*commands, "complete run a"):
-        assert "base 'nobody/absent': it is not on this machine" in refusal(words, capfd)
+        assert "base 'nobody/absent': this pretrained model is not on this machine" in refusal(words, capfd)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "nobody/absent" in refusal(f"train texts.jsonl --out other --base nobody/absent {OPTIONS}", capfd)
+    for base, architecture in (
+        ("nobody/absent", "llama"),
+        ("gpt2", "gpt2"),
+        ("llama", "llama"),
+        ("absent.v2", "llama"),
+    ):
+        problem = f"base '{base}': this pretrained model is not on this machine and cannot be downloaded ("
+        error = refusal(f"train texts.jsonl --out other --base {base} {OPTIONS}", capfd)
+        assert problem in error
+        assert error.endswith(f"; --architecture {architecture} to train a new model")
+        assert not (folder / "other").exists()
 
 
 def test_other_weights_than_in_training_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import UserError
-from factorcell.model.adapted_modules import Adaptation, AdaptedModules, add_output_bias, applied
+from factorcell.model.adapted_modules import UNADAPTED, Adaptation, AdaptedModules, add_output_bias, applied
 from factorcell.model.backbone import BackboneSizes
 
 B, T, D, G, K = 3, 5, 4, 6, 2
@@ -17,7 +17,7 @@ B, T, D, G, K = 3, 5, 4, 6, 2
 def adapted_map() -> nn.Module:
     """Return a module whose only map (D, G) has adapters with random weights."""
     module = nn.Sequential(nn.Linear(D, G))
-    AdaptedModules(module, BackboneSizes(0, K, ("factor", "concat", "scale"), 2), shared_rank=2)
+    AdaptedModules(module, BackboneSizes(0, K, ("factor", "concat", "scale"), 2), shared_rank=2).attach()
     for parameter in module.parameters():
         parameter.data.normal_()
     return module
@@ -80,17 +80,17 @@ def test_maps_of_a_container_have_adapters() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     x = torch.randn(5, 3)
     outputs = module(x)
-    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2)
+    module.requires_grad_(False)
+    maps = AdaptedModules(module, BackboneSizes(0, 3, ("factor",), 1), shared_rank=2).attach()
     for parameter in module.parameters():
         parameter.data.normal_()
-    maps.freeze()
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("group_adapters" in name for name in trained)
-    changed = module(x)
+    with applied(UNADAPTED):
+        changed = module(x)
     assert not torch.equal(changed, outputs)
-    with applied(Adaptation(torch.ones(1, 3), 1)):
-        assert not torch.allclose(module(x), changed)
+    assert not torch.allclose(read(module, x, torch.ones(1, 3)), changed)
     maps.restore()
     assert [type(layer) for layer in module] == [torch.nn.Linear, torch.nn.Tanh, torch.nn.Linear]
     torch.testing.assert_close(module(x), changed, rtol=0, atol=0)

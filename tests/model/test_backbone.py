@@ -26,16 +26,16 @@ def recurrent(**options: Any) -> Callable[[int], Any]:
     return lambda context: RecurrentBackbone(RecurrentOptions(hidden_size=H, **options), sizes(context))
 
 
-def transformer(base: str, **options: Any) -> Callable[[int], Any]:
+def transformer(architecture: str, **options: Any) -> Callable[[int], Any]:
     options = {"layers": 2, "hidden_size": 8, "heads": 2, **options}
     return lambda context: HuggingFaceBackbone(
-        HuggingFaceOptions(base=base, **options), replace(sizes(context), inputs=8)
+        HuggingFaceOptions(architecture=architecture, **options), replace(sizes(context), inputs=8)
     )
 
 
 BACKBONES: dict[str, Callable[[int], Any]] = {
     **{cell: recurrent(cell=cell) for cell in CELLS},
-    **{base: transformer(base) for base in ("gpt2", "llama", "qwen2", "gemma", "mistral")},
+    **{name: transformer(name) for name in ("gpt2", "llama", "qwen2", "gemma", "mistral")},
     "llama with a prefix": transformer("llama", prefix_vectors=3),
     "llama with one adapted map": transformer("llama", target_modules=("q_proj",)),
     "two layers": recurrent(layers=2, layer_norm=True),

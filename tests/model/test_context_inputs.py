@@ -1,14 +1,18 @@
 """Contexts in the types of other libraries, and in other number types, for models with context adapters."""
 
+from typing import Any
+
 import numpy as np
 import pandas
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import datasets
 from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_names, read_schema
+from factorcell.config import Config
 from factorcell.data.schema import ContextSchema
 from tests.model.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
@@ -109,3 +113,91 @@ def test_collator_adds_the_contexts_of_the_features() -> None:
     assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
     with pytest.raises(UserError, match=r"column city, got input_ids, age; .*set remove_unused_columns=False"):
         ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
+
+
+ALL_KINDS = ["city", "age:number", "at:hour", "angle:cyclic=360", "place:vector", "about:text", "past:sequence"]
+ROWS_OF_ALL_KINDS: list[dict[str, Any]] = [
+    {
+        "city": city,
+        "age": number,
+        "at": f"2024-05-0{number} 0{number}:00",
+        "angle": 40.0 * number,
+        "place": [number, 1.0],
+        "about": "sea sun",
+        "past": "sea sun " * number,
+    }
+    for number, city in enumerate(("Oslo", "Rome", "Oslo", "Bern"), 1)
+] * 3
+SCHEMA_OF_ALL_KINDS = read_schema(ROWS_OF_ALL_KINDS, ALL_KINDS, min_count=1)
+FORMS: dict[str, Any] = {
+    "a mapping": ROWS_OF_ALL_KINDS[0],
+    "mappings": ROWS_OF_ALL_KINDS[:2],
+    "a mapping of lists": {name: [row[name] for row in ROWS_OF_ALL_KINDS[:2]] for name in ROWS_OF_ALL_KINDS[0]},
+    "a data frame": pandas.DataFrame(ROWS_OF_ALL_KINDS[:2]),
+    "some columns": [{"city": "Rome"}, {"past": "sea"}],
+    "missing values": [dict.fromkeys(ROWS_OF_ALL_KINDS[0]), ROWS_OF_ALL_KINDS[0]],
+    "no values": {},
+    "unknown words": [{"about": "sea wind", "past": ""}, {"about": ""}],
+}
+
+
+# With a complete mask, `transformers` does not read tensors either.
+PASS: dict[str, Any] = {"attention_mask": torch.zeros(2, 1, 7, 7), "use_cache": False}
+
+
+class WithoutWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose results Python must read from the device, so that it would wait for the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item"), name
+        assert name != "repeat_interleave" or (options or {}).get("output_size") is not None
+        return function(*arguments, **(options or {}))
+
+
+def model_of_all_kinds(device: str = "cpu") -> Any:
+    with torch.device(device):
+        base = new_base("llama")
+    return get_context_model(base, ContextConfig(rank=2, output_bias=True), SCHEMA_OF_ALL_KINDS)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_contexts_of_all_forms_are_read_without_waiting_for_the_device(form: str, tokens: Tensor) -> None:
+    model = model_of_all_kinds()
+    vectors = model.context_vectors(FORMS[form])
+    expected = model(tokens[:2], context=vectors, **PASS).logits
+    with WithoutWaiting():  # type: ignore[no-untyped-call]
+        logits = model(tokens[:2], context=FORMS[form], **PASS).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_contexts_of_all_forms_are_read_on_the_meta_device(form: str, tokens: Tensor) -> None:
+    options = {**PASS, "attention_mask": PASS["attention_mask"].to("meta")}
+    logits = model_of_all_kinds("meta")(tokens[:2].to("meta"), context=FORMS[form], **options).logits
+    assert (logits.device.type, logits.shape) == ("meta", (2, 7, 30))
+
+
+def test_a_pass_creates_no_config(tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model()
+    monkeypatch.setattr(Config, "__post_init__", lambda self: pytest.fail("a config was created"))
+    for context in (CONTEXTS, CONTEXTS[0], {}, pandas.DataFrame(CONTEXTS)):
+        model(tokens, context=context)
+    model.read_contexts(ROWS[:4])
+
+
+def test_each_form_of_a_context_gives_the_vectors_of_its_rows() -> None:
+    """Rows with and without missing values, read together or alone, have the same vectors."""
+    model = model_of_all_kinds()
+    rows = [*FORMS["mappings"], *FORMS["some columns"], *FORMS["missing values"], *FORMS["unknown words"], {}]
+    together = model.context_vectors(rows)
+    for row, vector in zip(rows, together, strict=True):
+        torch.testing.assert_close(model.context_vectors(row)[0], vector)
+    for name in ("a mapping of lists", "a data frame"):
+        torch.testing.assert_close(model.context_vectors(FORMS[name]), together[:2])
+    torch.testing.assert_close(model.context_vectors({}), together[-1:])
+
+
+def test_a_schema_has_no_prompts() -> None:
+    with pytest.raises(UserError, match="about: expected no prompt; put its text into the input tokens"):
+        read_schema(ROWS_OF_ALL_KINDS, ["city", "about:prompt"])

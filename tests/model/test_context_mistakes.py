@@ -1,7 +1,10 @@
 """Mistakes with context adapters are refused in one line, or reported in a notice."""
 
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import accelerate
 import pytest
@@ -9,10 +12,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
+from factorcell import ContextConfig, ContextModel, UserError, files, get_context_model, read_schema
 from factorcell.config import Notice
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import AdaptedModules
+from factorcell.model.adapters import ADAPTERS, Adapter
 from factorcell.model.backbone import BackboneSizes
 from tests.model.test_context_model import CONTEXTS, LAYERS, ROWS, SCHEMA, SIZES, new_base, new_model
 
@@ -46,17 +50,100 @@ def test_a_notice_says_that_a_base_has_other_weights(tmp_path: Path) -> None:
         ContextModel.from_pretrained(other, tmp_path)
 
 
-def test_a_notice_says_that_training_reads_no_contexts(tokens: Tensor) -> None:
+def pass_without_context(model: ContextModel, tokens: Tensor, way: str) -> Any:
+    """Train or evaluate without a context, in one of several ways."""
+    if way == "labels":  # a loop that has not called `train`, as after `from_pretrained`
+        return model.eval()(tokens, labels=tokens)
+    if way == "Trainer":  # it removes columns that `forward` has no parameter for
+        arguments = transformers.TrainingArguments("unused", use_cpu=True, report_to=[], max_steps=1, save_steps=9)
+        rows = [{"input_ids": row, "labels": row, "context": None} for row in tokens]
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=tokens_of_rows)
+        return trainer.train()
+    return model.train()(tokens)
+
+
+def tokens_of_rows(rows: Any) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+
+
+@pytest.mark.parametrize("way", ["train", "labels", "Trainer"])
+def test_training_without_contexts_is_refused(
+    way: str, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     model = new_model()
-    assert not model.training  # as the base
-    model(tokens)
-    model.train()
+    with pytest.raises(UserError, match=r"context: expected .*ContextCollator.*remove_unused_columns=False.*got None"):
+        pass_without_context(model, tokens, way)
     with torch.no_grad():
-        model(tokens)
-    model(tokens, context=CONTEXTS)
-    with pytest.warns(Notice, match="the adapters are trained without contexts"):
-        model(tokens)
-    get_context_model(new_base("llama"), ContextConfig(), ContextSchema()).train()(tokens)  # it has no contexts
+        model(tokens, labels=tokens)
+    for context in (CONTEXTS, {}, {"city": None}):
+        model(tokens, context=context, labels=tokens).loss.backward()
+    with model.disable_adapter():
+        pass_without_context(model, tokens, way="labels")
+    without_columns = get_context_model(new_base("llama"), ContextConfig(), ContextSchema())
+    pass_without_context(without_columns, tokens, way)
+
+
+def with_other_forward(model: ContextModel, tokens: Tensor) -> Any:
+    """Replace `forward` on the instance, as trainers of other libraries do."""
+
+    def forward(self: Any, input_ids: Tensor, context: Any = None) -> Tensor:
+        return self.lm_head(self.model(input_ids).last_hidden_state)  # type: ignore[no-any-return]
+
+    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+    return model(tokens, context=CONTEXTS)
+
+
+def computed_again(model: ContextModel, tokens: Tensor) -> Any:
+    """Compute layers again without their context, in the backward pass."""
+    model.base.activation_checkpointing_enable({"use_reentrant": True})
+    model.base.enable_input_require_grads()
+    loss: Tensor = model.train()(tokens, context=CONTEXTS, labels=tokens, use_cache=False).loss
+    return torch.autograd.backward(loss)
+
+
+def in_another_thread(model: ContextModel, tokens: Tensor) -> Any:
+    """Compute a part in a thread that has no context, while this thread has one."""
+    with ThreadPoolExecutor(1) as pool:
+        hook = model.base.model.layers[1].register_forward_pre_hook(
+            lambda layer, inputs: pool.submit(layer.mlp, inputs[0]).result()
+        )
+        try:
+            return model(tokens, context=CONTEXTS)
+        finally:
+            hook.remove()
+
+
+CALLS_WITHOUT_CONTEXT: dict[str, Callable[[ContextModel, Tensor], Any]] = {
+    "base": lambda model, tokens: model.base(tokens),
+    "layers of the base": lambda model, tokens: model.base.model(tokens),
+    "layers by their name": lambda model, tokens: model.model(tokens),
+    "generation of the base": lambda model, tokens: model.base.generate(tokens, max_new_tokens=1),
+    "a layer": lambda model, tokens: model.base.model.layers[0].mlp(torch.zeros(1, 2, 16)),
+    "a map": lambda model, tokens: model.base.model.layers[0].mlp.up_proj(torch.zeros(2, 16)),
+    "the output layer with a bias": lambda model, tokens: model.base.lm_head(torch.zeros(1, 2, 16)),
+    "a compiled base": lambda model, tokens: cast(Any, torch.compile(model.base, backend="eager"))(tokens),
+    "another forward": with_other_forward,
+    "computed again": computed_again,
+    "another thread": in_another_thread,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("name", list(CALLS_WITHOUT_CONTEXT))
+def test_adapted_maps_without_a_context_are_refused(name: str, is_training: bool, tokens: Tensor) -> None:
+    model = new_model().train(is_training)
+    with pytest.raises(UserError, match="call the model that get_context_model returned, not its base or a part of it"):
+        CALLS_WITHOUT_CONTEXT[name](model, tokens)
+
+
+def test_maps_compute_as_the_base_where_the_adapters_are_disabled(tokens: Tensor) -> None:
+    model, expected = new_model(), new_base("llama")(tokens).logits
+    with model.disable_adapter():
+        for compute in (model, model.base, torch.compile(model.base, backend="eager")):
+            torch.testing.assert_close(compute(tokens, use_cache=False).logits, expected, rtol=0, atol=0)
+        assert model.base.generate(tokens, max_new_tokens=2).shape == (4, 9)
 
 
 def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:
@@ -96,9 +183,11 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank: expected a whole number above 0, got 0"),
-        ({"alpha": -1.0}, "alpha: expected a number above 0"),
-        ({"alpha": "8"}, "alpha: expected a number above 0, got '8'"),
+        ({"rank": 0}, "rank is 0; it must be at least 1"),
+        ({"alpha": -1.0}, "alpha is -1; it must be above 0"),
+        ({"rank": True}, "rank is True; it must be a whole number"),
+        ({"output_bias": "no"}, "output_bias: expected True or False, got 'no'"),
+        ({"alpha": "8"}, "alpha is '8'; it must be a number"),
         ({"target_modules": "q_proj"}, "target_modules: expected all-linear or a list of names, got 'q_proj'"),
         ({"target_modules": ["query"]}, "target_modules: expected some of down_proj, .*, got query"),
         ({"target_modules": []}, "target_modules: expected all-linear or at least one name, got none"),
@@ -175,20 +264,120 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
         AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))
 
 
-def test_an_error_leaves_the_base_as_it_was(tmp_path: Path, tokens: Tensor) -> None:
-    base, former = new_base("llama"), new_base("llama")
-    with pytest.raises(UserError, match="adapter"):
-        get_context_model(base, ContextConfig(adapt=("factr",)), SCHEMA)
-    new_model(rank=3).save_pretrained(tmp_path / "other")
-    new_model().save_pretrained(tmp_path)
-    (tmp_path / "other" / "context_model.safetensors").rename(tmp_path / "context_model.safetensors")
-    with pytest.raises(UserError, match="does not fit this base"):
-        ContextModel.from_pretrained(base, tmp_path)
-    torch.testing.assert_close(base(tokens).logits, former(tokens).logits, rtol=0, atol=0)
-    (tmp_path / "context_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"context_model\.safetensors"):
-        ContextModel.from_pretrained(base, tmp_path)
-    get_context_model(base, ContextConfig(), SCHEMA)
+def state_of(model: Any) -> dict[str, Any]:
+    """Return everything that context adapters change in a model: modules, tensors, hooks and checkpointing."""
+    return {
+        "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
+        "children": [list(dict(module.named_children())) for module in model.modules()],
+        "hooks": [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()],
+        "tensors": [(name, id(values), values.requires_grad) for name, values in model.named_parameters()],
+        "values": [values.detach().float().tolist() for values in model.parameters()],
+        "checkpointing": [getattr(module, "_gradient_checkpointing_func", None) for module in model.modules()],
+    }
+
+
+class BrokenAdapter(Adapter):
+    """An adapter that fails for the maps of the second layer's feed-forward network."""
+
+    count = 0
+
+    def __init__(self, sizes: Any) -> None:
+        super().__init__(sizes)
+        BrokenAdapter.count += 1
+        if BrokenAdapter.count % 10 == 0:
+            raise MemoryError("no memory for an adapter")
+
+
+def falcon() -> Any:
+    """Return a model whose linear maps are of a class of its own."""
+    config = transformers.FalconConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=30)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def eight_bits() -> Any:
+    """Return a model with quantized weights in its last layer."""
+    base = new_base("llama")
+    base.model.layers[1].mlp.down_proj = EightBitLinear(24, 16)
+    base.model.layers[1].mlp.down_proj.requires_grad_(False)
+    return base
+
+
+def get_with(**options: Any) -> Callable[[Any, Path], Any]:
+    return lambda base, folder: get_context_model(base, ContextConfig(**options), SCHEMA)
+
+
+def change_files(change: Callable[[dict[str, Tensor], Path], Any]) -> Callable[[Any, Path], Any]:
+    """Return a function that loads adapters after a `change` of their tensors or files."""
+
+    def load(base: Any, folder: Path) -> Any:
+        model = new_model()
+        model.base.model.embed_tokens.weight.requires_grad_()
+        model.save_pretrained(folder)
+        tensors, facts = files.load_tensors(folder / "context_model.safetensors")
+        change(tensors, folder)
+        if (folder / "context_model.safetensors").stat().st_size > 100:
+            files.save_tensors(folder / "context_model.safetensors", tensors, facts)
+        return ContextModel.from_pretrained(base, folder)
+
+    return load
+
+
+def with_shape(name: str, *shape: int) -> Callable[[Any, Path], Any]:
+    return change_files(lambda tensors, folder: tensors.update({name: torch.ones(shape)}))
+
+
+FAILURES: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
+    "unknown adapter": (lambda: new_base("llama"), get_with(adapt=("factr",))),
+    "unknown map": (lambda: new_base("gpt2"), get_with(target_modules=["q_proj"])),
+    "another schema": (
+        lambda: new_base("llama"),
+        lambda base, folder: get_context_model(base, ContextConfig(), ["city"]),  # type: ignore[arg-type]
+    ),
+    "an adapter that fails": (lambda: new_base("llama"), get_with(adapt=("factor", "broken"))),
+    "no memory": (lambda: new_base("llama"), get_with(context_size=10**15)),
+    "no memory for the rank": (lambda: new_base("llama"), get_with(rank=10**15)),
+    "own linear maps": (falcon, get_with()),
+    "quantized": (eight_bits, get_with()),
+    "no file": (
+        lambda: new_base("llama"),
+        change_files(lambda tensors, folder: (folder / "schema.json").unlink()),
+    ),
+    "a damaged file": (
+        lambda: new_base("llama"),
+        change_files(lambda tensors, folder: (folder / "context_model.safetensors").write_bytes(b"damaged")),
+    ),
+    "a missing tensor": (lambda: new_base("llama"), change_files(lambda tensors, folder: tensors.pop("output_bias"))),
+    "an unknown tensor": (lambda: new_base("llama"), with_shape("base.model.other.weight", 2)),
+    "a tensor of another size": (lambda: new_base("llama"), with_shape("encoder.joint.bias", 2)),
+    "a tensor of the base of another size": (lambda: new_base("llama"), with_shape("base.model.norm.weight", 3)),
+    "another architecture": (lambda: new_base("gpt2"), change_files(lambda tensors, folder: None)),
+    "another size": (
+        lambda: transformers.AutoModelForCausalLM.from_config(
+            transformers.LlamaConfig(num_key_value_heads=1, **{**LAYERS, "intermediate_size": 32}, **SIZES)
+        ),
+        change_files(lambda tensors, folder: None),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("failure", list(FAILURES))
+def test_an_error_leaves_the_base_as_it_was(
+    failure: str, is_checkpointed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ADAPTERS, "broken", BrokenAdapter)
+    make, adapt = FAILURES[failure]
+    base = make().train()
+    base.lm_head.eval()
+    next(base.parameters()).requires_grad_(False)
+    if is_checkpointed:
+        base.activation_checkpointing_enable({"use_reentrant": False})
+    former = state_of(base)
+    with pytest.raises((UserError, MemoryError, RuntimeError)):
+        adapt(base, tmp_path)
+    assert state_of(base) == former
+    if failure not in ("own linear maps", "quantized"):
+        get_context_model(base, ContextConfig(), SCHEMA)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no place for a bias")

@@ -140,7 +140,7 @@ def train_on_both(
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with FakeDevice() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: move(run) if device == DEVICE else run)
-            monkeypatch.setattr("factorcell.training.trainer.find_device", lambda _, device=device: device)
+            monkeypatch.setattr("factorcell.training.trainer.find_device", lambda *_, device=device: device)
             trainer = Trainer(run, corpus, corpus)
             for batch in itertools.islice(trainer.batches(), 3):
                 trainer.step(batch)
@@ -211,7 +211,7 @@ def test_transformer_is_trained_and_learns_users_as_on_the_processor(
     [
         (RecurrentOptions(), "cuda", "float32"),
         (RecurrentOptions(layer_norm=True), "cpu", "float32"),
-        (HuggingFaceOptions(base="llama"), "cuda", "float32"),
+        (HuggingFaceOptions(architecture="llama"), "cuda", "float32"),
         (HuggingFaceOptions(base="./model"), "cuda", "bfloat16"),
     ],
 )
@@ -235,7 +235,7 @@ def test_device_and_precision_follow_from_the_backbone(
 
 def test_batches_of_a_plan_are_those_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MIN_GPU_STEPS", 1)
-    options: dict[str, Any] = {"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}}
+    options: dict[str, Any] = {"data": {"context": CONTEXT, "min_context_count": 1}, "tokenizer": {"min_count": 1}}
     corpus = prepare(ROWS, Config.from_dict(options))
     on_cpu = plan(options, corpus, corpus).config.training
     monkeypatch.setattr(devices, "has_gpu", lambda: True)

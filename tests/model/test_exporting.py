@@ -170,7 +170,7 @@ def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "gpt2"), ("bpe", "gpt2"), ("word", "gpt2")])
 def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architecture: str, tmp_path: Path) -> None:
     sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "context_size": 3, "variable_size": 3, "rank": 2}
-    config = Config.of(base=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
+    config = Config.of(architecture=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
     config = config.with_options(tokenizer=tokenizer, max_vocabulary=280)
     rows = [{"text": text, "city": city} for text in ("the sea, is cold", "sun 😀") for city in ("Oslo", "Rome")]
     corpus = prepare(rows, config)

@@ -177,8 +177,8 @@ def test_bases_that_change_with_the_longest_text_are_limited_to_their_original_l
 
 def test_an_encoder_with_a_decoder_is_refused_in_one_line() -> None:
     corpus = prepare(ROWS, Config.of())
-    with pytest.raises(UserError, match=r"base 'bart': .*not supported"):
-        Run(Path("run"), Config.of(base="bart"), corpus.tokenizer, corpus.schema)
+    with pytest.raises(UserError, match=r"architecture 'bart': .*not supported"):
+        Run(Path("run"), Config.of(architecture="bart"), corpus.tokenizer, corpus.schema)
 
 
 def test_a_base_with_another_computation_of_attention_is_refused_in_one_line(tmp_path: Path) -> None:

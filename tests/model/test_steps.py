@@ -59,7 +59,7 @@ def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path) -> None:
         loss = model(batch).sum() / int(batch.lengths.sum())
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients))
-        rate = learning_rate(step, trainer.steps, run.config.training)
+        rate = learning_rate(step, trainer.progress.steps, run.config.training)
         for name, gradient in zip(names, gradients, strict=True):
             g = gradient.double().numpy() * (min(1.0, clip / norm) if clip else 1.0)
             first[name] = 0.9 * first[name] + 0.1 * g
@@ -99,7 +99,7 @@ def test_every_row_is_read_once_per_epoch(epochs: float, tmp_path: Path) -> None
     for batch in trainer.batches():
         reads[batch.rows.numpy()] += 1
         trainer.progress.step += 1
-    assert trainer.progress.step == trainer.steps == round(epochs * len(corpus.batches(200, seed=0)))
+    assert trainer.progress.step == trainer.progress.steps == round(epochs * len(corpus.batches(200, seed=0)))
     assert set(reads) <= {math.floor(epochs), math.ceil(epochs)}
 
 

@@ -259,13 +259,6 @@ def test_trainings_that_read_other_numbers_of_texts_are_marked() -> None:
     assert "different numbers" not in runs.run_report([{**run, "training_texts": 990_000} for run in two_runs()])
 
 
-def test_a_disturbed_schedule_is_reported() -> None:
-    plain, adapted = two_runs()
-    assert "fc: the number of steps changed" in runs.run_report(
-        [plain, {**adapted, "schedule_change": "fc: the number of steps changed"}]
-    )
-
-
 def test_a_combination_is_named_and_shown_next_to_the_model_alone() -> None:
     _, adapted = two_runs()
     combination = "model, uniform priors, combined with a linear classifier"

@@ -117,6 +117,14 @@ def test_search_for_secrets_is_fast_in_any_text(text: str) -> None:
     assert time.process_time() - start < 2
 
 
+@pytest.mark.parametrize("text", ["Zeus", "ze\u200bus", "Ｚｅｕｓ", "𝐳𝐞𝐮𝐬", "z\u00ade\u0336us"])
+def test_patterns_match_characters_that_look_alike(text: str) -> None:
+    assert RULES.withhold_reason(f"project {text}") == "a withheld pattern"
+    assert RULES.withhold_reason("project", {"name": text, "stars": 5}) == "a withheld pattern"
+    assert Privacy(withheld_patterns=("№ ?[0-9]+",)).withhold_reason("№ 5") == "a withheld pattern"
+    assert RULES.withhold_reason("zeüs") is None
+
+
 def test_text_is_withheld_if_a_pattern_takes_too_long() -> None:
     start = time.perf_counter()
     assert Privacy(withheld_patterns=("(a|aa)+$",)).withhold_reason("a" * 60 + "b") == "a withheld pattern"

@@ -35,8 +35,8 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     config = Config.from_dict(options).to_dict()
     for section, names in AUTOMATIC_OPTIONS.items():
         assert set(options[section]) <= set(names)
-        # An exact loss has no samples, and the plan decides on the mixture.
-        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture", *ONLY_WITH_BASE}
+        # An exact loss has no samples, and the plan decides on the mixture and on the development texts.
+        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture", "max_dev_targets", *ONLY_WITH_BASE}
         assert {name: config[section][name] for name in options[section]} == options[section]
 
 
@@ -122,13 +122,13 @@ def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> No
     assert (model["adapt"], model["output_bias"]) == (("names", "factor"), ())
     without_names = dataclasses.replace(facts, has_names=False)
     assert rules.transformer_options(backbone, without_names)["model"]["adapt"] == ("factor",)
-    assert "model" not in rules.transformer_options(HuggingFaceOptions(base="llama"), facts)
+    assert "model" not in rules.transformer_options(HuggingFaceOptions(architecture="llama"), facts)
 
 
 def test_only_with_a_pretrained_base_are_adapters_and_the_warm_up_chosen() -> None:
     names = {"adapt", "output_bias", "warmup"}
-    for base, chosen in (("./base", names), ("llama", set())):
-        options = {"backbone": {"kind": "huggingface", "base": base}}
+    for name, value, chosen in (("base", "./base", names), ("architecture", "llama", set())):
+        options = {"backbone": {"kind": "huggingface", name: value}}
         assert {*unspecified_options(options)} & names == chosen
     assert not {*unspecified_options({})} & names
 

@@ -319,7 +319,7 @@ def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatc
         with pytest.raises(UserError, match=message):
             run_search(tmp_path / name, 1)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
+    with pytest.raises(UserError, match=r"; pip install 'filelock>="):
         run_search(tmp_path / "e", 1)
     assert not (tmp_path / "e").exists()
 

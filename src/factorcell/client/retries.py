@@ -14,7 +14,7 @@ import httpx
 
 from factorcell.client.calls import Call
 from factorcell.client.errors import RefusedError, ServiceError, UnreachableError
-from factorcell.limits import MAX_COUNT, Limits
+from factorcell.limits import MAX_COUNT, Limits, make_plain
 
 # Errors that occur before httpx sends a request.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)
@@ -39,6 +39,7 @@ class RetryPolicy:
     max_pause: float = 10.0
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name in ("deadline", "timeout", "first_pause", "max_pause"):
             Limits(0, MAX_COUNT, whole=False, above=True).check(name, getattr(self, name))
         Limits(1).check("max_attempts", self.max_attempts)

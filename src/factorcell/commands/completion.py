@@ -28,6 +28,7 @@ from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
 from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
+from factorcell.extras import missing_package_error
 from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
@@ -46,7 +47,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
         _check_user_in_context(run, context)
     user = _new_user(run, context, arguments.history)
     if arguments.stdin:
-        return _complete_lines(suggester, user, context, arguments)
+        return _complete_lines(run, suggester, user, context, arguments)
     if arguments.prefix is None:
         return _complete_interactively(run, suggester, user, context, arguments.count)
     if not suggester.fits(arguments.prefix):
@@ -58,7 +59,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
     log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
     rows = [
         {**dataclasses.asdict(suggestion), "probability": None if math.isnan(log_prob) else math.exp(log_prob)}
-        for suggestion, log_prob in zip(result.suggestions, log_probs, strict=True)
+        for suggestion, log_prob in zip(result.written(run.tokenizer), log_probs, strict=True)
     ]
     gains = []
     if (
@@ -274,7 +275,7 @@ def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details
 
 
 def _complete_lines(
-    suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
+    run: Run, suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
     """Complete each line of standard input, and print its suggestions as a row of JSON before reading the next line."""
     if arguments.prefix is not None or arguments.explain:
@@ -288,7 +289,7 @@ def _complete_lines(
             prefix = streams.decode(line, where).rstrip("\r\n")
             typed_text = suggester.type_text(typed_text, prefix)
             result = suggester.suggest(typed_text, arguments.count)
-            suggestions = [dataclasses.asdict(suggestion) for suggestion in result.suggestions]
+            suggestions = list(map(dataclasses.asdict, result.written(run.tokenizer)))
             row = {"prefix": prefix, "suggestions": suggestions, "cut": result.is_cut}
         except UserError as error:
             failure_count += 1
@@ -311,6 +312,6 @@ def _complete_interactively(
     except ModuleNotFoundError as error:
         if error.name != "prompt_toolkit":
             raise
-        raise UserError("interactive completion requires prompt-toolkit: pip install 'factorcell[complete]'") from None
+        raise missing_package_error("interactive completion", "prompt-toolkit", "complete") from None
     terminal.notify("Type a text. Tab and arrow keys: choose a suggestion; Enter: accept and learn; Ctrl-D: end.")
     read_lines(InteractiveCompleter(run, suggester, user, context, count))

@@ -43,7 +43,7 @@ class InteractiveCompleter(Completer):
         """Yield suggestions for a line, each with its score and source; yield none if the line cannot be completed."""
         try:
             self.typed_text = self.suggester.type_text(self.typed_text, document.text)
-            suggestions = self.suggester.suggest(self.typed_text, self.count).suggestions
+            suggestions = self.suggester.suggest(self.typed_text, self.count).written(self.run.tokenizer)
         except UserError:
             return
         for suggestion in suggestions:

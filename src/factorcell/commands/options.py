@@ -31,9 +31,12 @@ from factorcell.option_fields import (
     CHOICE_HELP,
     KIND_HELP,
     OPTION_KINDS,
+    TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
+    OptionType,
     PretrainedTokenizerOptions,
-    kinds_of_base,
+    kinds_of_transformer,
+    option_types,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
     """
     if not sections or "training" in sections:
         add_max_memory(parser)
+    classes = section_types(parser.kinds)
     for section, field in config_fields(parser.kinds):
         if not sections or section in sections:
             has_base = parser.kinds.get("tokenizer") == PretrainedTokenizerOptions.kind
@@ -72,11 +76,13 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             if field.name == "kind":
                 _add_kind(help_section, section, parser.kinds)
             else:
-                _add_field(help_section, field, default)
+                _add_field(help_section, field, option_types(classes[section])[field.name], default)
     if not sections and run_defaults is None and parser.kinds.get("backbone") != HuggingFaceOptions.kind:
-        # With this option, `kinds_from_words` selects the backbone that has it; here it is only in the help.
-        base = next(field for field in dataclasses.fields(HuggingFaceOptions) if field.name == "base")
-        _add_field(parser.section("backbone"), base, "none, recurrent layers")
+        # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
+        for field in dataclasses.fields(HuggingFaceOptions):
+            if field.name in TRANSFORMER_OPTIONS:
+                is_rare = field.name not in COMMON_OPTIONS
+                _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
 
 
 def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -89,17 +95,19 @@ def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.F
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
     values: dict[str, str] = {}  # option -> value
-    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", "base")}
+    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", *TRANSFORMER_OPTIONS)}
     for word, next_word in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
-    config_path, base = values.pop("config", ""), values.pop("base", "")
+    config_path = values.pop("config", "")
+    transformer_kinds = kinds_of_transformer(values)
+    kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
     kinds_in_file: dict[str, str] = {}
     with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
         sections = input_files.read_options_file(Path(config_path)) if config_path else {}
         kinds_in_file = selected_kinds(sections)
-    return kinds_in_file | (kinds_of_base(base) if base else {}) | values
+    return kinds_in_file | transformer_kinds | kinds
 
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
@@ -111,25 +119,37 @@ def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> 
     help_section.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=placeholder, help=help_text)
 
 
-def _add_field(help_section: Section, field: dataclasses.Field[Any], default: Any) -> None:
+def _add_field(help_section: Section, field: dataclasses.Field[Any], option_type: OptionType, default: Any) -> None:
     """Add the option of a field of the config, with `default` in its help.
 
     The parser does not check choices and limits, because other packages may add choices; the config checks them.
     """
     help_text = field.metadata.get("help", "").replace("%", "%%")  # argparse formats the help with %
-    is_list = isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
         help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
     settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text}
-    if field.type in (bool, bool | None):
+    if option_type.scalar is bool:
         settings["action"] = argparse.BooleanOptionalAction
-    elif choices := field.metadata.get("choices"):
-        settings["metavar"] = f"{{{','.join((NONE, *choices) if is_list else choices)}}}"
     else:
-        settings |= {"type": type(field.default), "metavar": field.metadata.get("metavar") or None}
-    if is_list:
-        settings |= {"action": "append", "type": str}
+        settings |= {"type": _value_parser(option_type), "metavar": field.metadata.get("metavar") or None}
+    if choices := field.metadata.get("choices") or option_type.choices:
+        has_none = option_type.is_list or option_type.is_optional
+        settings["metavar"] = f"{{{','.join(map(str, (NONE, *choices) if has_none else choices))}}}"
+    if option_type.is_list:
+        settings["action"] = "append"
     help_section.add_argument("--" + field.name.replace("_", "-"), **settings)
+
+
+def _value_parser(option_type: OptionType) -> Callable[[str], Any]:
+    """Return the function that parses a value of an option on the command line."""
+    if not option_type.is_optional:
+        return option_type.scalar
+
+    def parse(text: str) -> Any:
+        return text if text == NONE else option_type.scalar(text)
+
+    parse.__name__ = option_type.scalar.__name__  # for the messages of argparse
+    return parse
 
 
 def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -138,7 +158,7 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     Options on the command line override the options that --model sets; both override the --config file.
     """
     file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
-    chosen_kinds = kinds_of_base(arguments.base) if hasattr(arguments, "base") else {}
+    chosen_kinds = kinds_of_transformer(vars(arguments))
     chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
@@ -154,7 +174,7 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
             value = getattr(arguments, field.name)
             if isinstance(value, list):
                 # For options with choices, the value `none` stands for an empty list.
-                value = tuple(element for element in value if element != NONE or not field.metadata["choices"])
+                value = tuple(element for element in value if element != NONE or not field.metadata.get("choices"))
             specified[section][field.name] = value
     return {section: {**file_options.get(section, {}), **values} for section, values in specified.items()}
 

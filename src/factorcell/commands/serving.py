@@ -7,7 +7,7 @@ from typing import Any
 
 from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
-from factorcell.config import UserError
+from factorcell.extras import missing_package_error
 
 DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 
@@ -30,7 +30,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         from factorcell.service.http.site import Settings
         from factorcell.service.privacy import Privacy, parse_duration
     except ModuleNotFoundError as error:
-        raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
+        raise missing_package_error("serving", error.name, "serve") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
     hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
     default_store = f"sqlite:///{default_store_path(arguments.run)}"

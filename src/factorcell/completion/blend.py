@@ -220,7 +220,7 @@ class Blend:
                 `seconds`.
             stop: Ends the search early.
         """
-        limits.check(count=k)
+        [k] = limits.check(count=k)
         user = typed_text.user
         if user is None:
             return self.completer.suggest(typed_text, k, deadline, stop)

@@ -13,7 +13,7 @@ A completer never changes, and each typed text is an immutable value. Threads ca
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -30,9 +30,10 @@ from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical
+from factorcell.data.base_tokenizer import Tokenizer
 from factorcell.data.context import Context
 from factorcell.data.private_content import is_public
+from factorcell.data.text_folds import same_text
 from factorcell.model.run import Run
 
 TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
@@ -74,6 +75,10 @@ class Suggestions:
     expanded_count: int
     is_cut: bool
 
+    def written(self, tokenizer: Tokenizer) -> list[Suggestion]:
+        """Return the suggestions to show, with their texts as people write them (`Tokenizer.written`)."""
+        return [replace(suggestion, text=tokenizer.written(suggestion.text)) for suggestion in self.suggestions]
+
 
 class Completer:
     """Completes typed texts with a model of characters, graphemes or pieces of words.
@@ -103,7 +108,7 @@ class Completer:
         Raises:
             UserError: The tokenizer is not one of these, a number is out of range, or `bpe` is to forgive typos.
         """
-        limits.check(seconds=seconds)
+        [seconds] = limits.check(seconds=seconds)
         data = run.config.data
         self.typed_reader = typed_reader(run)
         self.run, self.unknown, self.seconds = run, unknown, seconds
@@ -225,7 +230,7 @@ class Completer:
         """
         if not texts:
             return []
-        texts = [canonical(check_text(text)) for text in texts]
+        texts = [same_text(check_text(text)) for text in texts]
         prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
         columns = self._with_earlier_texts(user, context)
         corpus = self.run.read(texts, [columns] * len(texts), unknown=self.unknown)
@@ -264,7 +269,7 @@ class Completer:
                 `seconds`.
             stop: Ends all searches early.
         """
-        limits.check(count=k, threads=threads)
+        k, threads = limits.check(count=k, threads=threads)
         if deadline is None and self.seconds is not None:
             deadline = time.monotonic() + self.seconds
         is_fitting = list(map(self._is_completable, typed_texts))
@@ -334,7 +339,7 @@ class Completer:
 
     def _whole_text(self, typed_text: TypedText, ids: Ids) -> str:
         """Return the canonical form of the typed text followed by `ids`."""
-        return canonical(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
+        return same_text(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
 
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
@@ -347,7 +352,7 @@ class Completer:
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
             """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
             if correction.is_whole_text:
-                text = canonical(self.tokenizer.join(correction.tokens))
+                text = same_text(self.tokenizer.join(correction.tokens))
                 is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
                 is_suggested = is_suggested and self.is_allowed(text)
                 return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
@@ -380,4 +385,4 @@ class Completer:
 
     def _split(self, text: str) -> tuple[str, ...]:
         """Return the tokens of a typed prefix or of a whole text."""
-        return self.typed_reader.split(self.tokenizer.normalize_fully(clean_prefix(text)))
+        return self.typed_reader.split(self.tokenizer.normalize(clean_prefix(text)))

@@ -10,7 +10,7 @@ import numpy as np
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import Band, Flags, Ints, TypedPrefix, TypoCosts, TypoCounts
-from factorcell.data.canonical import canonical_prefix
+from factorcell.data.text_folds import same_prefix
 
 # For each range: start, end, number of typos, and whether the first character differs from the first typed one (M,).
 Ranges = tuple[Ints, Ints, TypoCounts, Flags]
@@ -61,7 +61,7 @@ class TypoTolerantLookup:
             k: Maximum number of suggestions.
         """
         exact = self.lookup.complete(prefix, k)
-        prefix = canonical_prefix(prefix)
+        prefix = same_prefix(prefix)
         if len(exact) == k or not self.texts or not self.typo_costs.max_typos_for(len(prefix)):
             return exact
         matches = self._find_matches(prefix)

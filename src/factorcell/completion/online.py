@@ -30,7 +30,7 @@ from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_choice, check_format
 from factorcell.data.cache import report_truncated
-from factorcell.data.private_content import is_public
+from factorcell.data.private_content import find_private_content
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated_mask
@@ -91,6 +91,7 @@ class LearningRule:
     max_norm: float = 2.0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         check_choice("online optimizer", str(self.optimizer), OPTIMIZERS)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not is_number or not 0 <= self.rate <= MAX_RATE:
@@ -267,7 +268,7 @@ class Learner:
 
         Returns:
             The users after learning, and the nats (B,) of the texts before learning under the neural model. Users
-            whose texts seem to contain private content (`find_private_content`) are unchanged.
+            whose texts or contexts seem to contain private content (`find_private_content`) are unchanged.
 
         Raises:
             UserError: A text, a context or a user is not valid. All users are then unchanged.
@@ -284,11 +285,13 @@ class Learner:
             if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
                 expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
-        rows = [with_earlier_texts(self.run, user.history, row) for user, row in zip(users, rows, strict=True)]
+        prompted_rows = [with_earlier_texts(self.run, user.history, row) for user, row in zip(users, rows, strict=True)]
         vectors = np.stack([user.vector for user in users])
-        nats, gradients = self.gradients(vectors, texts, rows)
-        updates = zip(users, texts, gradients, strict=True)
-        return [self.updated_user(user, text, gradient) for user, text, gradient in updates], nats
+        nats, gradients = self.gradients(vectors, texts, prompted_rows)
+        return [
+            user if find_private_content(text, row) else self.updated_user(user, text, gradient)
+            for user, text, row, gradient in zip(users, texts, rows, gradients, strict=True)
+        ], nats
 
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Contexts
@@ -336,15 +339,13 @@ class Learner:
         return predictor(batch, conditioning).sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
-        """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector; skip private texts.
+        """Return the user after learning `text`, whose nats have the `gradient` (k,) in the vector.
 
         Raises:
             UserError: A number of the user would not be finite.
         """
-        if not is_public(text):
-            return user
         fingerprint = user.fingerprint or self.run.fingerprint
-        history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
+        history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize(text)))
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
             return replace(user, **changes)  # the nats overflow, so the vector cannot learn from this text
@@ -370,7 +371,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         context: Column -> value, without the user column.
 
     Returns:
-        A new user; `user` itself if the text seems to contain private content (`find_private_content`).
+        A new user; `user` itself if the text or the context seems to contain private content (`find_private_content`).
 
     Raises:
         UserError: The text, the context or the user is not valid.

@@ -17,8 +17,8 @@ import numpy as np
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.config import HISTORY_COLUMN, UserError
-from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.model.run import Run
 
 
@@ -111,7 +111,7 @@ class Popularity:
             prefix: The typed text.
             k: Maximum number of suggestions.
         """
-        prefix = canonical_prefix(prefix)
+        prefix = same_prefix(prefix)
         begin = bisect_left(self.texts, prefix)
         end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
         if begin < end and self.texts[begin] == prefix:
@@ -133,8 +133,8 @@ class Popularity:
 class History:
     """The last texts that one user entered, which complete what this user types.
 
-    A history stores texts in canonical form, in which texts that differ only in white space are equal. It stores only
-    the newest texts: at most `max_texts`, and at most `MAX_BYTES` bytes in total.
+    A history stores texts in the canonical form of `same_text`. It stores only the newest texts: at most
+    `max_texts`, and at most `MAX_BYTES` bytes in total.
 
     Attributes:
         texts: The texts, the newest last.
@@ -153,7 +153,7 @@ class History:
 
     def __post_init__(self) -> None:
         newest, free_bytes = list[str](), MAX_BYTES
-        for text in map(canonical, reversed(self.texts[-self.max_texts :])):
+        for text in map(same_text, reversed(self.texts[-self.max_texts :])):
             free_bytes -= byte_length(text, "history")
             if free_bytes < 0:
                 break
@@ -175,7 +175,7 @@ class History:
             prefix: The typed text.
             k: Maximum number of suggestions.
         """
-        prefix = canonical_prefix(prefix)
+        prefix = same_prefix(prefix)
         shares = self.shares()
         matches = [text for text in shares if text.startswith(prefix) and text != prefix]
         best = sorted(matches, key=lambda text: (-shares[text], text))[:k]

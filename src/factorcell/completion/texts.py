@@ -1,13 +1,13 @@
 """Validation and canonical form of the texts that users type and learn.
 
-A valid text is Unicode text of at most `MAX_BYTES` bytes; it may be empty. Two texts that differ only in white space or
-in Unicode normalization count as the same text, because the package learns, counts, compares and deletes texts in the
-canonical form that `clean_text` returns. `clean_prefix` returns the canonical form of a prefix, which may end with one
-space.
+A valid text is Unicode text of at most `MAX_BYTES` bytes; it may be empty. Texts that `same_text` equates, such as
+those that differ only in white space or invisible characters, count as the same text: the package learns, counts,
+compares and deletes texts in the canonical form that `clean_text` returns. `clean_prefix` returns the canonical form of
+a prefix, which may end with one space.
 """
 
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical, canonical_prefix
+from factorcell.data.text_folds import same_prefix, same_text
 
 MAX_BYTES = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history in total
 MAX_SHOWN = 50  # maximum number of characters of a text that an error message quotes
@@ -26,12 +26,12 @@ def check_text(text: str, label: str = "text") -> str:
 
 def clean_text(text: str, label: str = "text") -> str:
     """Return the canonical form of a whole text; raise the `UserError` of `check_text` for an invalid text."""
-    return canonical(check_text(text, label))
+    return same_text(check_text(text, label))
 
 
 def clean_prefix(text: str, label: str = "prefix") -> str:
     """Return the canonical form of a typed prefix; raise the `UserError` of `check_text` for an invalid prefix."""
-    return canonical_prefix(check_text(text, label))
+    return same_prefix(check_text(text, label))
 
 
 def byte_length(text: str, label: str = "text") -> int:

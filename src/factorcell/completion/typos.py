@@ -68,6 +68,7 @@ class TypoCosts:
     max_corrections: int = MAX_CORRECTIONS
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(typos=self.max_typos)
 
     @classmethod

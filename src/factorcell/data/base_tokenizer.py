@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from factorcell import files
+from factorcell.data.text_folds import lower_case, with_final_sigma
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Vocabulary
 from factorcell.option_fields import TokenizerOptions
 
@@ -112,13 +113,14 @@ class Tokenizer:
         return cls(options, Vocabulary.from_content(contents[cls.FILES[0]]))
 
     def normalize(self, text: str) -> str:
-        """Return `text` in NFC, lower-cased if the options require it."""
-        text = unicodedata.normalize("NFC", text)
-        return text.lower() if self.options.lowercase else text
+        """Return `text` in NFC, in lower case if the options require it."""
+        if not self.options.lowercase:
+            return unicodedata.normalize("NFC", text)
+        return lower_case(text) if self.restores_texts else with_final_sigma(lower_case(text))
 
-    def normalize_fully(self, text: str) -> str:
-        """Return `text` normalized twice, because lower-casing can produce letters that NFC then composes."""
-        return self.normalize(self.normalize(text))
+    def written(self, text: str) -> str:
+        """Return a complete text of joined tokens as people write it, where lower case changed its letters."""
+        return with_final_sigma(text) if self.options.lowercase else text
 
     def readable(self, token: str) -> str:
         """Return `token` as reports show it."""

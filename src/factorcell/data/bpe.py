@@ -20,7 +20,9 @@ import regex
 
 from factorcell.config import UserError
 from factorcell.data.base_tokenizer import Tokenizer
+from factorcell.data.text_folds import lower_case
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
+from factorcell.extras import missing_package_error
 from factorcell.option_fields import BpeOptions, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -62,8 +64,7 @@ def import_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        hint = "pip install 'factorcell[bpe]'"
-        raise UserError(f"the tokenizer bpe requires the package tokenizers; install it with: {hint}") from None
+        raise missing_package_error("the tokenizer bpe", "tokenizers", "bpe") from None
     return tokenizers
 
 
@@ -200,7 +201,7 @@ class BpeTokenizer(Tokenizer):
     def normalize(self, text: str) -> str:
         """Return `text` in lower case if the options require it, with U+FFFD in place of halves of surrogate pairs."""
         text = SURROGATE.sub("\ufffd", text)
-        return text.lower() if self.options.lowercase else text
+        return lower_case(text) if self.options.lowercase else text
 
     def is_restorable(self, text: str) -> bool:
         """Return whether the pieces of `text` are those of exactly this text."""

@@ -107,7 +107,7 @@ def prepare(
     if report_counts and unknown != "expected":
         report_missing(corpus, table.name, optional)
     if schema is not None:
-        _report_outliers(corpus, table.name)
+        report_outliers(schema, corpus.numbers, table.name)
     return corpus
 
 
@@ -234,13 +234,18 @@ def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int)
     return f"{total:,} of {row_count:,} ({', '.join(f'{name} {count:,}' for name, count in counts.items())})"
 
 
-def _report_outliers(corpus: Corpus, table_name: str) -> None:
+def report_outliers(schema: ContextSchema, numbers: NDArray[np.float32], table_name: str) -> None:
     """Emit a `Notice` for each numeric variable with values outside the range of its values in training.
 
     Values near the range are not reported if they are few, because random samples of the same numbers have such values.
     A value is far outside if its distance from the range is larger than the width of the range.
+
+    Args:
+        schema: The context variables of training.
+        numbers: The values of its numeric variables (rows, variables).
+        table_name: The name of the table.
     """
-    for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
+    for variable, column in zip(schema.numbers, numbers.T, strict=True):
         middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
         distances = np.abs(column - middle) - width / 2
         is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width

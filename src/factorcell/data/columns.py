@@ -156,13 +156,14 @@ class ContextColumns:
             and not (self.config.anonymous and reader.column == self.config.user)
         }
 
-    def corpus_fields(self, text_fields: Mapping[str, Any]) -> dict[str, Any]:
+    def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema.
 
         `text_fields` are the fields of the corpus that come from texts: earlier texts of a user are read from them.
+        Without prompts, they are not read.
         """
-        texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
-        row_count = len(texts.offsets) - 1
+        is_dropped = np.concatenate(self.is_dropped)
+        row_count = int((~is_dropped).sum())
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
         vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
@@ -170,6 +171,8 @@ class ContextColumns:
         encoded_by_kind |= dict.fromkeys(WORD_KINDS, words)
         for reader, variable in zip(self.readers, schema.variables, strict=True):
             if isinstance(reader, PromptReader):
+                assert text_fields is not None
+                texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
                 if variable.source_column == HISTORY_COLUMN and self.times is not None:
                     times = np.array(self.times)
                     prompts.append(earlier_texts(texts, self._users(), times, self.config, tokenizer.specials))
@@ -179,7 +182,6 @@ class ContextColumns:
             encoded_by_kind.get(variable.kind, numbers).append(reader.encode(variable))
             if isinstance(reader, CategoryReader) and reader.is_private and self.config.anonymous:
                 schema = schema.anonymize([variable.name])
-        is_dropped = np.concatenate(self.is_dropped)
         return {
             "schema": schema,
             "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),

@@ -4,13 +4,16 @@ Shapes: B texts, B' selected texts, C categorical and N numeric variables, W ids
 the longest list, D numbers of a vector.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+
+from factorcell.data.ragged import Ragged
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,18 @@ class IdLists:
     Attributes:
         ids: The ids of all lists, one list after the other (W,).
         offsets: The index of the first id of each list, followed by W (B + 1,).
+        longest: L, if it is known without reading it from the device of the tensors, which would take time.
     """
 
     ids: Tensor
     offsets: Tensor
+    longest: int | None = None
+
+    @classmethod
+    def of(cls, lists: Ragged) -> "IdLists":
+        """Return lists of ids as tensors."""
+        longest = int(np.diff(lists.offsets).max(initial=0))
+        return cls(torch.from_numpy(lists.values.astype(np.int64)), torch.from_numpy(lists.offsets), longest)
 
     @property
     def sizes(self) -> Tensor:
@@ -40,11 +51,13 @@ class IdLists:
 
     def padded(self) -> Tensor:
         """Return the ids (B, L), padded with -1."""
-        sizes = self.sizes
-        positions = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
-        padded_ids = self.ids.new_full((len(sizes), len(positions)), -1)
-        padded_ids[positions < sizes[:, None]] = self.ids
-        return padded_ids
+        sizes, longest = self.sizes, self.longest
+        if longest is None:
+            longest = int(sizes.max()) if len(sizes) else 0
+        lists = torch.arange(len(sizes), device=sizes.device)
+        rows = torch.repeat_interleave(lists, sizes, output_size=len(self.ids))
+        columns = torch.arange(len(self.ids), device=sizes.device) - self.offsets[rows]
+        return self.ids.new_full((len(sizes), longest), -1).index_put((rows, columns), self.ids)
 
     def join(self, other: "IdLists") -> "IdLists":
         """Return, for each text, the ids of its list followed by those of its list in `other`."""
@@ -55,9 +68,8 @@ class IdLists:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "IdLists":
         """Return these lists on `device`; `non_blocking` is as for tensors."""
-        return IdLists(
-            self.ids.to(device, non_blocking=non_blocking), self.offsets.to(device, non_blocking=non_blocking)
-        )
+        ids, offsets = (values.to(device, non_blocking=non_blocking) for values in (self.ids, self.offsets))
+        return IdLists(ids, offsets, self.longest)
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Context:
         words: For each variable of kind text or sequence, the words that the schema contains, in their order; an empty
             list for a missing text.
         prompts: For each prompt, its tokens, each text after a start token; an empty list for a missing prompt.
+        may_lack_categories: False if no category is missing; models then need not read the categories from the device
+            to know it. Code that adds missing values must set it to True.
     """
 
     categories: Tensor
@@ -78,6 +92,26 @@ class Context:
     vectors: tuple[Tensor, ...] = ()
     words: tuple[IdLists, ...] = ()
     prompts: tuple[IdLists, ...] = ()
+    may_lack_categories: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        categories: NDArray[np.int32],
+        numbers: NDArray[np.float32],
+        vectors: Iterable[NDArray[np.float32]],
+        words: Iterable[Ragged],
+        prompts: Iterable[Ragged] = (),
+    ) -> "Context":
+        """Return the contexts in arrays as tensors; the names of the arrays are those of the attributes."""
+        return cls(
+            torch.from_numpy(categories.astype(np.int64)),
+            torch.from_numpy(numbers),
+            tuple(map(torch.from_numpy, vectors)),
+            tuple(map(IdLists.of, words)),
+            tuple(map(IdLists.of, prompts)),
+            bool((categories < 0).any()),
+        )
 
     def __len__(self) -> int:
         return self.categories.shape[0]
@@ -90,6 +124,7 @@ class Context:
             tuple(vector[rows] for vector in self.vectors),
             tuple(words.select(rows) for words in self.words),
             tuple(prompt.select(rows) for prompt in self.prompts),
+            self.may_lack_categories,
         )
 
     def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
@@ -110,6 +145,7 @@ class Context:
             tuple(vector.to(device, non_blocking=non_blocking) for vector in self.vectors),
             tuple(words.to(device, non_blocking=non_blocking) for words in self.words),
             tuple(prompt.to(device, non_blocking=non_blocking) for prompt in self.prompts),
+            self.may_lack_categories,
         )
 
     def distinct(self) -> tuple["Context", Tensor]:

@@ -6,7 +6,7 @@ Shapes: B texts, T targets of the longest text, C categorical and N numeric vari
 of the vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.context import Context, IdLists
+from factorcell.data.context import Context
 from factorcell.data.originals import SPELLING_END, OriginalTexts
 from factorcell.data.ragged import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
@@ -156,13 +156,9 @@ class Corpus:
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
-        return Context(
-            torch.from_numpy(self.categories[rows].astype(np.int64)),
-            torch.from_numpy(self.numbers[rows]),
-            tuple(torch.from_numpy(vectors[rows]) for vectors in self.vectors),
-            _id_lists(self.words, rows),
-            _id_lists(self.prompts, rows),
-        )
+        words, prompts = ([lists.select(rows) for lists in columns] for columns in (self.words, self.prompts))
+        vectors = [vectors[rows] for vectors in self.vectors]
+        return Context.of(self.categories[rows], self.numbers[rows], vectors, words, prompts)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the texts with the indices `rows` as one padded batch."""
@@ -306,14 +302,6 @@ def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) ->
 
 def _lists_of_kind(arrays: Mapping[str, NDArray[Any]], kind: str, count: int) -> tuple[Ragged, ...]:
     return tuple(Ragged(arrays[f"{kind}.{index}"], arrays[f"{kind}.{index}.offsets"]) for index in range(count))
-
-
-def _id_lists(columns: Sequence[Ragged], rows: NDArray[np.int64]) -> tuple[IdLists, ...]:
-    """Return the lists of `rows` of each column as tensors."""
-    selected = [lists.select(rows) for lists in columns]
-    return tuple(
-        IdLists(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(offsets)) for ids, offsets in selected
-    )
 
 
 def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 A text that fewer than `min_users` users wrote may be private and is omitted, as is a text that seems to contain private
 content (`find_private_content`). The names of users are not stored. Texts are compared in canonical form
-(`canonical.canonical`).
+(`text_folds.same_text`).
 """
 
 import re
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical
 from factorcell.data.corpus import Corpus
 from factorcell.data.private_content import is_public
 from factorcell.data.rows import category_names, to_values
+from factorcell.data.text_folds import same_text
 from factorcell.data.values import short_repr
 
 POPULARITY = "popularity.jsonl"  # the file of a run folder with the counts of popular training texts
@@ -62,7 +62,7 @@ class TextCounts:
         for number, text in enumerate(to_values(texts, "texts"), 1):
             if not isinstance(text, str):
                 raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
-            canonical_texts.append(canonical(text))
+            canonical_texts.append(same_text(text))
         counts = Counter(canonical_texts)
         users_by_text = defaultdict[str, set[str]](set)
         if users is not None:
@@ -92,7 +92,7 @@ class TextCounts:
             ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
             if ids[-1] != specials.end or specials.unknown in ids:
                 return ""
-            text = canonical(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
+            text = same_text(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
             return "" if LONE_SURROGATE.search(text) else text
 
         # Hashes need less memory than texts, so only the popular texts are restored again below.

@@ -27,7 +27,7 @@ class PretrainedTokenizer(BpeTokenizer):
         """
         backbone = config.backbone
         if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
-            raise UserError("tokenizer pretrained: expected a pretrained model as base; set --base, or use bpe")
+            raise UserError("tokenizer pretrained: expected a pretrained model (base), got none; set base, or use bpe")
         source = pretrained.find_source(backbone.base)
         library_tokenizer, special_ids = pretrained.read_tokenizer(source)
         return cls(config.tokenizer, library_tokenizer, _complete(library_tokenizer, *special_ids))

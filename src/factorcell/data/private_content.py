@@ -6,11 +6,13 @@ Such texts are neither learned online nor suggested. The recognizers are heurist
 text. `docs/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import regex
 
 from factorcell.data import secret_phrases
+from factorcell.data.text_folds import screening
 
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164
@@ -26,17 +28,23 @@ COMMON_PUNCTUATION = set("'’-.,:;()[]/\"?&#_")  # common in ordinary text, and
 
 # Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\]{},;:`'\"])@[^\s@<>()\[\]{},;:`'\"/]+\.\p{L}[^\s@<>()\[\]{},;:`'\"/]")
-_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups of three or more digits, as on payment cards
-_IBAN_START = regex.compile(r"(?<![^\W_])[a-z]{2}[0-9]{2}[a-z0-9 -]{11,40}", regex.IGNORECASE | regex.ASCII)
+SEPARATORS = r" ._/⁄∕|~·•\-"
+SEPARATOR = f"[{SEPARATORS}]{{1,3}}"  # between the groups of a number, such as " - "
+_DIGITS = regex.compile(rf"\d{{3,}}(?:{SEPARATOR}\d{{3,}})*")  # groups of digits, as on payment cards
+_IBAN_START = regex.compile(
+    rf"(?<![^\W_])[a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}", regex.IGNORECASE | regex.ASCII
+)
 _PHONE = regex.compile(
-    r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ./()-]{0,2}\d){6,14}+(?!\w)"  # with the code of a country
+    r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)"  # with the code of a country
     r"|(?<![\w.,:/+-])\(?0[1-9]\d{0,4}\)?(?:[ ./-]{0,3}\d){5,12}+(?![\w%]|[.,:]\d)"  # with the 0 of a national number
-    r"|(?<![\w.,:/+-])(?:1[ .-])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[ .-])\d{3}[ .-]\d{4}(?!\w|[.,:-]\d)"  # North America
+    rf"|(?<![\w.,:/+-])(?:1{SEPARATOR})?(?:\([2-9]\d\d\) ?|[2-9]\d\d{SEPARATOR})\d{{3}}{SEPARATOR}\d{{4}}"
+    r"(?!\w|[.,:-]\d)"  # North America
     r"|\b(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
     r"|handy|handynummer|mobil|mobile|mobilnummer|móvil|portable|cell|whatsapp|fax|tlf|mob)\b\W{0,3}"
-    r"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{0,3}){0,2}\d(?:[ ./()-]{0,2}\d){6,14}+(?!\w)",
+    r"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{0,3}){0,2}\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)",
     regex.IGNORECASE,
 )
+_TIME = regex.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])[0-2]\d[0-5]\d[0-5]\d\d{0,3}")  # 20240131235959
 _DATE = regex.compile(
     r"(?<!\d)(?:\d{1,2}[ ./-]\d{1,2}[ ./-](?:19|20)\d\d|(?:19|20)\d\d[ ./-]\d{1,2}[ ./-]\d{1,2})(?!\d)"
 )
@@ -54,20 +62,33 @@ _CHANGE = regex.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 _UUID = regex.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", regex.IGNORECASE)
 
 
-def find_private_content(text: str) -> str | None:
-    """Return what a text seems to contain, such as "a password", or None if it seems to contain no private content.
+def find_private_content(text: str, context: Mapping[str, Any] | None = None) -> str | None:
+    """Return what a text or its context seems to contain, such as "a password"; None if neither seems to be private.
 
     Args:
         text: The text of a user.
+        context: Column -> value. The values that are texts or lists of texts are searched.
     """
-    digit_count = sum(map(str.isdigit, text))
-    labels = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
-    return next(labels, None)
+    return next(filter(None, map(_find_in_text, (text, *context_texts(context or {})))), None)
+
+
+def context_texts(context: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values of a context that are texts, and the texts of its lists."""
+    for value in context.values():
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        yield from (item for item in values if isinstance(item, str))
 
 
 def is_public(text: str) -> bool:
-    """Return whether a text seems to contain no private content, so that it may be learned and suggested."""
-    return find_private_content(text) is None
+    """Return whether a text seems to contain no private content, so that it may be suggested."""
+    return _find_in_text(text) is None
+
+
+def _find_in_text(text: str) -> str | None:
+    text = screening(text)
+    digit_count = sum(map(str.isdigit, text))
+    labels = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
+    return next(labels, None)
 
 
 def has_email(text: str) -> bool:
@@ -77,7 +98,7 @@ def has_email(text: str) -> bool:
 def has_iban(text: str) -> bool:
     """Return whether a text has an IBAN, written without separators or in groups of four characters."""
     for match in _IBAN_START.finditer(text, overlapped=True):
-        groups = regex.split("[ -]", match.group())
+        groups = regex.split(SEPARATOR, match.group())
         for count, group in enumerate(groups, 1):
             has_valid_form = len(group) <= IBAN_GROUP_LENGTH or count == 1
             if has_valid_form and _is_iban("".join(groups[:count])):
@@ -88,7 +109,7 @@ def has_iban(text: str) -> bool:
 
 
 def has_card_number(text: str) -> bool:
-    """Return whether consecutive groups of digits form a number that passes the Luhn check."""
+    """Return whether consecutive groups of digits form a number that passes the Luhn check and is not a time."""
     for match in _DIGITS.finditer(text):
         groups = regex.findall(r"\d+", match.group())
         for start in range(len(groups)):
@@ -97,7 +118,7 @@ def has_card_number(text: str) -> bool:
                 digits += group
                 if len(digits) > MAX_CARD_DIGITS:
                     break
-                if len(digits) >= MIN_CARD_DIGITS and _passes_luhn(digits):
+                if len(digits) >= MIN_CARD_DIGITS and _passes_luhn(digits) and not _TIME.fullmatch(digits):
                     return True
     return False
 

@@ -9,6 +9,7 @@ from typing import Any
 from factorcell import pretrained
 from factorcell.data.bpe import BpeTokenizer, import_library
 from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.text_folds import FINAL_SIGMA
 from factorcell.data.tokenizer import (
     GRAPHEME,
     WORD,
@@ -27,8 +28,7 @@ def to_transformers(tokenizer: Tokenizer, vocabulary_size: int, start_id: int) -
     has added to the tokens of a pretrained model may be left out.
 
     It cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for all texts,
-    except words in Greek capital letters that end with sigma if the tokenizer converts to lower case, and texts of the
-    tokenizer `space` that contain a special token such as `<s>`.
+    except texts of the tokenizer `space` that contain a special token such as `<s>`.
     """
     splitter = _splitter(tokenizer)
     if splitter is None:
@@ -61,7 +61,12 @@ def _splitter(tokenizer: Tokenizer) -> Any:
     """Return a tokenizer of the library `tokenizers` without special tokens; None if there is no equivalent."""
     library = import_library()
     normalizers, pre_tokenizers = library.normalizers, library.pre_tokenizers
-    lowercase = [normalizers.Lowercase()] if tokenizer.options.lowercase else []
+    lowercase = []
+    if tokenizer.options.lowercase:  # as `Tokenizer.normalize`
+        replacements = [normalizers.Replace("ς", "σ"), normalizers.Replace(library.Regex("i\u0307+"), "i")]
+        if not tokenizer.restores_texts:
+            replacements.append(normalizers.Replace(library.Regex(FINAL_SIGMA.pattern), "ς"))
+        lowercase = [normalizers.NFC(), normalizers.Lowercase(), *replacements, normalizers.NFC()]
     if type(tokenizer) in (BpeTokenizer, PretrainedTokenizer):
         splitter = library.Tokenizer.from_str(tokenizer.contents()[tokenizer.FILES[0]].decode())
         if lowercase:
@@ -78,7 +83,7 @@ def _splitter(tokenizer: Tokenizer) -> Any:
         return None
     ids = {token: token_id for token_id, token in enumerate(tokenizer.tokens)}
     splitter = library.Tokenizer(library.models.WordLevel(ids, unk_token=tokenizer.tokens[tokenizer.specials.unknown]))
-    splitter.normalizer = normalizers.Sequence([normalizers.NFC(), *lowercase])
+    splitter.normalizer = normalizers.Sequence(lowercase or [normalizers.NFC()])
     splitter.pre_tokenizer = pre_tokenizer
     if tokenizer.is_character_level:
         splitter.decoder = library.decoders.Fuse()

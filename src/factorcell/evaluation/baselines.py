@@ -46,6 +46,7 @@ from factorcell.evaluation.linear_features import (
     sizes_of_features,
 )
 from factorcell.evaluation.number_ranges import NumberRanges
+from factorcell.extras import missing_package_error
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -163,7 +164,7 @@ class LinearClassifier:
     """
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
-        limits.check(order=order, seed=seed)
+        order, seed = limits.check(order=order, seed=seed)
         order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
         variables = informative_variables(train)
@@ -240,14 +241,13 @@ class FastTextClassifier:
     """
 
     def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
-        limits.check(order=order, seed=seed)
+        order, seed = limits.check(order=order, seed=seed)
         self.order = default_order(train) if order is None else order
         self.columns, self.inputs = (), _describe_inputs(self.order, train)
         try:
             library = importlib.import_module("fasttext")
         except ImportError:
-            hint = "pip install 'factorcell[fasttext]'"
-            raise UserError(f"fastText is not installed; install the extra: {hint}") from None
+            raise missing_package_error("the classifier fastText", "fasttext-community", "fasttext") from None
         self.names, labels = _value_names(train), _labels(train)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "train.txt"

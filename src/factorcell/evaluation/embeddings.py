@@ -25,6 +25,7 @@ from factorcell.config import LOW_RANK_BIASES, UserError, check_choice
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.extras import missing_package_error
 from factorcell.limits import nearest_hint
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
@@ -114,7 +115,7 @@ class Embeddings:
         the nearby value (`count`), and `cosine` or `distance`, depending on `measure`.
         """
         check_choice("measure", measure, EMBEDDING_MEASURES)
-        limits.check(count=count)
+        [count] = limits.check(count=count)
         indices = [self.row(value) for value in values]
         similarities_of_values = _similarities(self.vectors[np.array(indices, dtype=np.int64)], self.vectors, measure)
         results: list[Row] = []
@@ -289,7 +290,7 @@ def fit_ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
     A row has `group`, `count` (its points) and the centre `x`, `y`. The half axes are `HALF_AXIS` standard deviations
     long: `wide` lies in the direction `angle` (in degrees from the x axis), and `high` is perpendicular to it.
     """
-    limits.check(groups=max_groups)
+    [max_groups] = limits.check(groups=max_groups)
     results: list[Row] = []
     for group, count in Counter(str(row["group"]) for row in rows).most_common():
         if count < MIN_VALUES or len(results) == max_groups:
@@ -344,12 +345,11 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     and the share of the `majority` group; groups with fewer than `FOLDS` values are omitted. For a column of numbers,
     it has `r2` and the `correlation` of prediction and number.
     """
-    limits.check(seed=seed)
+    [seed] = limits.check(seed=seed)
     try:
         ensemble, selection = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "model_selection"))
     except ImportError:
-        hint = "pip install 'factorcell[analysis]'"
-        raise UserError(f"scikit-learn is not installed; install the extra: {hint}") from None
+        raise missing_package_error("a prediction from embeddings", "scikit-learn", "analysis") from None
     indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
     targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
     if column.numbers is None:

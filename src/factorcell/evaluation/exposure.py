@@ -82,7 +82,7 @@ def audit(
         Carlini et al. 2019, "The Secret Sharer", equation 1.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    limits.check(alternatives=alternatives, seed=seed)
+    alternatives, seed = limits.check(alternatives=alternatives, seed=seed)
     if not (run.folder / CANARIES_FILE).exists():
         raise UserError(f"{run.folder}: expected a file {CANARIES_FILE}; train the run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)

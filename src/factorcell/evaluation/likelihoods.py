@@ -65,7 +65,7 @@ def log_likelihoods(
         UserError: The run is not adapted (all candidates would be equally likely), a candidate has an unknown variable
             or value, or the run also reads the column of a candidate as text.
     """
-    limits.check(samples=samples, seed=seed)
+    samples, seed = limits.check(samples=samples, seed=seed)
     check_choice("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")

@@ -62,7 +62,7 @@ def classify_points(
     Raises:
         UserError: There are no points, or the points do not all have values of the same numeric variables.
     """
-    limits.check(within=within)
+    [within] = limits.check(within=within)
     if not points:
         raise UserError("points: expected at least one, got none")
     points = key_by_category_name(points, "points")

@@ -26,7 +26,6 @@ from factorcell.model.used_options import used_options
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
 MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
-MIN_SCHEDULE_CHANGE = 0.1  # relative change of the number of steps during a training that is reported
 EFFECT_MEANING = "how much lower the perplexity is with it"
 GAIN_DIFFERS = "the gain over an unadapted run may be smaller"
 
@@ -164,25 +163,11 @@ def training_difference(run: Scorer, baseline: Scorer) -> str | None:
     for name, size in sizes.items():
         if baseline_sizes.get(name, size) != size:
             differences.append(f"the baseline has {name} {baseline_sizes[name]}, this run {size}")
-    sentences = []
-    if differences:
-        sentences.append(
-            f"the trainings differ in more than the context ({'; '.join(differences)}), so their difference in "
-            "perplexity and bits per byte is not the effect of the context alone"
-        )
-    sentences += filter(None, map(describe_schedule_change, (run, baseline)))
-    return "; ".join(sentences) or None
-
-
-def describe_schedule_change(run: Run) -> str | None:
-    """Return a sentence about a large change of the number of planned steps during the training of a run."""
-    planned = [row[name] for row in run.log() for name in ("planned_steps", "steps") if name in row]
-    if not planned or max(planned) <= (1 + MIN_SCHEDULE_CHANGE) * min(planned):
+    if not differences:
         return None
     return (
-        f"{run.folder.name}: the number of planned steps changed during the training (its log has plans of "
-        f"{min(planned):,} to {max(planned):,} steps), which disturbs its learning rate and a comparison; train it "
-        "again with its config.json, without --minutes"
+        f"the trainings differ in more than the context ({'; '.join(differences)}), so their difference in perplexity "
+        "and bits per byte is not the effect of the context alone"
     )
 
 
@@ -204,9 +189,9 @@ def training_texts(run: Run) -> int | None:
 
 
 def _sizes(run: Run) -> Row:
-    """Return the kind and the base of the backbone of a run, and the sizes of its layers, by names of options."""
+    """Return the kind of the backbone of a run, its Transformer, and the sizes of its layers, by names of options."""
     options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
-    names = [name for name in ("embedding_size", "layers", "hidden_size", "base") if name in options]
+    names = [name for name in ("embedding_size", "layers", "hidden_size", "base", "architecture") if name in options]
     sizes = {name: options[name] for name in used_options(names, run.config, run.schema)}
     return {"backbone": run.config.backbone.kind, **sizes}
 

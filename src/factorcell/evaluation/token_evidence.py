@@ -147,7 +147,7 @@ def rank_shifted_tokens(
     unknown: str = "error",
 ) -> list[Row]:
     """Return the rows of `most_shifted_tokens` from the `counts` of both contexts; None supports all tokens."""
-    limits.check(count=count, frequent=frequent)
+    count, frequent = limits.check(count=count, frequent=frequent)
     nats = bias_shift(run, context, against, unknown=unknown)
     specials = run.tokenizer.specials
     nats[specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned

@@ -37,6 +37,7 @@ class Beam:
     num_texts: int = 1
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(width=self.width, number=self.num_texts, length_penalty=self.length_penalty)
 
 
@@ -83,7 +84,7 @@ def search_stochastic_beam(
         first: The number of the first search. There is one search per context; its draws depend only on the seed and on
             its number.
     """
-    limits.check(branching=branching, seed=seed)
+    branching, seed = limits.check(branching=branching, seed=seed)
     generators = [random_generator(seed, first + index) for index in range(len(task.context_rows))]
 
     def request_extensions(unfinished: Sequence[int], hypothesis_count: int) -> TokenRequest:

@@ -45,6 +45,7 @@ class Constraints:
     end: int = Specials().end
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(max_tokens=self.max_tokens, min_tokens=self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
         if self.min_tokens > self.max_tokens:
             numbers = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
@@ -142,6 +143,7 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def request_draws(self, places: Tensor) -> SampleRequest:

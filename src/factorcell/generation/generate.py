@@ -19,6 +19,7 @@ from torch import Tensor
 from factorcell import files, limits, memory
 from factorcell.choices import GENERATION_METHODS
 from factorcell.config import UserError, check_choice
+from factorcell.data.corpus import Corpus
 from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
@@ -92,6 +93,7 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         check_choice("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,
@@ -186,7 +188,7 @@ def generate(
     unknown: str = "error",
     first: int = 0,
 ) -> Iterator[files.Row]:
-    """Yield `number` texts for each context, one context after another.
+    """Return a generator of `number` texts for each context, one context after another.
 
     Args:
         run: The model.
@@ -200,50 +202,66 @@ def generate(
         first: The number of the first text to yield, to continue an interrupted list.
 
     Returns:
-        Rows with `run`, `options`, `number`, `context`, `text`, `tokens`, `log_probability` (nats, without the prompt),
-        `perplexity` and `ended`.
+        A generator of rows with `run`, `options`, `number`, `context`, `text`, `tokens`, `log_probability` (nats,
+        without the prompt), `perplexity` and `ended`.
 
     Raises:
         UserError: A number, a context or a word of the options is not valid.
     """
-    limits.check(number=number)
+    number, first = limits.check(number=number, first=first)
     contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
+    prompt_tokens = run.tokenizer.split(prompt)
+    ids, origin = run.tokenizer.encode(prompt_tokens), provenance(run, options, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
-    deadline = options.deadline()
-    report_request(run, prompt, contexts[0] if contexts else ())
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
-    search_count, unknown_share = len(contexts) * searches_per_context, UnknownShare()
-    for start in range(first // texts_per_search, search_count, batch_size):
-        if time.monotonic() >= deadline:
-            break
-        searches = range(start, min(search_count, start + batch_size))
-        indices = [search // searches_per_context for search in searches]  # the context of each search
-        width, extensions = options.beam_sizes(texts_per_search)
-        required = sizes.beam_bytes(run.model, len(indices), width, extensions, constraints.max_tokens)
-        memory.check(required, f"{len(indices):,} contexts with {width:,} hypotheses each")
-        conditioning, rows = condition_contexts(run, contexts, indices, unknown)
-        with run.scoring():
-            ids = run.tokenizer.encode(prompt_tokens)
-            task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline, unknown_share)
-            results = _write_texts(task, options, texts_per_search, start)
-        for search, index, texts in zip(searches, indices, results, strict=True):
-            for text_number, text in enumerate(texts, search * texts_per_search):
-                if text_number >= first:
-                    yield {
-                        **origin,
-                        "number": text_number,
-                        "context": dict(contexts[index]),
-                        "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
-                        "tokens": len(text.tokens),
-                        "log_probability": text.log_probability,
-                        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
-                        "ended": text.has_ended,
-                    }
-    report_unknown_share(unknown_share)
+    search_count = len(contexts) * searches_per_context
+    _check_memory(run, min(search_count, batch_size), options.beam_sizes(texts_per_search), constraints)
+    corpus = corpus_of_contexts(run, contexts, unknown)
+    report_request(run, prompt, contexts[0] if contexts else ())
+
+    def write() -> Iterator[files.Row]:
+        deadline, unknown_share = options.deadline(), UnknownShare()
+        for start in range(first // texts_per_search, search_count, batch_size):
+            if time.monotonic() >= deadline:
+                break
+            searches = range(start, min(search_count, start + batch_size))
+            indices = [search // searches_per_context for search in searches]  # the context of each search
+            conditioning, rows = condition_contexts(run, corpus, indices)
+            with run.scoring():
+                task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline, unknown_share)
+                results = _write_texts(task, options, texts_per_search, start)
+            for search, index, texts in zip(searches, indices, results, strict=True):
+                for text_number, text in enumerate(texts, search * texts_per_search):
+                    if text_number >= first:
+                        yield {
+                            **origin,
+                            "number": text_number,
+                            "context": dict(contexts[index]),
+                            "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
+                            **_figures(text),
+                        }
+        report_unknown_share(unknown_share)
+
+    return write()
+
+
+def _figures(text: GeneratedText) -> files.Row:
+    """Return the entries of a row of `generate` that only depend on the generated tokens."""
+    return {
+        "tokens": len(text.tokens),
+        "log_probability": text.log_probability,
+        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
+        "ended": text.has_ended,
+    }
+
+
+def _check_memory(run: Run, count: int, beam_sizes: tuple[int, int], constraints: Constraints) -> None:
+    """Raise `UserError` if `count` searches of these sizes (`beam_sizes`) need too much memory."""
+    required = sizes.beam_bytes(run.model, count, *beam_sizes, constraints.max_tokens)
+    memory.check(required, f"{count:,} contexts with {beam_sizes[0]:,} hypotheses each")
 
 
 def _room(run: Run, prompt_length: int) -> int | None:
@@ -305,7 +323,7 @@ def stream(
     case: bool = False,
     unknown: str = "error",
 ) -> Iterator[str]:
-    """Generate one text and yield its parts as soon as they are known, the prompt first.
+    """Return a generator of the parts of one text, which yields each as soon as it is known, the prompt first.
 
     The text is the first one that `generate` yields for the same arguments.
 
@@ -318,46 +336,52 @@ def stream(
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Returns:
-        The parts of the text, in order; together they are the whole text.
+        A generator of the parts of the text, in order; together they are the whole text.
 
     Raises:
         UserError: The method, the context or a word of the options is not valid.
     """
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
-    conditioning, rows = condition_contexts(run, [context], [0], unknown)
-    tokens, yielded_text = run.tokenizer.split(prompt), ""
-    constraints = options.constraints(run).limited_to(_room(run, len(tokens)))
-    ids = run.tokenizer.encode(tokens)
-    task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
-    steps = generate_steps(task, _token_requests(options, count=1, first=0))
-    while True:
-        text = _join(run, tokens, case)
-        if len(text) > len(yielded_text):
-            yield text[len(yielded_text) :]
-        yielded_text = text
-        with run.scoring():  # only within a step: between steps, the precision of the caller applies
-            step = next(steps, None)
-        if step is None:
-            report_unknown_share(task.unknown)
-            return
-        if step.tokens[0] != constraints.end:
-            tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
+    prompt_tokens = run.tokenizer.split(prompt)
+    constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
+    corpus = corpus_of_contexts(run, [context], unknown)
+
+    def write() -> Iterator[str]:
+        conditioning, rows = condition_contexts(run, corpus, [0])
+        ids, tokens, yielded_text = run.tokenizer.encode(prompt_tokens), prompt_tokens, ""
+        task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
+        steps = generate_steps(task, _token_requests(options, count=1, first=0))
+        while True:
+            text = _join(run, tokens, case)
+            if len(text) > len(yielded_text):
+                yield text[len(yielded_text) :]
+            yielded_text = text
+            with run.scoring():  # only within a step: between steps, the precision of the caller applies
+                step = next(steps, None)
+            if step is None:
+                report_unknown_share(task.unknown)
+                return
+            if step.tokens[0] != constraints.end:
+                tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
+
+    return write()
 
 
-def condition_contexts(
-    run: Run, contexts: Sequence[Mapping[str, Any]], indices: Sequence[int], unknown: str = "error"
-) -> tuple[Conditioning, Tensor]:
-    """Return the `Conditioning` of the distinct contexts at `indices`, with folded biases of the head.
+def corpus_of_contexts(run: Run, contexts: Sequence[Mapping[str, Any]], unknown: str = "error") -> Corpus:
+    """Return empty texts with these contexts."""
+    return run.read([""] * len(contexts), contexts, unknown=unknown)
+
+
+def condition_contexts(run: Run, corpus: Corpus, indices: Sequence[int]) -> tuple[Conditioning, Tensor]:
+    """Return the `Conditioning` of the distinct texts of `corpus` at `indices`, with folded biases of the head.
 
     Returns:
         The conditioning, and for each of the `indices` (N,) the row of the conditioning with this context (N,).
     """
     distinct_indices, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
-    distinct_contexts = [contexts[index] for index in distinct_indices]
-    corpus = run.read([""] * len(distinct_contexts), distinct_contexts, unknown=unknown)  # of empty texts
     with run.scoring():
-        conditioning = run.predictor.condition(corpus.context(np.arange(len(distinct_contexts))).to(run.device))
+        conditioning = run.predictor.condition(corpus.context(distinct_indices).to(run.device))
         conditioning = run.predictor.fold_head(conditioning)
     return conditioning, torch.from_numpy(rows).to(run.device)
 
@@ -386,5 +410,5 @@ def _token_requests(options: GenerationOptions, count: int, first: int) -> Reque
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool) -> str:
-    text = run.tokenizer.join(tokens)
+    text = run.tokenizer.written(run.tokenizer.join(tokens))
     return sentence_case(text) if case else text

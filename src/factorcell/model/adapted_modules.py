@@ -1,9 +1,9 @@
 """Linear maps of any PyTorch model as `AdaptedLinear` maps, whose weights the context changes.
 
 The modules of a model such as a Transformer do not pass additional arguments to their linear maps. Therefore a variable
-of each thread holds the `Adaptation` of the pass that the thread computes, and each map reads its change from there.
-Passes of several threads through the same modules do not affect each other. (`torch.compile` can trace a
-`threading.local`, but not a `ContextVar`.)
+of each thread holds the `Adaptation` of the pass that the thread computes, and each map reads its change from there. A
+map that is called outside of a pass has no context and raises an error. Passes of several threads through the same
+modules do not affect each other. (`torch.compile` can trace a `threading.local`, but not a `ContextVar`.)
 
 The context vector of these maps ends with a constant 1, so a part of every change is the same in all contexts. A LoRA
 (Hu et al. 2021), which all contexts share, can have a higher rank. All changes are zero before training; therefore
@@ -31,7 +31,12 @@ from factorcell.model.backbone import BackboneSizes
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that can be adapted
 
-_THREAD = threading.local()
+OUTSIDE = (
+    "an adapted map has no context here; call the model that get_context_model returned, not its base or a part of it, "
+    "also for activation_checkpointing_enable (in `with model.disable_adapter():`, the base computes unadapted)"
+)
+
+_THREAD = threading.local()  # `adaptation` is that of the current pass
 
 
 class Adaptation:
@@ -42,7 +47,8 @@ class Adaptation:
 
     Args:
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
-            when its first map is called; or the shifts of all maps in B contexts.
+            when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
+            unadapted.
         count: The number of contexts, B.
         output_bias: A change (B, V) of the logits, or None.
     """
@@ -54,13 +60,13 @@ class Adaptation:
     @classmethod
     def of_shifts(cls, shifts: tuple[Shift, ...], output_bias: Tensor | None = None) -> "Adaptation":
         """Return the adaptation with the shifts of all maps."""
-        return cls(shifts, max(shift.context_count() for shift in shifts), output_bias)
+        return cls(shifts, max((shift.context_count() for shift in shifts), default=1), output_bias)
 
     def shift(self, projection: "Projection") -> Shift:
         """Return the change of a map."""
         group = projection.group
         if not isinstance(self.contexts, Tensor):
-            return self.contexts[projection.number]
+            return self.contexts[projection.number] if self.contexts else UNCHANGED
         if self._latest is None or self._latest[0] is not group:
             self._latest = group, group.condition(self.contexts)
         return self._latest[1][projection.number - group.projections[0].number]
@@ -76,33 +82,39 @@ class Adaptation:
         return x.reshape(self.count, x.shape[:-1].numel() // self.count, x.shape[-1])
 
 
+UNADAPTED = Adaptation((), 1)
+
+
 class applied:  # noqa: N801, used like a function
-    """Apply `adaptation` to the adapted modules in a `with` block, in this thread; None: they compute as unadapted.
+    """Apply `adaptation` to the adapted modules in a `with` block, in this thread.
 
     The object may be used for several blocks, also one within the other.
     """
 
-    def __init__(self, adaptation: Adaptation | None) -> None:
+    def __init__(self, adaptation: Adaptation) -> None:
         self.adaptation = adaptation
         self._outer: list[Adaptation | None] = []  # the adaptations outside the blocks
 
     def __enter__(self) -> None:
-        self._outer.append(current_adaptation())
+        self._outer.append(getattr(_THREAD, "adaptation", None))
         _THREAD.adaptation = self.adaptation
 
     def __exit__(self, *exception: object) -> None:
         _THREAD.adaptation = self._outer.pop()
 
 
-def current_adaptation() -> Adaptation | None:
-    """Return the adaptation that `applied` has set in this thread, or None."""
-    return getattr(_THREAD, "adaptation", None)
+def current_adaptation() -> Adaptation:
+    """Return the adaptation that `applied` has set in this thread; raise `UserError` outside of its blocks."""
+    adaptation: Adaptation | None = getattr(_THREAD, "adaptation", None)
+    if adaptation is None:
+        raise UserError(OUTSIDE)
+    return adaptation
 
 
 def add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
     """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
     adaptation = current_adaptation()
-    if adaptation is None or adaptation.output_bias is None:
+    if adaptation.output_bias is None:
         return logits
     bias = adaptation.output_bias.to(logits.dtype)[:, None]
     return (adaptation.by_context(logits) + bias).reshape(logits.shape)
@@ -114,8 +126,6 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
     The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
     """
     adaptation = current_adaptation()
-    if adaptation is None:
-        return applied(None), applied(None)
     return applied(adaptation.restarted()), applied(adaptation.restarted())
 
 
@@ -132,7 +142,7 @@ class Projection(AdaptedLinear):
             memory, and a transposed view cannot be divided among processes (FSDP).
 
     Args:
-        linear: The map of the model, whose weights become those of this map.
+        linear: The map of the model, whose weights become those of this map, frozen if they are.
         scaling: A factor on L R.
     """
 
@@ -144,16 +154,14 @@ class Projection(AdaptedLinear):
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
         self.number, self.path, self.group, self.scaling = number, path, group, scaling
-        self.train(linear.training)
+        self.requires_grad_(cast(nn.Parameter, linear.weight).requires_grad).train(linear.training)
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
         return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
-    def forward(self, x: Tensor, shift: Shift = UNCHANGED) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         adaptation = current_adaptation()
-        if adaptation is None:
-            return super().forward(x, shift)
         y = super().forward(adaptation.by_context(x), adaptation.shift(self))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -161,10 +169,13 @@ class Projection(AdaptedLinear):
 class MapGroup:
     """The adapted maps of a module such as an attention layer, whose changes are computed in one product.
 
+    The module does not change before `attach`.
+
     Attributes:
         projections: The maps.
         adapters: Their adapters, which become a part of the module under the name `adapters`; in a container, a part of
             the first map.
+        path: The name of the adapters in the model.
 
     Args:
         parent: The module, in which a `Projection` replaces each map.
@@ -192,17 +203,25 @@ class MapGroup:
         ]
         adapters: list[list[Adapter]] = []
         shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in self.projections]
-        for projection, (inputs, outputs) in zip(self.projections, shapes, strict=True):
-            setattr(parent, projection.path.rpartition(".")[2], projection)
+        for inputs, outputs in shapes:
             layer_sizes = LayerSizes(sizes.context, inputs, outputs, sizes.rank)
             adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
             for adapter in adapters[-1]:
                 adapter.start_unadapted()
-        self.adapters = AdapterGroup(adapters, shapes, shared_rank)
-        if isinstance(parent, CONTAINERS):
+        # A model may be divided among several devices.
+        self.adapters = AdapterGroup(adapters, shapes, shared_rank).to(self.projections[0].weight.device)
+        first_path = self.projections[0].path
+        is_in_map = isinstance(parent, CONTAINERS)
+        self.path = f"{first_path}.group_adapters" if is_in_map else f"{first_path.rpartition('.')[0]}.adapters"
+
+    def attach(self) -> None:
+        """Replace the maps of the module by the projections, and add the adapters."""
+        for projection in self.projections:
+            setattr(self._parent, projection.path.rpartition(".")[2], projection)
+        if isinstance(self._parent, CONTAINERS):
             self.projections[0].group_adapters = self.adapters
         else:
-            parent.adapters = self.adapters
+            self._parent.adapters = self.adapters
 
     def condition(self, vector: Tensor) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
@@ -230,10 +249,10 @@ class MapGroup:
 
 
 class AdaptedModules:
-    """The adapted linear maps of a model, in the order of its modules.
+    """The adapted linear maps of a model, in the order of its modules; the model does not change before `attach`.
 
     Args:
-        model: The model, in which a `Projection` replaces each adapted map.
+        model: The model, in which a `Projection` will replace each adapted map.
         sizes: Size of the context with its constant, the adapters and the rank.
         targets: Names of the maps to adapt, such as `q_proj`; empty: all maps.
         prefix: The name of `model` in a larger model, before the paths of the maps.
@@ -270,16 +289,19 @@ class AdaptedModules:
             self._groups.append(group)
             self.projections += group.projections
 
-    def place_adapters(self) -> None:
-        """Move the adapters of each group to the device of its maps; a model may be divided among several devices."""
+    def attach(self) -> "AdaptedModules":
+        """Replace the maps of the model by their projections, add the adapters, and return this object."""
         for group in self._groups:
-            group.adapters.to(group.projections[0].weight.device)
+            group.attach()
+        return self
 
-    def freeze(self) -> None:
-        """Exclude W and b of all maps from training."""
-        for projection in self.projections:
-            for parameter in projection.parameters(recurse=False):
-                parameter.requires_grad_(False)
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters of all adapters by their names in the model."""
+        return {
+            f"{group.path}.{name}": values
+            for group in self._groups
+            for name, values in group.adapters.named_parameters()
+        }
 
     def condition(self, vector: Tensor) -> tuple[Shift, ...]:
         """Return the shifts of all maps from context vectors with their constant (B, K + 1)."""

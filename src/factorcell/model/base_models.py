@@ -5,17 +5,16 @@ A base is pretrained (`factorcell.pretrained`), or a new model of a named archit
 
 import copy
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from factorcell import pretrained
-from factorcell.config import UserError
+from factorcell.extras import missing_package_error
+from factorcell.limits import UserError, nearest_hint
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.pretrained import (
-    INSTALL,
     Source,
     find_source,
     first_line,
@@ -40,12 +39,12 @@ def new_base(options: HuggingFaceOptions) -> Any:
     if not options.is_pretrained:
         try:
             config = new_config(options)
-            pretrained.check_supported(config, f"base {options.base!r}")
+            pretrained.check_supported(config, str(options))
             return _from_config(config)
         except UserError:
             raise
         except Exception as error:  # architectures refuse sizes with errors of many kinds
-            raise UserError(f"base {options.base!r}: cannot be created ({first_line(error)})") from None
+            raise UserError(f"{options}: cannot be created ({first_line(error)})") from None
     source = find_source(options.base)
     if torch.get_default_device().type == "meta":
         config = read_config(source)
@@ -82,23 +81,22 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
                 attn_implementation="sdpa",
             )
     except ImportError as error:
-        raise UserError(f"{source}: needs the package {error.name}: {INSTALL}") from None
+        raise missing_package_error(str(source), error.name, "transformers") from None
     except Exception as error:  # damaged files raise errors of many kinds
         raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
 
 
 def new_config(options: HuggingFaceOptions) -> Any:
-    """Return the `transformers` config of a new model of the architecture `options.base`.
+    """Return the `transformers` config of a new model of the architecture that `options` name.
 
     Raises:
         UserError: There is no such architecture, or the sizes do not fit together.
     """
     library = transformers()
-    if options.base not in library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        folder_hint = f"; write ./{options.base} for the folder" if Path(options.base).is_dir() else ""
+    if options.architecture not in (known := pretrained.architectures()):
         raise UserError(
-            f"base {options.base!r}: expected a folder such as ./model, a GGUF file, the name of a model on the hub "
-            f"such as HuggingFaceTB/SmolLM2-135M, or an architecture such as llama, gpt2 or qwen2{folder_hint}"
+            f"unknown {options}{nearest_hint(options.architecture, known)}; expected a causal language model of "
+            "transformers, such as llama, gpt2 or qwen2, or, for a pretrained model, the option base"
         )
     heads = options.heads or max(1, options.hidden_size // HEAD_SIZE)
     if options.hidden_size % (2 * heads):
@@ -115,7 +113,7 @@ def new_config(options: HuggingFaceOptions) -> Any:
         "head_dim": options.hidden_size // heads,
         "intermediate_size": 16 * round(options.hidden_size * FEED_FORWARD_FACTOR / 16) or 16,
     }
-    config_class = library.AutoConfig.for_model(options.base).__class__
+    config_class = library.AutoConfig.for_model(options.architecture).__class__
     config = config_class()
     names = {name: config_class.attribute_map.get(name, name) for name in sizes}
     known_sizes = {names[name]: value for name, value in sizes.items() if hasattr(config, names[name])}
@@ -139,8 +137,8 @@ def input_scale(embeddings: Any) -> float:
     return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
 
 
-def check_computation(model: Any, name: str) -> None:
-    """Check that a language model computes vectors and logits as models of factorcell do.
+def check_computation(model: Any, where: str) -> None:
+    """Check that the language model `where` computes vectors and logits as models of factorcell do.
 
     Raises:
         UserError: A vector depends on later tokens, the model has no cache of all tokens, or its logits are not those
@@ -158,14 +156,14 @@ def check_computation(model: Any, name: str) -> None:
             base(inputs_embeds=inputs, cache=cache, use_cache=True)
             logits, expected_logits = model(inputs_embeds=changed).logits, model.get_output_embeddings()(second)
     except Exception as error:  # architectures without embeddings as inputs or without a cache fail in many ways
-        raise UserError(f"base {name!r}: this architecture is not supported ({first_line(error)})") from None
+        raise UserError(f"{where}: this architecture is not supported ({first_line(error)})") from None
     model.train(was_training)
     if not torch.equal(first[:, :2], second[:, :2]):
-        raise UserError(f"base {name!r}: expected a causal language model, got one that reads later tokens")
+        raise UserError(f"{where}: expected a causal language model, got one that reads later tokens")
     if not torch.allclose(logits.float(), expected_logits.float(), rtol=0, atol=0.01 * float(logits.abs().max())):
-        raise UserError(f"base {name!r}: expected logits that the output layer computes from the last vectors")
+        raise UserError(f"{where}: expected logits that the output layer computes from the last vectors")
     if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
-        raise UserError(f"base {name!r}: expected a model with attention to all tokens in each layer")
+        raise UserError(f"{where}: expected a model with attention to all tokens in each layer")
 
 
 def _from_config(config: Any) -> Any:

@@ -1,21 +1,19 @@
-"""The base and the arguments of context adapters (`context_model`): which are valid, and which tensors are trained.
-
-Shapes: N values of a base.
-"""
+"""The base and the arguments of context adapters (`context_model`): which are valid, and which tensors are trained."""
 
 import copy
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import Notice, UserError
 from factorcell.data.schema import ContextSchema
+from factorcell.digests import sha256_of
 from factorcell.model.adapted_modules import Projection
 from factorcell.model.adapters import find_adapter
 from factorcell.model.context_config import ContextConfig
@@ -24,8 +22,6 @@ BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give
 # Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
 # call it with inputs whose first dimension is not that of the texts.
 REFUSED_LAYERS = re.compile("Mamba|BambaMixer|FalconH1Mixer|Reformer|XLNet")
-VALUES_PER_TENSOR = 4  # values of each tensor of a base that identify it
-TOLERANCE = 0.02  # relative difference of values that the number type of a base may cause
 
 
 def check_base(model: Any) -> None:
@@ -106,37 +102,98 @@ def _declared_biases(base: Any) -> set[str]:
         return bias_names(type(base)(copy.deepcopy(base.config)))
 
 
-def base_values(base: Any) -> Tensor:
-    """Return a few values (N,) of each tensor of a model, which identify its weights in any number type.
+class TensorDigest(NamedTuple):
+    """The identity of a tensor, in any number type.
 
-    Tensors that are not in memory, as in a model that will be loaded later, give NaN.
+    Attributes:
+        rows: The size of the first dimension; a table may get more rows, for new tokens.
+        is_half: Whether the numbers are of float16, which rounds others than bfloat16 does.
+        sha256: The digest of the numbers, rounded to bfloat16.
     """
-    values = []
-    for parameter in base.parameters():
-        last = parameter.numel() - 1
-        places = torch.tensor([last * index // (VALUES_PER_TENSOR - 1) for index in range(VALUES_PER_TENSOR)])
-        is_in_memory = not parameter.is_meta and parameter.numel() > 0
-        flat = parameter.detach().reshape(-1)[places.to(parameter.device)] if is_in_memory else None
-        values.append(torch.full((VALUES_PER_TENSOR,), torch.nan) if flat is None else flat.float().cpu())
-    return torch.cat(values)
+
+    rows: int
+    is_half: bool
+    sha256: str
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self | None:
+        """Return the digest of a tensor; None if it is not in the memory of this process."""
+        numbers = values.detach()
+        if numbers.is_meta or not numbers.numel():
+            return None
+        numbers = numbers.float() if numbers.dtype == torch.float64 else numbers  # rounded as if it were of float32
+        rounded = (numbers.bfloat16() if numbers.is_floating_point() else numbers).cpu()
+        if type(rounded) is not Tensor:  # a part of a tensor that several processes share
+            return None
+        content = rounded.contiguous().flatten().view(torch.uint8).numpy().data
+        return cls(values.shape[0] if values.dim() else 1, values.dtype == torch.float16, sha256_of(content))
 
 
-def warn_of_other_base(values: Tensor, expected: Tensor, folder: Path) -> None:
-    """Emit a `Notice` if the values (N,) of a base are not those of the base that the adapters in `folder` had."""
-    if not _are_equal(values, expected):
+Digests = Mapping[str, TensorDigest | None]
+
+
+def base_digests(base: Any) -> Digests:
+    """Return the digest of each tensor of a model, or None for a tensor that is not in memory."""
+    return {name: TensorDigest.of(values) for name, values in base.named_parameters()}
+
+
+def warn_of_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequence[Any] | None], folder: Path) -> None:
+    """Emit a `Notice` if tensors of a base are not those with which the adapters in `folder` were trained.
+
+    A tensor with more rows than in training is compared in the rows of training. Tables of tokens may also have fewer
+    rows. Numbers of float16 are only compared with others of float16.
+
+    Args:
+        base: The model.
+        digests: The digest of each tensor of the base, except those of which the folder has the values.
+        expected: The fields of the digests of the base of training.
+        folder: The folder, for the notice.
+    """
+    parameters = dict(base.named_parameters(remove_duplicate=False))
+    layers = base.get_input_embeddings(), base.get_output_embeddings()
+    tables = {id(values) for layer in layers for values in layer.parameters()}
+
+    def differs(name: str) -> bool:
+        known = [source[name] for source in (digests, expected) if name in source]
+        if None in known:  # a tensor that is not in memory
+            return False
+        if len(known) == 1:
+            return True
+        digest, former = (TensorDigest(*cast(Sequence[Any], fields)) for fields in known)
+        if digest.rows < former.rows and id(parameters[name]) in tables:
+            return False
+        if digest.rows > former.rows:
+            digest = TensorDigest.of(parameters[name][: former.rows]) or digest
+        return digest.sha256 != former.sha256 and digest.is_half == former.is_half
+
+    names = sorted({*digests, *expected})
+    if different := list(filter(differs, names)):
         problem = "expected the weights of the base with which the adapters were trained, got others"
-        warnings.warn(Notice(f"{folder}: {problem}; predictions will be worse"), stacklevel=3)
+        count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
+        warnings.warn(Notice(f"{folder}: {problem} {count}; predictions will be worse"), stacklevel=4)
 
 
-def _are_equal(values: Tensor, expected: Tensor) -> bool:
-    """Return whether the values (N,) of two bases are equal, up to the rounding of a number type."""
-    if len(values) != len(expected):
-        return False
-    is_known = values.isfinite() & expected.isfinite()
-    if not is_known.any():
-        return True
-    largest = float(expected[is_known].abs().max())
-    return torch.allclose(values[is_known], expected[is_known], rtol=TOLERANCE, atol=TOLERANCE**2 * largest)
+def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:
+    """Raise `UserError` unless the tensors in `folder` are those of the adapters, and perhaps some of the base.
+
+    Args:
+        tensors: The tensors in the folder, by name.
+        adapters: The tensors of new adapters.
+        base: The model, without adapters.
+        folder: The folder.
+    """
+    of_base = {f"base.{name}": values for name, values in base.named_parameters(remove_duplicate=False)}
+    expected = {**of_base, **adapters}
+    problems = [f"no tensor {name}" for name in sorted(adapters) if name not in tensors]
+    problems += [f"unknown tensor {name}" for name in sorted(tensors) if name not in expected]
+    problems += [
+        f"{name}: expected the shape {tuple(values.shape)}, got {tuple(expected[name].shape)}"
+        for name, values in tensors.items()
+        if name in expected and values.shape != expected[name].shape
+    ]
+    if problems:
+        remedy = "load the base of training, with the same number of tokens"
+        raise UserError(f"{folder}: does not fit this base ({problems[0]}); {remedy}")
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -154,10 +211,21 @@ def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _trained_names(model: Any) -> set[str]:
-    """Return the names of the parameters of the adapters, and of those of the base that a user has made trainable."""
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    names: frozenset[str] = model.adapter_names
-    return trainable | names
+    """Return the names of the parameters of the adapters, and of those of the base that a user has made trainable.
+
+    They remain in `model.trained_names`, so that what was once saved is saved again, also if it is then frozen.
+    """
+    names: set[str] = model.trained_names
+    names |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return names
+
+
+def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+    """Make tensors of the base trainable that a state has, as when it was saved; a hook of `load_state_dict`."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if prefix + name in state and name not in model.trained_names:
+            parameter.requires_grad_()
+    _trained_names(model)
 
 
 def keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from factorcell.config import UserError
-from factorcell.option_fields import INPUT_ADAPTERS
+from factorcell.limits import MAX_FLOAT, Limits, make_plain
+from factorcell.option_fields import INPUT_ADAPTERS, MAX_SIZE
 
 ALL_LINEAR = "all-linear"
 
@@ -33,22 +34,18 @@ class ContextConfig:
     output_bias: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.adapt, str):
+        make_plain(self)
+        if not isinstance(self.adapt, tuple):
             raise UserError(f"adapt: expected a list of names, got {self.adapt!r}")
-        if isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR:
+        if not isinstance(self.target_modules, tuple) and self.target_modules != ALL_LINEAR:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
         if not self.target_modules:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or at least one name, got none")
-        for name in ("rank", "context_size", "variable_size"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) > 0):
-                raise UserError(f"{name}: expected a whole number above 0, got {getattr(self, name)!r}")
-        if not (isinstance(self.shared_rank, int) and self.shared_rank >= 0):
-            raise UserError(f"shared_rank: expected a whole number from 0, got {self.shared_rank!r}")
-        if not (isinstance(self.alpha, int | float) and self.alpha > 0):
-            raise UserError(f"alpha: expected a number above 0, got {self.alpha!r}")
-        for name in ("target_modules", "adapt"):  # lists, as in JSON, become tuples
-            value = getattr(self, name)
-            object.__setattr__(self, name, value if isinstance(value, str) else tuple(value))
+        for name, low in {"rank": 1, "shared_rank": 0, "context_size": 1, "variable_size": 1}.items():
+            Limits(low, MAX_SIZE).check(name, getattr(self, name))
+        Limits(0, MAX_FLOAT, whole=False, above=True).check("alpha", self.alpha)
+        if not isinstance(self.output_bias, bool):
+            raise UserError(f"output_bias: expected True or False, got {self.output_bias!r}")
         for name in INPUT_ADAPTERS:
             if name in self.adapt:
                 expected = "expected adapters that change weights, such as factor"

@@ -14,7 +14,6 @@ Shapes: B texts, K context, V tokens of the vocabulary.
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import files
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
+    UNADAPTED,
     Adaptation,
     AdaptedModules,
     add_output_bias,
@@ -37,16 +37,19 @@ from factorcell.model.adapted_modules import (
 )
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.context_base import (
-    base_values,
+    Digests,
+    base_digests,
     bias_names,
     check_argument_names,
     check_base,
     check_options,
+    check_tensors,
     declare_biases,
     ignore_frozen,
     keep_trained,
     refused,
     tensors_to_save,
+    train_loaded,
     warn_of_other_base,
 )
 from factorcell.model.context_config import ContextConfig
@@ -54,11 +57,11 @@ from factorcell.model.context_reading import ContextReader
 from factorcell.model.encoder import FROZEN_BASE_STD, ContextEncoder
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
-BASE_VALUES = "base_values"  # the tensor with values of the base, by which another base is recognized
+BASE_DIGESTS = "base_digests"  # in the tensor file, the digests of the base's tensors that it does not store
 FILE_FORMAT = 1
 NO_CONTEXT = (
-    "the adapters are trained without contexts; pass `context` with each batch, with the Trainer by a ContextCollator "
-    "and remove_unused_columns=False"
+    "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
+    "or {} for the expected context, got None"
 )
 
 _THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
@@ -93,7 +96,8 @@ class ContextModel(nn.Module):
         context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
-        adapter_names: The names of the parameters that the adapters have added to the base.
+        trained_names: The names of the parameters that files store: those of the adapters, and those of the base that
+            were trainable when tensors were saved or loaded.
 
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
@@ -103,13 +107,14 @@ class ContextModel(nn.Module):
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
 
-    def __init__(self, model: Any, config: ContextConfig, schema: ContextSchema) -> None:
+    def __init__(
+        self, model: Any, config: ContextConfig, schema: ContextSchema, *, folder: str | Path | None = None
+    ) -> None:
+        """Add adapters to `model`, new ones or those in `folder`; an error leaves the model as it was."""
         super().__init__()
         check_base(model)
         check_options(config, schema)
         self.base, self.context_config, self.schema = model, config, schema
-        self._base_values = base_values(model)
-        model.requires_grad_(False)
         size = config.context_size if schema.variables else 0
         layers = model.base_model
         self.maps = AdaptedModules(
@@ -120,9 +125,6 @@ class ContextModel(nn.Module):
             shared_rank=config.shared_rank,
             scaling=config.alpha / config.rank,
         )
-        self.maps.freeze()
-        self.maps.place_adapters()
-        self._has_adapters = True
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         head = model.get_output_embeddings()
@@ -130,11 +132,28 @@ class ContextModel(nn.Module):
         self.output_bias = (
             nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
         )
-        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self._reader = ContextReader(schema)
-        self.adapter_names = frozenset(name for name, values in self.named_parameters() if values.requires_grad)
+        adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
+        adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
+        self.trained_names = set(adapters)
+        self._base_digests = base_digests(model)
+        tensors: dict[str, Tensor] = {}
+        if folder is not None:
+            tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
+            check_tensors(tensors, adapters, model, Path(folder))
+            warn_of_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+        # The model changes from here on, where nothing is refused any more.
+        self.maps.attach()
+        model.requires_grad_(False)
+        for values in adapters.values():
+            values.requires_grad_()
+        self._has_adapters = True
+        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
         self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
+        if tensors:
+            self.load_state_dict(tensors)
         self.train(model.training)
         if getattr(model, "is_activation_checkpointing", False):
             self.activation_checkpointing_enable()  # again, so that layers read their context
@@ -168,20 +187,21 @@ class ContextModel(nn.Module):
             attention_mask: Which tokens are not padding (B, T).
             labels: Targets (B, T) of the loss.
             context: A mapping from columns to values, for all texts or for each text; the result of `read_contexts`;
-                context vectors (B, K) or (1, K); or None for the expected context.
+                context vectors (B, K) or (1, K); or {} for the expected context, which is also that of None unless
+                the pass is one of training: with gradients, and with labels or in training mode.
             **options: Other arguments of the base.
 
         Returns:
             The output of the base.
 
         Raises:
-            UserError: A column or a value is unknown, or the number of contexts is not that of the texts.
+            UserError: A column or a value is unknown, the number of contexts is not that of the texts, or training has
+                no contexts.
         """
-        if context is None and self.encoder is not None and self.training and torch.is_grad_enabled():
-            warnings.warn(Notice(NO_CONTEXT), stacklevel=2)
         check_argument_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
-        with applied(self._adapt(context, inputs)):
+        is_training = torch.is_grad_enabled() and (self.training or labels is not None)
+        with applied(self._adapt(context, inputs, needs_context=is_training)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
 
     @torch.no_grad()
@@ -190,14 +210,14 @@ class ContextModel(nn.Module):
 
         Args:
             inputs: Token ids (B, T) of the prompts.
-            context: As for `forward`.
+            context: As for `forward`; None is the expected context.
             **options: Other arguments of `generate` of the base.
         """
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
-        if adaptation is not None:
-            shifts = self.maps.condition(cast(Tensor, adaptation.contexts))
+        if isinstance(adaptation.contexts, Tensor):
+            shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
             adaptation = Adaptation(shifts, adaptation.count, adaptation.output_bias)
         with applied(adaptation):
@@ -209,7 +229,8 @@ class ContextModel(nn.Module):
         outer = getattr(_THREAD, "disabled", ())
         _THREAD.disabled = (*outer, self)
         try:
-            yield
+            with applied(UNADAPTED):
+                yield
         finally:
             _THREAD.disabled = outer
 
@@ -240,11 +261,13 @@ class ContextModel(nn.Module):
             return torch.zeros(len(context), 0, device=self.base.device)
         return cast(Tensor, self.encoder(context.to(self.base.device)))
 
-    def _adapt(self, context: Any, inputs: Tensor | None) -> Adaptation | None:
-        """Return the adaptation of a pass; None if the adapters are disabled."""
+    def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
+        """Return the adaptation of a pass; `UNADAPTED` if the adapters are disabled."""
         self._check_adapters()
         if any(model is self for model in getattr(_THREAD, "disabled", ())):
-            return None
+            return UNADAPTED
+        if context is None and needs_context and self.encoder is not None:
+            raise UserError(NO_CONTEXT)
         vectors = self.context_vectors(context)
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
@@ -317,8 +340,8 @@ class ContextModel(nn.Module):
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {**tensors_to_save(self, state), BASE_VALUES: self._base_values}
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {})
+        tensors = tensors_to_save(self, state)
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
         files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
 
     @classmethod
@@ -347,16 +370,7 @@ class ContextModel(nn.Module):
             config = ContextConfig(**{name: value for name, value in content.items() if name in names})
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
-        adapted = cls(model, config, ContextSchema.load(path / SCHEMA_FILE))
-        expected = tensors.pop(BASE_VALUES, adapted._base_values)
-        try:
-            adapted.load_state_dict(tensors)
-        except RuntimeError as error:
-            adapted.unload()
-            raise UserError(f"{path}: does not fit this base ({str(error).splitlines()[-1].strip():.200})") from None
-        warn_of_other_base(adapted._base_values, expected, path)
-        return adapted
+        return cls(model, config, ContextSchema.load(path / SCHEMA_FILE), folder=path)
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.
@@ -387,6 +401,10 @@ class ContextModel(nn.Module):
         plain = self._without_hook()
         declare_biases(plain, former)
         return plain
+
+    def _digests_without(self, tensors: Mapping[str, Tensor]) -> Digests:
+        """Return the digests of the tensors of the base that are not among `tensors`."""
+        return {name: digest for name, digest in self._base_digests.items() if f"base.{name}" not in tensors}
 
     def _without_hook(self) -> Any:
         """Return the base without the hook of this object, whose adapters have been removed."""

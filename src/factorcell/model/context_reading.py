@@ -1,26 +1,22 @@
 """Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from factorcell.config import HISTORY_COLUMN, Config, Notice, UserError
+from factorcell.config import Config, DataConfig, Notice, UserError, check_choice
 from factorcell.data.arrow import class_name
-from factorcell.data.cache import prepare
+from factorcell.data.cache import report_outliers
 from factorcell.data.chunks import Chunk, Table
-from factorcell.data.columns import parse_column
+from factorcell.data.columns import ContextColumns, parse_column
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
-from factorcell.data.schema import ContextSchema
-from factorcell.data.tables import feature_classes, is_column, open_table, without_tensor
-from factorcell.data.tokenizer import new_tokenizer
-from factorcell.model.reading import TextModel
+from factorcell.data.schema import ContextSchema, Variable
+from factorcell.data.tables import feature_classes, is_column, open_table
 from factorcell.model.value_names import name_line
 
-_NO_TEXT = "(no text)"  # the text column of a table of which only the contexts are read
+_ANY_COLUMN = "(any)"
 
 
 def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> ContextSchema:
@@ -41,12 +37,17 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
         raise UserError(f"columns: expected a list of names, got {columns!r}")
     if not columns:
         return ContextSchema()
-    config = _text_config().with_options(context=tuple(columns), min_context_count=min_count)
-    names = [name for name, _, _ in map(parse_column, columns)]
-    schema = prepare(_with_empty_texts(source, names, {}), config, report_counts=False).schema
+    for name, kind, _ in map(parse_column, columns):
+        if kind == "prompt":
+            raise UserError(f"{name}: expected no prompt; put its text into the input tokens")
+    config = Config.of(context=tuple(columns), min_context_count=min_count).data
     classes = feature_classes(source)
-    variables = [replace(variable, classes=classes.get(variable.source_column, ())) for variable in schema.variables]
-    schema = ContextSchema(tuple(variables))
+    read = ContextColumns(table := _with_class_names(open_table(source), classes), config)
+    _add_rows(read, table)
+    variables: list[Variable] = [reader.build_variable(config) for reader in read.readers]
+    schema = ContextSchema(
+        tuple(replace(variable, classes=classes.get(variable.source_column, ())) for variable in variables)
+    )
     for variable in schema.categories:
         if len(variable.values) == 1:  # the unknown value
             problem = f"no value has {min_count:,} rows, so the column changes nothing"
@@ -74,7 +75,7 @@ def read_names(source: Any, schema: ContextSchema) -> list[str]:
     return ["".join(map(name_line, schema.categories, row)) for row in values]
 
 
-class ContextReader(TextModel):
+class ContextReader:
     """Reads contexts with a schema.
 
     Args:
@@ -82,8 +83,9 @@ class ContextReader(TextModel):
     """
 
     def __init__(self, schema: ContextSchema) -> None:
-        self.config, self.schema = _text_config(), schema
-        self.tokenizer = new_tokenizer(self.config)
+        self.schema, self._config = schema, DataConfig()
+        self._columns = schema.columns()
+        self._vectors = [variable.source_column for variable in schema.vectors]
         self._classes = {variable.source_column: variable.classes for variable in schema.variables if variable.classes}
 
     def read_table(self, source: Any, unknown: str = "group") -> Context:
@@ -91,9 +93,11 @@ class ContextReader(TextModel):
 
         `unknown` says how to read a value that the schema does not have: group, expected or error.
         """
-        table = _with_empty_texts(source, self.schema.columns(), self._classes)
-        corpus = self.prepare(table, unknown=unknown, report_counts=False)
-        return corpus.context(np.arange(len(corpus)))
+        table = open_table(source)
+        for name in self._columns:
+            if name not in table.columns:
+                raise table.missing_column_error(name)
+        return self._read(table, unknown)
 
     def read_mappings(self, context: Any) -> Context:
         """Return the contexts of a mapping from columns to values, or of a table.
@@ -102,21 +106,28 @@ class ContextReader(TextModel):
         """
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
-        vectors = [variable.source_column for variable in self.schema.vectors]
-        contexts = [_single_context(context, vectors)] if is_row(context, vectors) else to_rows(context)
-        contexts = [
-            {
-                name: class_name(without_tensor(value), self._classes[name]) if name in self._classes else value
-                for name, value in row.items()
-            }
-            for row in contexts
-        ]
+        rows = [_single_context(context, self._vectors)] if is_row(context, self._vectors) else to_rows(context)
+        columns = {name for row in rows for name in row}
+        for name in sorted(columns):
+            check_choice("context column", name, self._columns)
+        absent = [variable.name for variable in self.schema.variables if variable.source_column not in columns]
+        # A column that no context has: a table has at least one column.
+        table = replace(open_table([{**row, _ANY_COLUMN: None} for row in rows]), name="contexts")
         try:
-            corpus = self.read([""] * len(contexts), contexts)
+            return self._read(table, "error", absent)
         except UserError as error:  # its remedies are arguments of `read_contexts`
+            row_name = "contexts row 1" if len(rows) == 1 else "contexts row"
             remedy = '; read_contexts(rows, unknown="group") reads unknown values' if error.remedies else ""
-            raise UserError(f"{error.message}{remedy}") from None
-        return corpus.context(np.arange(len(corpus)))
+            raise UserError(f"{error.message.replace(row_name, 'context', 1)}{remedy}") from None
+
+    def _read(self, table: Table, unknown: str, optional: Sequence[str] = ()) -> Context:
+        """Return the contexts of a table; the columns of the variables `optional` may be missing."""
+        table = _with_class_names(table, self._classes)
+        columns = ContextColumns(table, self._config, self.schema, unknown, optional)
+        _add_rows(columns, table)
+        fields = columns.corpus_fields()
+        report_outliers(self.schema, fields["numbers"], table.name)
+        return Context.of(fields["categories"], fields["numbers"], fields["vectors"], fields["words"])
 
 
 class ContextCollator:
@@ -158,27 +169,28 @@ def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
     return context
 
 
-def _text_config() -> Config:
-    return Config.of(text=_NO_TEXT, tokenizer="char")
+def _add_rows(columns: ContextColumns, table: Table) -> None:
+    """Read all rows of a table."""
+    row_count = 0
+    for chunk in table.chunks(columns.names or table.columns[:1]):
+        chunk_size = len(next(iter(chunk.values())))
+        columns.add(chunk, chunk_size, row_count)
+        row_count += chunk_size
 
 
-def _with_empty_texts(source: Any, columns: Iterable[str], classes: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table with an empty text in each row, in place of its texts; it must have the given columns.
+def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table with the names of classes in place of their numbers, which the rows of a data set have.
 
-    `classes` has the name of each class number of a column. The rows of a data set have the numbers.
+    `classes` has the name of each class number of a column.
     """
-    table = open_table(source)
-    for name in columns:
-        if name not in (*table.columns, HISTORY_COLUMN):
-            raise table.missing_column_error(name)
+    if not classes:
+        return table
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        columns_read = tuple(name for name in names if name != _NO_TEXT) or table.columns[:1]
-        for chunk in table.read(columns_read):
-            values_by_column = {
+        for chunk in table.read(names):
+            yield {
                 name: [class_name(value, classes[name]) for value in values] if name in classes else values
                 for name, values in chunk.items()
             }
-            yield {**values_by_column, _NO_TEXT: [""] * len(chunk[columns_read[0]])}
 
-    return replace(table, columns=(*table.columns, _NO_TEXT), read=read, digest=None)
+    return replace(table, read=read)

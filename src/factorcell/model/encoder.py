@@ -126,8 +126,6 @@ class WordBag(nn.Module):
         has_words = word_counts > 0
         total = F.embedding_bag(words.ids, self.table, words.offsets, mode="sum", include_last_offset=True)
         embeddings = total / word_counts.clamp(min=1).to(total.dtype).sqrt()
-        if bool(has_words.all()):
-            return embeddings
         mean_embedding = self.shares @ self.table
         return torch.where(has_words, embeddings, mean_embedding)
 
@@ -218,7 +216,10 @@ class VariableEmbeddings(nn.Module):
             check_choice("context variable", name, [variable.name for variable in variables])
         # One function per variable, so that embeddings which `override` replaces are not computed.
         embed_functions: list[Callable[[], Tensor]] = [
-            *(partial(self.embed_category, column, ids) for column, ids in enumerate(context.categories.unbind(1))),
+            *(
+                partial(self.embed_category, column, ids, may_be_missing=context.may_lack_categories)
+                for column, ids in enumerate(context.categories.unbind(1))
+            ),
             *(partial(encoder, words) for encoder, words in zip(self.texts, context.words, strict=True)),
             *(partial(vector_map, vector) for vector_map, vector in zip(self.vectors, context.vectors, strict=True)),
         ]
@@ -227,18 +228,17 @@ class VariableEmbeddings(nn.Module):
             for variable, embed in zip(variables, embed_functions, strict=True)
         ]
 
-    def embed_category(self, column: int, value_ids: Tensor) -> Tensor:
+    def embed_category(self, column: int, value_ids: Tensor, *, may_be_missing: bool = True) -> Tensor:
         """Return the embeddings (B, k) of the values `value_ids` (B,) of a category.
 
-        A missing value has the frequency-weighted mean of all embeddings.
+        A missing value has the frequency-weighted mean of all embeddings. If no value may be missing, the mean of a
+        large table need not be computed.
         """
         table: Tensor = self.tables[column]
-        is_missing = value_ids == MISSING
-        embeddings = table[value_ids.clamp(min=0)]
-        if not bool(is_missing.any()):
-            return embeddings
+        if not may_be_missing:
+            return table[value_ids]
         mean_embedding = table.new_tensor(self.schema.categories[column].frequencies()) @ table
-        return torch.where(is_missing[:, None], mean_embedding, embeddings)
+        return torch.where((value_ids == MISSING)[:, None], mean_embedding, table[value_ids.clamp(min=0)])
 
 
 class Prefix(VariableEmbeddings):

@@ -70,7 +70,9 @@ class FixedContext:
         backbone, head = run.model.backbone, run.model.head
         if not isinstance(backbone, HuggingFaceBackbone):
             kind = run.config.backbone.kind
-            raise UserError(f"{run.folder}: expected a run with a Transformer as backbone (--base), got {kind}")
+            raise UserError(
+                f"{run.folder}: expected a run with a Transformer as backbone (--base or --architecture), got {kind}"
+            )
         if type(head) is not SoftmaxHead:
             raise UserError(f"{run.folder}: expected the head softmax, got {run.config.head.kind}")
         if run.model.prefix is not None or backbone.prefix is not None:

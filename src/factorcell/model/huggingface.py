@@ -68,9 +68,7 @@ class HuggingFaceBackbone(Backbone):
         self.options, self.size = options, int(config.hidden_size)
         table_size = model.get_input_embeddings().weight.shape[1]
         if table_size != self.size:
-            raise UserError(
-                f"base {options.base!r}: expected embeddings of the size of the vectors, {self.size}, got {table_size}"
-            )
+            raise UserError(f"{options}: expected embeddings of the size of the vectors, {self.size}, got {table_size}")
         self.max_positions = base_models.max_positions(config)
         self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
         self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -78,11 +76,11 @@ class HuggingFaceBackbone(Backbone):
         self.input_scale = base_models.input_scale(model.get_input_embeddings())
         self.base = model.base_model
         if not self._tables[0].is_meta:
-            base_models.check_computation(model, options.base)
+            base_models.check_computation(model, str(options))
         try:
             self.base.set_input_embeddings(nn.Identity())
         except NotImplementedError:
-            raise UserError(f"base {options.base!r}: this architecture is not supported") from None
+            raise UserError(f"{options}: this architecture is not supported") from None
         self.is_frozen = options.is_frozen
         self.base.requires_grad_(not self.is_frozen)
         self.context_size = sizes.context
@@ -91,9 +89,7 @@ class HuggingFaceBackbone(Backbone):
         shared_rank = options.shared_rank if self.is_frozen else 0
         self.maps = AdaptedModules(
             self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
-        )
-        if self.is_frozen:
-            self.maps.freeze()
+        ).attach()
         self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
@@ -212,7 +208,7 @@ class HuggingFaceBackbone(Backbone):
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
         cache = DynamicCache(state.layers or None)
-        with applied(Adaptation.of_shifts(conditions.shifts) if conditions.shifts else None):
+        with applied(Adaptation.of_shifts(conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,

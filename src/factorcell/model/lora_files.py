@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from factorcell import files
 from factorcell.config import UserError
+from factorcell.extras import missing_package_error
 from factorcell.model.fixed_context import NEVER, FixedContext
 from factorcell.model.merged_model import Architecture
-from factorcell.pretrained import INSTALL
 
 EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
 EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
@@ -134,7 +134,7 @@ def write_gguf(fixed: FixedContext, folder: Path) -> None:
     try:
         import gguf
     except ImportError:
-        raise UserError(f"gguf-lora needs the package gguf: {INSTALL}") from None
+        raise missing_package_error("gguf-lora", "gguf", "transformers") from None
     architecture = Architecture.of(fixed)
     changes = low_rank_changes(fixed)
     gguf_name, _ = GGUF_ARCHITECTURES[architecture.config.model_type]

@@ -193,7 +193,7 @@ class NGram(TextModel):
         config = Config(data=data, tokenizer=chosen_tokenizer.options)
         if order is None:
             order = DEFAULT_CHARACTER_ORDER if chosen_tokenizer.is_character_level else DEFAULT_ORDER
-        limits.check(order=order)
+        [order] = limits.check(order=order)
         with lock.training_lock(folder):
             files.create_new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
             is_corpus = isinstance(source, Corpus)

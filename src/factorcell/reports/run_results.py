@@ -12,7 +12,7 @@ from typing import Any
 
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.results import prediction_fields
-from factorcell.evaluation.run_warnings import describe_schedule_change, find_warnings, training_texts
+from factorcell.evaluation.run_warnings import find_warnings, training_texts
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.finite import is_number
 from factorcell.model import model_card, ngram, saved_results
@@ -53,7 +53,6 @@ def read_model(folder: Path) -> Row:
         "log": run.log(),
         "parameters": run.model.parameter_count(),
         "training_texts": training_texts(run),
-        "schedule_change": describe_schedule_change(run),
         "predictor": predictor,
         "by": saved_results.latest_gains(results),
         "accuracies": accuracies,

@@ -270,14 +270,13 @@ def _comparison_tables(compared: _Compared, models: Sequence[Sequence[Row]]) -> 
 
 
 def _training_notes(models: Sequence[Sequence[Row]], comparison: Comparison) -> list[str]:
-    """Return notes about what a gain includes: amounts of training, changes of schedules, and n-gram mixtures."""
+    """Return notes about what a gain includes: amounts of training, and n-gram mixtures."""
     runs = {str(row["model"]): run for (run, *_), row in zip(models, comparison, strict=True)}
     texts = {name: run["training_texts"] for name, run in runs.items() if run.get("training_texts")}
     notes = []
     if texts and differ(list(texts.values())):
         counts = ", ".join(f"{name} {count:,}" for name, count in texts.items())
         notes.append(f"the trainings read different numbers of texts ({counts}), which also changes their figures")
-    notes += [run["schedule_change"] for trainings in models for run in trainings if run.get("schedule_change")]
     if names := [name for name, run in runs.items() if run.get("predictor")]:
         notes.append(
             f"{', '.join(names)}: predictions of the mixture of the neural model and n-gram counts, which a gain over "

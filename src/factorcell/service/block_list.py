@@ -1,7 +1,7 @@
 """A list of phrases that no suggestion may contain. A phrase is matched as whole words, in every Unicode form.
 
-Texts and phrases are compared after NFKC normalization and case folding. Before the comparison, invisible characters
-are removed, and each run of white space and underscores becomes one space. Accents are significant.
+Texts and phrases are compared in the form of `text_folds.screening` without case, in which characters that look alike
+are equal. Each run of white space and underscores counts as one space. Accents are significant.
 
 A match must begin and end at a word boundary, with three exceptions. Scripts that are written without spaces have no
 boundaries. Korean letters may follow a Korean match, because Korean particles are attached to words. Symbols and emoji
@@ -10,11 +10,11 @@ have no boundaries. In all three cases, no combining mark may follow the match.
 
 from collections.abc import Iterable
 from pathlib import Path
-from unicodedata import normalize
 
 import regex
 
 from factorcell import input_files
+from factorcell.data.text_folds import screening
 
 # Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and those of
 # Java and Bali.
@@ -28,7 +28,6 @@ UNSPACED = "".join(rf"\p{{Script={script}}}" for script in UNSPACED_SCRIPTS) + "
 MARK = r"\p{M}"
 HANGUL = r"\p{Script=Hangul}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
-INVISIBLE = regex.compile(r"[[\p{Default_Ignorable_Code_Point}\p{Cc}]--[\s\x1c-\x1f]]", regex.V1)
 
 
 class BlockList:
@@ -66,9 +65,8 @@ class BlockList:
 
 
 def _fold(text: str) -> str:
-    """Return the normalized form in which all spellings of the same characters are equal."""
-    folded = normalize("NFKC", normalize("NFKC", INVISIBLE.sub("", text)).casefold())
-    return " ".join(folded.replace("_", " ").split())
+    """Return the form in which phrases are searched."""
+    return " ".join(screening(text, ignore_case=True).replace("_", " ").split())
 
 
 def _border_before(phrase: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from factorcell.completion.texts import clean_text
 from factorcell.config import UserError
-from factorcell.data.canonical import canonical
+from factorcell.data.text_folds import same_text
 from factorcell.data.values import to_seconds
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import MAX_USER_BYTES, Privacy
@@ -133,7 +133,7 @@ def remove_texts_before(record: Record, cutoff: int) -> Record:
     return keep_texts(record, tuple(saved for saved in record.texts if saved.time >= cutoff))
 
 
-def remove_text(record: Record, text: str, key: Callable[[str], str] = canonical) -> Record:
+def remove_text(record: Record, text: str, key: Callable[[str], str] = same_text) -> Record:
     """Remove all copies of a text, that is, texts with the same `key`, and discard the learned states.
 
     The states are also discarded if no saved text is a copy but some accepted texts are no longer saved, because one

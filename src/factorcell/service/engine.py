@@ -177,7 +177,7 @@ class Service:
             version, typed_text = self._get_typed_text(model, None, context, request.unknown, prefix)
         result = model.completer.suggest(typed_text, request.limit, request.deadline, request.stop)
         is_late = result.is_cut and request.deadline is not None and time.monotonic() >= request.deadline
-        return Completions(result.suggestions, degraded or ("time" if is_late else None), version)
+        return Completions(result.written(model.run.tokenizer), degraded or ("time" if is_late else None), version)
 
     def accept(
         self, user: str, text: str, *, context: Context | None = None, key: str | None = None, unknown: str = "error"

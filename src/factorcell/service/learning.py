@@ -16,7 +16,7 @@ from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
 from factorcell.config import UserError, check_choice
-from factorcell.data.canonical import canonical
+from factorcell.data.text_folds import same_text
 from factorcell.evaluation.conditional_prior import load_priors
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
@@ -136,7 +136,7 @@ class ServedModel:
 
     def suggested_form(self, text: str) -> str:
         """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
-        return canonical(self.run.tokenizer.normalize_fully(text))
+        return same_text(self.run.tokenizer.normalize(text))
 
     def _user_after(self, state: LearnedState | None) -> User:
         return self.learner.new() if state is None else User.from_bytes(state.user_bytes)

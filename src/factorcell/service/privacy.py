@@ -9,7 +9,8 @@ import regex
 
 from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
-from factorcell.data.private_content import find_private_content
+from factorcell.data.private_content import context_texts, find_private_content
+from factorcell.data.text_folds import screening
 from factorcell.service.record import StoredText
 
 MAX_TEXTS = 1000  # maximum number of saved texts of one user
@@ -23,8 +24,9 @@ class Privacy:
     """The privacy rules of a service.
 
     Attributes:
-        withheld_patterns: Regular expressions; texts that contain a match are neither learned nor saved, in addition to
-            texts in which `find_private_content` recognizes private content.
+        withheld_patterns: Regular expressions; texts that contain a match, themselves or in the form of `screening`,
+            are neither learned nor saved, in addition to texts in which `find_private_content` recognizes private
+            content.
         retention: Seconds after which a text is deleted, or None to keep texts without a time limit.
         max_texts: Maximum number of saved texts per user.
         patterns: The compiled `withheld_patterns`.
@@ -42,8 +44,7 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        context_texts = (value for value in (context or {}).values() if isinstance(value, str))
-        reasons = map(self._private_content, (text, *context_texts))
+        reasons = map(self._private_content, (text, *context_texts(context or {})))
         return next((reason for reason in reasons if reason is not None), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
@@ -62,7 +63,9 @@ class Privacy:
         """Return what kind of private data a text seems to contain, or None."""
         if (label := find_private_content(text)) is not None:
             return label
-        return "a withheld pattern" if any(_matches(pattern, text) for pattern in self.patterns) else None
+        forms = dict.fromkeys((text, screening(text)))
+        has_match = any(_matches(pattern, form) for pattern in self.patterns for form in forms)
+        return "a withheld pattern" if has_match else None
 
 
 def parse_duration(text: str) -> int:

@@ -68,7 +68,7 @@ def compare(
             is not valid.
     """
     folder = Path(folder)
-    limits.check(seeds=seeds)
+    [seeds] = limits.check(seeds=seeds)
     if test is None and dev is None:
         raise UserError("compare: expected a development or a test table, got neither (--dev, --test)")
     if not resume and not files.is_new(folder, initial_files()):

@@ -62,7 +62,7 @@ def finetune(
     """
     base_run = base if isinstance(base, Run) else Run.open(base)
     folder = Path(folder)
-    limits.check(l1=l1)
+    [l1] = limits.check(l1=l1)
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
     specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})

@@ -25,7 +25,7 @@ def train(
     progress: bool = False,
     limit: TimeLimit | None = None,
 ) -> Generator[Row]:
-    """Train a run and yield the rows of its log; at the end the run has its best weights.
+    """Return a generator that trains a run and yields the rows of its log; at the end the run has its best weights.
 
     Args:
         run: A run folder with an untrained model.
@@ -43,12 +43,17 @@ def train(
         KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved.
         UserError: If the loss is not finite or the folder cannot be written.
     """
-    name = run.folder.name
     trainer = Trainer(run, corpus, dev, limit)
     if resume:
         trainer.load()
-    elif limit is not None:
-        trainer.save()  # the checkpoint contains the limit
+    return _train(trainer, progress=progress, is_saved=resume or limit is None)
+
+
+def _train(trainer: Trainer, *, progress: bool, is_saved: bool) -> Generator[Row]:
+    """Train and yield the rows of the log; unless `is_saved`, first write a checkpoint, which has the time limit."""
+    run, name = trainer.run, trainer.run.folder.name
+    if not is_saved:
+        trainer.save()
     trainer.stop = Stop(verbose=progress)
     loop = _Loop(trainer)
     steps = trainer.progress.step

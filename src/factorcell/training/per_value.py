@@ -33,6 +33,7 @@ from factorcell.training.fit import (
     write_training_facts,
 )
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
+from factorcell.training.schedule import TimeLimit
 
 INDEX_FILE = "separate.json"
 FORMAT = 1  # version of the index file

@@ -35,6 +35,7 @@ class Budget:
     preset: str | None = None
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(minutes=self.minutes)
         if self.preset is not None:
             limits.check_choice("preset", self.preset, PRESETS)

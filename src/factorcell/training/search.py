@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,13 +28,22 @@ from factorcell.escapes import escape_hidden
 from factorcell.evaluation import comparison, results
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.results import Row, development_text_figures
+from factorcell.extras import missing_package_error
 from factorcell.finite import format_option, is_number
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import search_space
-from factorcell.training.fit import Notify, emit_notice, not_resumable_error, read_corpora, write_training_facts
+from factorcell.training.fit import (
+    Notify,
+    dev_sample,
+    emit_notice,
+    not_resumable_error,
+    read_corpora,
+    write_training_facts,
+)
 from factorcell.training.loop import train
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan
+from factorcell.training.schedule import TimeLimit
 
 if TYPE_CHECKING:
     import optuna
@@ -102,12 +112,12 @@ def search(
     options = options or SearchOptions()
     if options.target and dev is None:
         raise UserError("target: expected a development table to classify, got none (--dev)")
-    limits.check(trials=options.trials)
+    [trials] = limits.check(trials=options.trials)
     check_choice("sampler", options.sampler, SAMPLERS)
     _import_optuna()
     folder = Path(folder)
     base_config = config_with_defaults(config)
-    options = replace(options, ranges=search_space.applicable(options.ranges, base_config))
+    options = replace(options, trials=trials, ranges=search_space.applicable(options.ranges, base_config))
     search_space.check(options.ranges, base_config)
 
     @functools.cache
@@ -161,8 +171,8 @@ def _import_optuna() -> Any:
     try:
         import filelock  # noqa: F401
         import optuna
-    except ImportError:
-        raise UserError("Optuna is not installed; install it with: pip install 'factorcell[tune]'") from None
+    except ImportError as error:
+        raise missing_package_error("a search for options", error.name, "tune") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -293,7 +303,7 @@ class Search:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed before its first checkpoint
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         is_pruned = False
-        limit = TimeLimit.of_command(self.options.budget and self.options.budget.minutes, perf_counter())
+        limit = TimeLimit.of_command((self.options.budget or Budget()).minutes, perf_counter())
         dev_corpus = dev_sample(dev_corpus, run.config)
         log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress, limit=limit)
         with lock.training_lock(folder), closing(log_rows):

@@ -76,11 +76,7 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
 
 
 class Trainer:
-    """The training of a run: its data, its optimizers and its progress, with the methods that take steps.
-
-    Attributes:
-        raises_if_not_finite: Whether a loss or gradient that is not finite raises a `UserError`.
-    """
+    """The training of a run: its data, its optimizers and its progress, with the methods that take steps."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
         token_count = int(corpus.read_lengths.sum()) + len(corpus)
@@ -181,7 +177,7 @@ class Trainer:
         torch.autograd.backward(loss)
         row_gradients = [[_gradient_or_zeros(values) for values in group_values] for group_values in row_values]
         norm = self._clip([*self._gradients(), *itertools.chain.from_iterable(row_gradients)])
-        if not bool(torch.isfinite(loss.detach() + norm)) and self.raises_if_not_finite:
+        if not bool(torch.isfinite(loss.detach() + norm)):
             if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
                 self.save()
             raise self._not_finite_error(batch, nats)

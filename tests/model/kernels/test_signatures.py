@@ -64,8 +64,8 @@ def call_softmax(**changed: Tensor) -> Callable[[], object]:
 
 
 def call_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
-    adam = RowAdam([nn.Parameter(torch.zeros(5, 3))], [0.1], 0.0)
-    return lambda: adam.step(1, rows, [gradient])
+    adam = RowAdam([nn.Parameter(torch.zeros(5, 3))], 1, 0.0)
+    return lambda: adam.step(0.1, rows, [gradient])
 
 
 WRONG = [

@@ -111,7 +111,7 @@ def _add_store_and_user(parser: Parser) -> None:
 
 def add_export_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell export`."""
-    options.add_run(parser, "run folder of a model with a Transformer (--base)")
+    options.add_run(parser, "run folder of a model with a Transformer")
     path_type = partial(options.writable_path, folder=True)
     parser.add_argument("folder", type=path_type, metavar="DIR", help="folder to write, new or empty")
     help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"

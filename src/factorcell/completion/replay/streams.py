@@ -21,8 +21,9 @@ from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text
 from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config, UserError
 from factorcell.data.cache import report_truncated
-from factorcell.data.canonical import canonical
+from factorcell.data.private_content import is_public
 from factorcell.data.tables import open_table
+from factorcell.data.text_folds import same_text
 from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
 from factorcell.data.tokens import truncated_mask
 from factorcell.data.values import category_name, is_missing, short_repr, to_seconds
@@ -96,6 +97,7 @@ class PrefixDraw:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        limits.make_plain(self)
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, position: int) -> str | None:
@@ -140,7 +142,7 @@ def read_streams(
     Raises:
         UserError: A column is missing or a value cannot be read.
     """
-    limits.check(rows_per_user=max_rows_per_user)
+    [max_rows_per_user] = limits.check(rows_per_user=max_rows_per_user)
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
     time_columns = () if time_column is None else (time_column,)
@@ -159,7 +161,7 @@ def read_streams(
             check_text(row[data.text], f"{where}: {data.text}")
             if is_missing(row[user_column]):
                 raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
-            row[data.text] = canonical(tokenizer.normalize_fully(row[data.text]))
+            row[data.text] = same_text(tokenizer.normalize(row[data.text]))
             seconds = row_number if time_column is None else to_seconds(row[time_column])
             if seconds is None:
                 expected = "it must be a number or a time such as 2026-11-21T18:30, from the year 1 to 9999"
@@ -171,9 +173,11 @@ def read_streams(
         timed_rows = sorted(rows_by_user[user], key=lambda timed_row: timed_row[0])
         rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
         if reads_history:
-            previous_texts = [row[data.text] for row in rows]
-            for position, row in enumerate(rows):
-                row[HISTORY_COLUMN] = previous_texts[max(0, position - MAX_PROMPT_HISTORY) : position]
+            earlier_texts: list[str] = []  # without those that no user learns
+            for row in rows:
+                row[HISTORY_COLUMN] = earlier_texts[-MAX_PROMPT_HISTORY:]
+                if is_public(row[data.text]):
+                    earlier_texts.append(row[data.text])
         prefixes = (draw.prefix(user, row[data.text], position) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
     texts = (row[data.text] for stream in streams for row in stream.rows)
@@ -190,7 +194,7 @@ def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -
     seen_prefixes: set[str] = set()
     for chunk in table.chunks([data.text]):
         for value in chunk[data.text]:
-            text = canonical(tokenizer.normalize_fully(str(value)))
+            text = same_text(tokenizer.normalize(str(value)))
             seen_prefixes.update(text[:length] for length in lengths if text[:length] in prefixes)
     return seen_prefixes
 
@@ -217,7 +221,9 @@ def replay(
     seen_prefixes: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Replay every stream with every system; yield a row for each judged text and append it to a file.
+    """Return a generator that replays every stream with every system and yields a row for each judged text.
+
+    Each row is also appended to a file.
 
     The rows of a stream are written together, once a system has completed the whole stream. A system skips streams for
     which the file already has its rows.
@@ -236,18 +242,22 @@ def replay(
     finished = _retain_finished(path, streams)
     judged_streams = [stream for stream in streams if stream.judged_prefixes]
     remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
-    total = sum(len(stream.rows) for stream, _ in remaining)
-    with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
-        for stream, name in remaining:
-            bar.set_postfix_str(name, refresh=False)
-            rows = []
-            for row in _replay_stream(systems[name], stream, text_column):
-                bar.update()
-                if row is not None:
-                    is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
-                    rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
-            files.append_rows(path, rows)
-            yield from rows
+
+    def write() -> Generator[Row]:
+        total = sum(len(stream.rows) for stream, _ in remaining)
+        with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
+            for stream, name in remaining:
+                bar.set_postfix_str(name, refresh=False)
+                rows = []
+                for row in _replay_stream(systems[name], stream, text_column):
+                    bar.update()
+                    if row is not None:
+                        is_seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
+                        rows.append({"system": name, "user": stream.user, "seen": is_seen, **row})
+                files.append_rows(path, rows)
+                yield from rows
+
+    return write()
 
 
 def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator[Row | None]:

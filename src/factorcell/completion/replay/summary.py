@@ -130,7 +130,7 @@ def summarise(
     Raises:
         UserError: The base system is unknown, or no query was judged by all systems.
     """
-    limits.check(window=window, seed=seed)
+    window, seed = limits.check(window=window, seed=seed)
     queries = join_systems(rows)
     check_choice("base system", base, queries.systems)
     user_count = int(queries.users.max()) + 1

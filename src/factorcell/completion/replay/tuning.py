@@ -80,7 +80,7 @@ def try_rates(
     max_norm: float = LearningRule.max_norm,
     unknown: str = "error",
 ) -> Generator[Row]:
-    """Search for the optimizer and the learning rate with the lowest progressive perplexity.
+    """Return a generator that searches for the optimizer and learning rate with the lowest progressive perplexity.
 
     Args:
         run: The run.
@@ -90,10 +90,10 @@ def try_rates(
         max_norm: Limit of the norm of user vectors, as in `LearningRule`.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
-    Yields:
-        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate is 0. All
-        other rows have the relative `change` of the perplexity from the first row. The ends of the intervals have the
-        suffixes `_low` and `_high`.
+    Returns:
+        A generator of a row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate
+        is 0. All other rows have the relative `change` of the perplexity from the first row. The ends of the intervals
+        have the suffixes `_low` and `_high`.
 
     Raises:
         UserError: `max_norm` is out of range, or there is no text.
@@ -101,15 +101,19 @@ def try_rates(
     if not any(stream.rows for stream in streams):
         raise UserError("tuning: the table has no texts; choosing a learning rate requires texts of at least one user")
     not_learning = Learner(run, LearningRule("sgd", 0.0), unknown)
-    base_points = _perplexities(progressive_sums(not_learning, streams, progress))
-    yield {
-        "optimizer": "none",
-        "rate": 0.0,
-        **bootstrap.percentile_interval(base_points, len(streams)).to_row("perplexity"),
-    }
-    for name in optimizers:
-        initial_rule = LearningRule(name, INITIAL_RATES[name], max_norm)
-        yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points, progress)
+    rules = [LearningRule(name, INITIAL_RATES.get(name, 0.0), max_norm) for name in optimizers]
+
+    def search() -> Generator[Row]:
+        base_points = _perplexities(progressive_sums(not_learning, streams, progress))
+        yield {
+            "optimizer": "none",
+            "rate": 0.0,
+            **bootstrap.percentile_interval(base_points, len(streams)).to_row("perplexity"),
+        }
+        for initial_rule in rules:
+            yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points, progress)
+
+    return search()
 
 
 def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floats, progress: bool) -> Iterator[Row]:

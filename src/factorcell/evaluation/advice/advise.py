@@ -88,7 +88,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     Raises:
         UserError: The config has no context column, or the table has too few rows.
     """
-    limits.check(rows=rows, seed=seed)
+    rows, seed = limits.check(rows=rows, seed=seed)
     data = config.data
     if not data.columns:
         raise UserError("expected at least one context column; specify it with --context NAME")

@@ -62,7 +62,7 @@ class ScoreWeights:
         The rescoring model has the weight `share`, the first-pass language model (`lm`) 1 - `share`, other scores 1,
         and the number of words 0.
         """
-        limits.check(share=share)
+        [share] = limits.check(share=share)
         weights = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**weights, MODEL: share, WORDS: 0.0})
 

@@ -1,6 +1,6 @@
 """Shared parts of the GPU kernels: the import of Triton, the check of their arguments, and the product of two tiles.
 
-Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1, Triton interprets the kernels on the CPU.
+Triton is optional (extra `gpu`). With TRITON_INTERPRET=1, Triton interprets the kernels on the CPU.
 This is slow, but lets tests run the same code without a GPU.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from factorcell.extras import install_command
 
 try:
     import triton as triton
@@ -39,7 +41,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 @cache
 def _is_triton_installed() -> bool:
     if triton is None:
-        log.warning("Triton is not installed (pip install 'factorcell[gpu]'): the GPU runs plain PyTorch")
+        log.warning("Triton is not installed (%s): the GPU runs plain PyTorch", install_command("gpu"))
     return triton is not None
 
 

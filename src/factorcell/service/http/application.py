@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
@@ -113,9 +114,11 @@ class Guard:
                 message["headers"] = [*message["headers"], *missing]
             await send(message)
 
-        path = scope["raw_path"].decode("ascii", "replace")
-        scope = {**scope, "app": self, "path": path, ARRIVED: arrived, OPERATION: OTHER}
+        # Servers may omit optional keys or set them to None.
+        scope = {name: value for name, value in scope.items() if value is not None}
+        scope |= {"app": self, ARRIVED: arrived, OPERATION: OTHER}
         try:
+            scope["path"] = _escaped_path(scope)
             _check_host_and_origin(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
@@ -135,6 +138,12 @@ class Guard:
             self.site.metrics.requests.labels(scope[OPERATION], status).inc()
             self.site.metrics.seconds.labels(scope[OPERATION]).observe(time.monotonic() - arrived)
         return None
+
+
+def _escaped_path(scope: Scope) -> str:
+    """Return the escaped path of a request; without the optional key `raw_path`, a slash in a user id is lost."""
+    raw_path: bytes | None = scope.get("raw_path")
+    return quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
 
 
 def _check_host_and_origin(headers: Headers, method: str, site: Site) -> None:

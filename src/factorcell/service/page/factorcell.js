@@ -22,6 +22,8 @@
   const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
   const MIN_ROOM = 200; // pixels; with less room below the input, the list opens above it if there is more room above
+  // Characters that show nothing; the service removes most of them.
+  const IGNORABLE = /[\p{Default_Ignorable_Code_Point}\0-\x08\x0E-\x1B\x7F-\x84\x86-\x9F\uFFF9-\uFFFB]/gu;
   // Control characters except tabs and line ends, and characters that change the direction of text.
   const INVISIBLE = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g;
   const TEMPORARY = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
@@ -291,7 +293,10 @@
       const prefix = this.#prefix;
       const typedText = canonicalize(prefix);
       // Results that still fit stay visible until the response arrives.
-      this.#results = this.#results.filter(({ text }) => text.startsWith(typedText) && text !== typedText);
+      this.#results = this.#results.filter(({ text }) => {
+        const shownText = canonicalize(text);
+        return shownText.startsWith(typedText) && shownText !== typedText;
+      });
       this.#shownPrefix = prefix;
       this.#render(this.#failureCount ? this.#note.textContent : "");
       this.#requestSuggestions();
@@ -557,18 +562,22 @@
     return text.replace(INVISIBLE, (match) => `\\u${match.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
 
-  /** Normalize a prefix as the service does: NFC, runs of white space as one space, no leading space. */
-  function canonicalize(prefix) {
-    return prefix.normalize("NFC").replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
+  /** Return the form in which prefixes and suggestions are compared: NFC, no ignorable characters, single spaces. */
+  function canonicalize(text) {
+    return text.normalize("NFC").replace(IGNORABLE, "").normalize("NFC")
+      .replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
   }
 
   /** Split a suggestion into its longest common prefix with the typed prefix, and the rest. */
   function splitAtPrefix(text, prefix) {
-    const textCharacters = [...text];
     const prefixCharacters = [...canonicalize(prefix)];
+    let matchedCount = 0;
     let length = 0;
-    while (length < prefixCharacters.length && textCharacters[length] === prefixCharacters[length]) length++;
-    return [textCharacters.slice(0, length).join(""), textCharacters.slice(length).join("")];
+    for (const character of text) {
+      if (character.replace(IGNORABLE, "") && character !== prefixCharacters[matchedCount++]) break;
+      length += character.length;
+    }
+    return [text.slice(0, length), text.slice(length)];
   }
 
   /** Return 32 random hexadecimal digits (`randomUUID` does not exist on plain HTTP). */

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from factorcell.choices import STORE_URLS
 from factorcell.config import UserError
+from factorcell.extras import missing_package_error
 from factorcell.service.stores.store import Store
 
 
@@ -46,6 +47,4 @@ def open_store(url: str, *, create: bool = True) -> Store:
 
         return RedisStore(url)
     except ImportError as error:
-        raise UserError(
-            f"store {scheme}: the package {error.name} is not installed; pip install 'factorcell[serve]'"
-        ) from None
+        raise missing_package_error(f"the store {scheme}", error.name, "serve") from None

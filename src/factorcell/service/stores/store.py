@@ -145,10 +145,7 @@ def checked_version(user: str, stored_id: bytes, version: bytes | int) -> int:
 def check_schema(version: int, newest: int, where: object) -> None:
     """Raise a `UserError` if the version of a schema is newer than `newest`, the newest that this package supports."""
     if version > newest:
-        raise UserError(
-            f"{where}: expected schema version {newest} or older, got {version}; "
-            "upgrade factorcell (pip install --upgrade factorcell)"
-        )
+        raise UserError(f"{where}: expected schema version {newest} or older, got {version}; upgrade factorcell")
 
 
 def one_line(error: BaseException) -> str:

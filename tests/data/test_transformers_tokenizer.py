@@ -1,0 +1,20 @@
+"""Tokenizers for the library `transformers` give the ids of the tokenizers of a run."""
+
+import pytest
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.transformers_tokenizer import to_transformers
+
+TEXTS = ("ΟΔΟΣ ΕΡΜΟΥ", "οδος", "οδοσημα", "ΣΣ Σ", "İstanbul", "I\u0307i\u0307 ß", "J\u030ca ẖ", "Éte\u0301", "ΐ ΰ Ω")
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", ["char", "grapheme", "word", "space", "bpe"])
+def test_ids_are_those_of_the_run_in_every_script(kind: str, lowercase: bool) -> None:
+    corpus = prepare([{"text": text} for text in TEXTS], Config.of(tokenizer=kind, lowercase=lowercase, min_count=1))
+    tokenizer = corpus.tokenizer
+    converted = to_transformers(tokenizer, len(tokenizer), tokenizer.specials.start)
+    for text in TEXTS:
+        expected = [tokenizer.specials.start, *tokenizer.encode(tokenizer.split(text))]
+        assert converted(text)["input_ids"] == expected, text

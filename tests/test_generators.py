@@ -1,0 +1,127 @@
+"""Functions that return generators check their arguments when they are called, not at the first item."""
+
+import asyncio
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import factorcell
+from factorcell import GenerationOptions, Run, UserError, generate, stream, train
+from factorcell.client import AsyncClient, Client
+from factorcell.completion.replay.streams import Stream, replay
+from factorcell.completion.replay.tuning import try_rates
+from factorcell.files import append_rows
+from factorcell.model.training_state import CHECKPOINT
+from tests.small_runs import ROWS, make_run
+
+PACKAGES = ["factorcell", *(f"factorcell.{module.name}" for module in pkgutil.iter_modules(factorcell.__path__))]
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """Yield the functions that packages export, and the public methods of the classes that they export."""
+    for package in PACKAGES:
+        module = import_module(package)
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if isinstance(value, type):
+                for method_name in dir(value):
+                    method = inspect.getattr_static(value, method_name)
+                    if not method_name.startswith("_"):
+                        yield f"{package}.{name}.{method_name}", getattr(method, "__func__", method)
+            else:
+                yield f"{package}.{name}", value
+
+
+def test_no_public_function_is_a_generator_function() -> None:
+    """A generator function runs nothing, and so checks nothing, before the first item is requested."""
+    functions = dict(public_functions())
+    assert {"factorcell.generate", "factorcell.train", "factorcell.client.Client.generate"} <= functions.keys()
+    are_late = [
+        name
+        for name, function in functions.items()
+        if isinstance(function, FunctionType)
+        and function.__module__.startswith("factorcell")
+        and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function))
+    ]
+    # Its argument is a corpus, of which nothing is checked.
+    assert are_late == ["factorcell.Run.batches", "factorcell.model.Run.batches"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("generators") / "run")
+
+
+BEAM = GenerationOptions("beam", width=1_000_000, max_tokens=1_000_000)
+ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"contexts": {"nope": 1}}, "unknown context column 'nope'"),
+    ({"contexts": [{"city": "Oslo"}] * 200 + [{"nope": 1}]}, "unknown context column 'nope'"),
+    ({"contexts": {"city": "Atlantis"}}, "Atlantis"),
+    ({"contexts": {"city": "Oslo"}, "unknown": "nope"}, "nope"),
+    ({"contexts": {}, "number": 0}, "number is 0"),
+    ({"contexts": {}, "first": -1}, "first is -1"),
+    ({"contexts": {}, "number": 2, "options": GenerationOptions("greedy")}, "greedy texts"),
+    ({"contexts": {}, "options": GenerationOptions(banned=("absentword",))}, "is not in the vocabulary"),
+    ({"contexts": {}, "options": BEAM}, "of memory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ARGUMENTS)
+def test_generate_checks_its_arguments_at_the_call(run: Run, arguments: dict[str, Any], message: str) -> None:
+    for function in (lambda **options: generate(run, **options), run.generate):
+        with pytest.raises(UserError, match=message):
+            function(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"context": {"nope": 1}}, "unknown context column 'nope'"),
+        ({"context": {"city": "Atlantis"}}, "Atlantis"),
+        ({"context": {}, "unknown": "nope"}, "nope"),
+        ({"context": {}, "options": GenerationOptions("beam")}, "does not write from left to right"),
+        ({"context": {}, "options": GenerationOptions(stops=("absentword",))}, "is not in the vocabulary"),
+    ],
+)
+def test_stream_checks_its_arguments_at_the_call(run: Run, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        stream(run, **arguments)
+
+
+def test_the_clients_check_the_fields_of_a_request_at_the_call() -> None:
+    async def generate_in_loop() -> None:
+        async with AsyncClient("http://localhost:1") as client:
+            client.generate(nope=1)
+
+    with Client("http://localhost:1") as client, pytest.raises((TypeError, UserError), match="nope"):
+        client.generate(nope=1)
+    with pytest.raises((TypeError, UserError), match="nope"):
+        asyncio.run(generate_in_loop())
+
+
+def test_a_training_checks_its_run_at_the_call(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    corpus = run.prepare(ROWS)
+    (run.folder / CHECKPOINT).write_bytes(b"damaged")
+    with pytest.raises(UserError, match=CHECKPOINT):
+        train(run, corpus, corpus, resume=True)
+
+
+def test_a_replay_checks_its_file_and_a_search_its_options_at_the_call(run: Run, tmp_path: Path) -> None:
+    row = {"system": "plain", "user": "ann", "position": 0, "prefix_length": 3}
+    append_rows(tmp_path / "rows.jsonl", [row])
+    streams = [Stream("ann", ({"text": "a longer text"},), ("a lo",))]
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: replay({}, streams, tmp_path / "rows.jsonl"), "rows.jsonl"),
+        (lambda: try_rates(run, [], ["adagrad"]), "no texts"),
+        (lambda: try_rates(run, streams, ["adagrad"]), "does not distinguish users"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UserError, match=message):
+            call()

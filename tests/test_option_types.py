@@ -1,0 +1,180 @@
+"""Options of other packages have the types of their annotations, also if these are strings, as here (PEP 563)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import numpy as np
+import pytest
+
+from factorcell import register_backbone
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+from factorcell.config import EXTENSIBLE, Config, KindOptions, UserError, float_option, int_option, option
+from factorcell.model import Backbone
+
+if typing.TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class LateOptions(KindOptions):
+    """An option of every supported type, with and without metadata."""
+
+    kind: str = "late"
+    fast: bool = False
+    slow: bool = option(True, "be slow")
+    depth: int = 2
+    width: int = int_option(3, "the width", 1, 50)
+    slope: float = 0.5
+    weight: float = float_option(1.5, "the weight")
+    label: str = "plain"
+    mode: str = option("a", "the mode", choices=("a", "b"))
+    parts: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = option(("x",), "the parts", choices=("x", "y"))
+    size: Literal["small", "large"] = "small"
+    level: Literal[1, 2] = 1
+    steps: int | None = None
+    bound: Optional[float] = 2.0  # noqa: UP045
+    maybe: bool | None = None
+    title: str | None = option(None, "the title")
+    scale: Literal["log"] | None = None
+    names: Optional[tuple[str, ...]] = None  # noqa: UP045
+
+
+# The same options with annotations that are types.
+EagerOptions = dataclasses.make_dataclass(
+    "EagerOptions",
+    [
+        (
+            field.name,
+            typing.get_type_hints(LateOptions)[field.name],
+            dataclasses.field(default=field.default, metadata=field.metadata),
+        )
+        for field in dataclasses.fields(LateOptions)
+    ],
+    bases=(KindOptions,),
+    frozen=True,
+)
+# Words on a command line, and the value that they set.
+VALID: list[tuple[str, str, Any]] = [
+    ("--fast", "fast", True),
+    ("--no-fast", "fast", False),
+    ("--no-slow", "slow", False),
+    ("--depth 7", "depth", 7),
+    ("--width=50", "width", 50),
+    ("--slope 1", "slope", 1.0),
+    ("--weight 2e-3", "weight", 0.002),
+    ("--label none", "label", "none"),
+    ("--mode b", "mode", "b"),
+    ("--parts a --parts none", "parts", ("a", "none")),
+    ("--chosen x --chosen y", "chosen", ("x", "y")),
+    ("--chosen none", "chosen", ()),
+    ("--size large", "size", "large"),
+    ("--level 2", "level", 2),
+    ("--steps 4", "steps", 4),
+    ("--steps none", "steps", None),
+    ("--bound 3", "bound", 3.0),
+    ("--bound none", "bound", None),
+    ("--maybe", "maybe", True),
+    ("--no-maybe", "maybe", False),
+    ("--title none", "title", None),
+    ("--title text", "title", "text"),
+    ("--scale log", "scale", "log"),
+    ("--names a --names b", "names", ("a", "b")),
+]
+INVALID_WORDS = [
+    *("--fast False", "--fast=False", "--no-slow yes", "--depth 1.5", "--depth none", "--width 0", "--width 51"),
+    *("--slope x", "--mode c", "--chosen z", "--size huge", "--level 3", "--level one", "--steps 1.5", "--steps x"),
+    *("--bound x", "--maybe False", "--scale linear"),
+]
+INVALID_VALUES: list[tuple[str, Any]] = [
+    *(("fast", "False"), ("fast", 0), ("depth", True), ("depth", 1.0), ("depth", None), ("width", 0), ("slope", "1")),
+    *(("label", 1), ("mode", "c"), ("parts", "a"), ("parts", (1,)), ("chosen", ("z",)), ("size", "huge")),
+    *(("level", 3), ("level", "1"), ("level", True), ("steps", 1.5), ("bound", "x"), ("maybe", "no"), ("maybe", 1)),
+    *(("title", 1), ("scale", "linear"), ("names", "a"), ("names", (1,))),
+]
+
+
+@pytest.fixture(params=[LateOptions, EagerOptions])
+def options_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for registry in EXTENSIBLE.values():
+        monkeypatch.setattr(registry, "registered", {})
+    register_backbone("late", type("Late", (Backbone,), {"Options": request.param}))
+    return request.param
+
+
+def parse(words: list[str]) -> Config:
+    parser = Parser("command", "a summary")
+    parser.kinds = {"backbone": "late"}
+    options.add_config_options(parser)
+    parser.format_help(shows_all=True)
+    return Config.from_dict(options.specified_options(parser.parse(["--backbone", "late", *words])))
+
+
+@pytest.mark.parametrize(("words", "name", "expected"), VALID)
+def test_options_have_their_types_in_every_way_of_setting_them(
+    words: str, name: str, expected: Any, options_class: Any, tmp_path: Path
+) -> None:
+    config = parse(words.split())
+    backbone = config.backbone
+    assert isinstance(backbone, options_class)
+    stored = getattr(backbone, name)
+    assert stored == expected
+    assert type(stored) is type(expected)
+    assert Config.of(backbone="late", **{name: expected}) == config
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    if not isinstance(expected, tuple) and expected is not None:
+        assert Config.of(backbone="late", **{name: np.array(expected)}) == config
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert Config.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.usefixtures("options_class")
+@pytest.mark.parametrize("words", INVALID_WORDS)
+def test_words_of_another_type_are_refused(words: str) -> None:
+    with pytest.raises((UserError, SystemExit)):
+        parse(words.split())
+
+
+@pytest.mark.usefixtures("options_class")
+@pytest.mark.parametrize(("name", "value"), INVALID_VALUES)
+def test_values_of_another_type_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=name):
+        Config.of(backbone="late", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "message"),
+    [
+        (list[str], (), "expected bool, int, float"),
+        (tuple[int, ...], (), "expected bool, int, float"),
+        (dict, None, "expected bool, int, float"),
+        (type(None), None, "expected bool, int, float"),
+        (int | str, 1, "expected bool, int, float"),
+        (Literal["auto", 1], "auto", "expected bool, int, float"),
+        (Any, 1, "expected bool, int, float"),
+        ("Decimal", 1, "cannot be resolved"),
+        ("int |", 1, "cannot be resolved"),
+        (int, None, "limit is None; it must be of type int"),
+        (int, 1.5, "limit is 1.5; it must be of type int"),
+        (Literal["a"], "b", "unknown limit 'b'"),
+        (int, dataclasses.field(default_factory=int), "expected a default, got none"),
+    ],
+)
+def test_an_option_needs_a_supported_type_and_a_default_of_it(
+    hint: Any, default: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
+    fields = [("kind", str, "other"), ("limit", hint, default)]
+    options_class = dataclasses.make_dataclass("Options", fields, bases=(KindOptions,), frozen=True)
+    with pytest.raises(UserError, match="other") as caught:
+        register_backbone("other", type("Other", (Backbone,), {"Options": options_class}))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert EXTENSIBLE["backbone"].registered == {}
