@@ -219,8 +219,10 @@ def generate(
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
     search_count = len(contexts) * searches_per_context
     _check_memory(run, min(search_count, batch_size), options.beam_sizes(texts_per_search), constraints)
+    if not contexts:
+        return iter(())
     corpus = corpus_of_contexts(run, contexts, unknown)
-    report_request(run, prompt, contexts[0] if contexts else ())
+    report_request(run, prompt, contexts[0])
 
     def write() -> Iterator[files.Row]:
         deadline, unknown_share = options.deadline(), UnknownShare()
