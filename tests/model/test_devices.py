@@ -219,8 +219,8 @@ def test_device_and_precision_follow_from_the_backbone(
     backbone: Any, device: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choose(name: str, number_type: str = "auto") -> tuple[str, str]:
-        found = devices.find_device(name, backbone)
-        return found.type, devices.find_precision(number_type, found, backbone)
+        chosen_device = devices.find_device(name, backbone)
+        return chosen_device.type, devices.find_precision(number_type, chosen_device, backbone)
 
     assert choose("auto") == choose("cpu") == ("cpu", "float32")
     assert choose("cpu", "bfloat16") == ("cpu", "bfloat16")
@@ -235,7 +235,10 @@ def test_device_and_precision_follow_from_the_backbone(
 
 def test_batches_of_a_plan_are_those_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MIN_GPU_STEPS", 1)
-    options: dict[str, Any] = {"data": {"context": CONTEXT, "min_context_count": 1}, "tokenizer": {"min_count": 1}}
+    options: dict[str, Any] = {
+        "data": {"context": ["city", "stars"], "min_context_count": 1},
+        "tokenizer": {"min_count": 1},
+    }
     corpus = prepare(ROWS, Config.from_dict(options))
     on_cpu = plan(options, corpus, corpus).config.training
     monkeypatch.setattr(devices, "has_gpu", lambda: True)

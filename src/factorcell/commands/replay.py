@@ -60,10 +60,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         unknown=arguments.unknown,
         seconds=arguments.seconds,
         open_run=partial(
-            Run.open,
-            mixture=not arguments.no_ngram_mixture,
-            device=arguments.device,
-            precision=arguments.precision,
+            Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device, precision=arguments.precision
         ),
     )
     runs = systems.find_runs(opened_systems)
