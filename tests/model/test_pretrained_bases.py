@@ -15,12 +15,14 @@ import transformers
 from factorcell import pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
+from factorcell.model import base_models, sizes
 from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.base_models import max_positions
 from factorcell.model.huggingface import UNUSED_BIAS, HuggingFaceBackbone
 from factorcell.model.run import Run
 from factorcell.model.sizes import check_memory
 from factorcell.option_fields import HuggingFaceOptions
+from factorcell.training.fit import fit
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 ROWS = [{"text": "a\nbc ☕", "city": "Oslo"}, {"text": "x\n    a <think> b", "city": "Nice"}]
@@ -244,3 +246,25 @@ def test_maps_of_inputs_with_more_dimensions_have_the_change_of_their_context() 
     expected = torch.stack([linear(x[:, index], shift) for index in range(6)], dim=1)
     torch.testing.assert_close(linear(x, shift), expected)
     assert linear(x[:, :0], shift).shape == (5, 0, 7, 4)
+
+
+def test_a_training_loads_its_base_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    loaded: list[Any] = []
+    load = base_models._load
+
+    def counted_load(*arguments: Any) -> Any:
+        loaded.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(base_models, "_load", counted_load)
+    sizes.meta_model.cache_clear()
+    options: dict[str, Any] = {
+        "data": {"context": ["city"], "min_context_count": 1, "max_tokens": 20},
+        "backbone": {"base": str(tmp_path / "base"), "kind": "huggingface"},
+        "tokenizer": {"kind": "pretrained"},
+        "training": {"epochs": 1.0, "threads": 1},
+    }
+    fit(ROWS * 8, ROWS, options, tmp_path / "run")
+    assert len(loaded) == 1
+    assert sizes.meta_model.cache_info().misses == 1

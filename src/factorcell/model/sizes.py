@@ -7,6 +7,7 @@ seven values per parameter: the parameter, its gradient, two moments of Adam, an
 checkpoint. The estimate is at most three times too high.
 """
 
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ FLOAT_BYTES = 4
 TRAINING_VALUES = 7  # values stored per parameter in training
 
 
+@lru_cache(maxsize=1)  # several checks of one training need it
 def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> LanguageModel:
     """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
 

@@ -112,17 +112,18 @@ def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None 
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
         return config if isinstance(config, Plan) else Plan(config)
-    facts = TableFacts.of(corpus, dev, user=config_with_defaults(config).data.user)
+    complete = config_with_defaults(config)
+    facts = TableFacts.of(corpus, dev, user=complete.data.user)
     preset, training = budget.preset_or_default, config.get("training", {})
     max_passes = float(training.get("epochs") or rules.default_passes(facts, preset))
     if steps := training.get("steps"):
         max_passes = steps / rules.steps_per_pass(facts, training.get("batch_tokens"))
     if budget.minutes is None:
         return _with_defaults(config, facts, max_passes, preset)
+    dev_targets = training.get("max_dev_targets", rules.dev_targets_in(budget.minutes, complete))
+    facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets or facts.dev_targets))
     planned = _with_defaults(config, facts, min(max_passes, rules.passes_in(budget.minutes, facts)), preset)
-    if "max_dev_targets" in planned.chosen:
-        planned = planned.with_training(max_dev_targets=rules.dev_targets_in(budget.minutes, planned.config))
-    return replace(planned.with_training(epochs=max_passes), minutes=budget.minutes)
+    return replace(planned.with_training(epochs=max_passes, max_dev_targets=dev_targets), minutes=budget.minutes)
 
 
 def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float, preset: str) -> Plan:
