@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import UserError
-from factorcell.model.adapted_modules import UNADAPTED, Adaptation, AdaptedModules, add_output_bias, applied
+from factorcell.model.adapted_modules import Adaptation, AdaptedModules, Projection, add_output_bias, applied
 from factorcell.model.backbone import BackboneSizes
 
 B, T, D, G, K = 3, 5, 4, 6, 2
@@ -23,8 +23,12 @@ def adapted_map() -> nn.Module:
     return module
 
 
+def maps_of(module: nn.Module) -> AdaptedModules:
+    return next(part.group.maps for part in module.modules() if isinstance(part, Projection))
+
+
 def read(module: nn.Module, x: Tensor, contexts: Tensor) -> Tensor:
-    with applied(Adaptation(contexts, len(contexts))):
+    with applied(Adaptation(maps_of(module), contexts, len(contexts))):
         return module(x)  # type: ignore[no-any-return]
 
 
@@ -61,9 +65,9 @@ def test_texts_and_tokens_in_one_dimension_cost_no_more_than_in_two() -> None:
 
 
 def test_output_bias_is_that_of_the_context_of_each_row() -> None:
-    bias, logits = torch.randn(B, G), torch.randn(2 * B, T, G)
-    with applied(Adaptation((), B, bias)):
-        changed = add_output_bias(nn.Identity(), None, logits)
+    bias, logits, maps = torch.randn(B, G), torch.randn(2 * B, T, G), maps_of(adapted_map())
+    with applied(Adaptation(maps, (), B, bias)):
+        changed = add_output_bias(maps, nn.Identity(), None, logits)
     torch.testing.assert_close(changed, logits + bias.repeat_interleave(2, 0)[:, None])
 
 
@@ -87,7 +91,7 @@ def test_maps_of_a_container_have_adapters() -> None:
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("group_adapters" in name for name in trained)
-    with applied(UNADAPTED):
+    with applied(Adaptation(maps)):
         changed = module(x)
     assert not torch.equal(changed, outputs)
     assert not torch.allclose(read(module, x, torch.ones(1, 3)), changed)

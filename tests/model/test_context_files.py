@@ -48,6 +48,13 @@ def train(model: ContextModel, names: list[str], tokens: Tensor) -> None:
         optimizer.zero_grad()
 
 
+def test_a_complete_state_makes_no_tensor_of_the_base_trainable() -> None:
+    model, names = new_model(), set(new_model().trained_names)
+    state = {name: values.detach().clone() for name, values in model.named_parameters(remove_duplicate=False)}
+    model.load_state_dict(state)
+    assert {name for name, values in model.named_parameters() if values.requires_grad} == names == model.trained_names
+
+
 def stored(folder: Path) -> dict[str, Tensor]:
     return safetensors.torch.load_file(folder / "context_model.safetensors")
 

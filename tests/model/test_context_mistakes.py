@@ -138,6 +138,29 @@ def test_adapted_maps_without_a_context_are_refused(name: str, is_training: bool
         CALLS_WITHOUT_CONTEXT[name](model, tokens)
 
 
+def test_maps_do_not_read_the_context_of_another_model(tokens: Tensor) -> None:
+    model, other = new_model(), new_model("qwen2")
+    expected = other(tokens, context=CONTEXTS).logits
+    with model.disable_adapter():
+        with pytest.raises(UserError, match="an adapted map has no context here"):
+            other.base(tokens)
+        torch.testing.assert_close(other(tokens, context=CONTEXTS).logits, expected, rtol=0, atol=0)
+        with other.disable_adapter():
+            for part in (model, other):
+                plain = new_base("llama" if part is model else "qwen2")
+                torch.testing.assert_close(part.base(tokens).logits, plain(tokens).logits, rtol=0, atol=0)
+
+
+def test_another_output_layer_is_refused_with_an_output_bias(tokens: Tensor) -> None:
+    model = new_model("qwen2")
+    model.base.resize_token_embeddings(40)
+    for call in (model, model.generate):
+        with pytest.raises(UserError, match=r"expected the output layer that the base had .*, got another"):
+            call(tokens, context=CONTEXTS)
+    with model.disable_adapter():
+        assert model(tokens).logits.shape[-1] == 40
+
+
 def test_maps_compute_as_the_base_where_the_adapters_are_disabled(tokens: Tensor) -> None:
     model, expected = new_model(), new_base("llama")(tokens).logits
     with model.disable_adapter():
@@ -253,12 +276,15 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
     layer.up_proj = EightBitLinear(16, 24)
     with pytest.raises(UserError, match="up_proj: expected weights of floating-point numbers, got quantized weights"):
         AdaptedModules(layer, BackboneSizes(0, 3, ("factor",), 1))
-    for config in (
-        transformers.XLNetConfig(d_model=16, n_layer=1, n_head=2, vocab_size=30),
-        transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=30),
+    longformer: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for base in (
+        transformers.XLNetLMHeadModel(transformers.XLNetConfig(d_model=16, n_layer=1, n_head=2, vocab_size=30)),
+        transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=30)),
+        transformers.LongformerForMaskedLM(
+            transformers.LongformerConfig(**longformer, attention_window=4, vocab_size=30)
+        ),
     ):
-        base = transformers.AutoModelForCausalLM.from_config(config)
-        with pytest.raises(UserError, match=r"model: the linear maps of (XLNet|Mamba)\w+ cannot be adapted"):
+        with pytest.raises(UserError, match=r"model: the linear maps of (XLNet|Mamba|Longformer)\w+ cannot be adapted"):
             get_context_model(base, ContextConfig(), SCHEMA)
     with pytest.raises(UserError, match="model: expected linear maps"):
         AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))

@@ -376,3 +376,41 @@ def test_trainer_shifts_the_labels_of_a_smoothed_loss(tmp_path: Path, tokens: Te
         model, {"input_ids": tokens, "labels": tokens.clone(), "context": CONTEXTS}
     )
     torch.testing.assert_close(loss, model(tokens, labels=tokens, context=CONTEXTS).loss, atol=1e-5, rtol=1e-5)
+
+
+def new_unusual_base(kind: str) -> Any:
+    """Return a model whose layers are the model itself, or are in a wrapper."""
+    if kind == "PEFT":
+        return peft.get_peft_model(new_base("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 30}
+    torch.manual_seed(1)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
+@pytest.mark.parametrize("kind", ["T5", "PEFT"])
+def test_adapters_of_unusual_bases_are_saved_with_their_output_bias(kind: str, tokens: Tensor, tmp_path: Path) -> None:
+    model = get_context_model(new_unusual_base(kind), ContextConfig(output_bias=True), SCHEMA)
+    options: dict[str, Any] = {"decoder_input_ids": tokens} if kind == "T5" else {}
+    start = model(tokens, context={}, **options).logits
+    torch.testing.assert_close(start, new_unusual_base(kind)(tokens, **options).logits)
+    with torch.no_grad():
+        assert model.output_bias is not None
+        model.output_bias[-1, 3] = 5.0  # of the constant, so in each context
+        model.maps.projections[0].group.adapters.requires_grad_()
+    changed = model(tokens, context={}, **options).logits
+    torch.testing.assert_close(changed[..., 3], start[..., 3] + 5.0)
+    model.save_pretrained(tmp_path)
+    loaded = ContextModel.from_pretrained(new_unusual_base(kind), tmp_path)
+    torch.testing.assert_close(loaded.eval()(tokens, context={}, **options).logits, changed)
+    assert len(model.maps.projections) == len(loaded.maps.projections)
+    assert not any("lm_head" in projection.path for projection in model.maps.projections)
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_plain_models_train_after_checkpointing_with_adapters(is_merged: bool, tokens: Tensor) -> None:
+    model = new_model(adapt=("factor",), output_bias=False)
+    model.gradient_checkpointing_enable()
+    plain = model.merge_and_unload(CONTEXTS[0]) if is_merged else model.unload()
+    plain.requires_grad_(True).train()(tokens, labels=tokens, use_cache=False).loss.backward()
+    assert all(parameter.grad is not None for parameter in plain.parameters())

@@ -2,8 +2,9 @@
 
 The modules of a model such as a Transformer do not pass additional arguments to their linear maps. Therefore a variable
 of each thread holds the `Adaptation` of the pass that the thread computes, and each map reads its change from there. A
-map that is called outside of a pass has no context and raises an error. Passes of several threads through the same
-modules do not affect each other. (`torch.compile` can trace a `threading.local`, but not a `ContextVar`.)
+map that is called outside of a pass through its model has no context and raises an error. Passes of several threads
+through the same modules do not affect each other. (`torch.compile` can trace a `threading.local`, but not a
+`ContextVar`.)
 
 The context vector of these maps ends with a constant 1, so a part of every change is the same in all contexts. A LoRA
 (Hu et al. 2021), which all contexts share, can have a higher rank. All changes are zero before training; therefore
@@ -36,7 +37,7 @@ OUTSIDE = (
     "also for activation_checkpointing_enable (in `with model.disable_adapter():`, the base computes unadapted)"
 )
 
-_THREAD = threading.local()  # `adaptation` is that of the current pass
+_THREAD = threading.local()  # `adaptations` are those of the current passes, that of the innermost pass first
 
 
 class Adaptation:
@@ -46,6 +47,7 @@ class Adaptation:
     text n times, and some layers join the texts and their tokens to one dimension.
 
     Args:
+        maps: The adapted maps of the model of this pass.
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
             when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
             unadapted.
@@ -53,14 +55,20 @@ class Adaptation:
         output_bias: A change (B, V) of the logits, or None.
     """
 
-    def __init__(self, contexts: Tensor | tuple[Shift, ...], count: int, output_bias: Tensor | None = None) -> None:
-        self.contexts, self.count, self.output_bias = contexts, count, output_bias
+    def __init__(
+        self,
+        maps: "AdaptedModules",
+        contexts: Tensor | tuple[Shift, ...] = (),
+        count: int = 1,
+        output_bias: Tensor | None = None,
+    ) -> None:
+        self.maps, self.contexts, self.count, self.output_bias = maps, contexts, count, output_bias
         self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
 
     @classmethod
-    def of_shifts(cls, shifts: tuple[Shift, ...], output_bias: Tensor | None = None) -> "Adaptation":
+    def of_shifts(cls, maps: "AdaptedModules", shifts: tuple[Shift, ...]) -> "Adaptation":
         """Return the adaptation with the shifts of all maps."""
-        return cls(shifts, max((shift.context_count() for shift in shifts), default=1), output_bias)
+        return cls(maps, shifts, max((shift.context_count() for shift in shifts), default=1))
 
     def shift(self, projection: "Projection") -> Shift:
         """Return the change of a map."""
@@ -73,7 +81,7 @@ class Adaptation:
 
     def restarted(self) -> "Adaptation":
         """Return this adaptation without the shifts that a group has computed."""
-        return Adaptation(self.contexts, self.count, self.output_bias)
+        return Adaptation(self.maps, self.contexts, self.count, self.output_bias)
 
     def by_context(self, x: Tensor) -> Tensor:
         """Return inputs (N, ..., D) with one dimension for the contexts, and one for the rows of each: (B, R, D)."""
@@ -82,38 +90,40 @@ class Adaptation:
         return x.reshape(self.count, x.shape[:-1].numel() // self.count, x.shape[-1])
 
 
-UNADAPTED = Adaptation((), 1)
-
-
 class applied:  # noqa: N801, used like a function
     """Apply `adaptation` to the adapted modules in a `with` block, in this thread.
 
     The object may be used for several blocks, also one within the other.
     """
 
-    def __init__(self, adaptation: Adaptation) -> None:
-        self.adaptation = adaptation
-        self._outer: list[Adaptation | None] = []  # the adaptations outside the blocks
+    def __init__(self, *adaptations: Adaptation) -> None:
+        self.adaptations = adaptations
+        self._outer: list[tuple[Adaptation, ...]] = []  # the adaptations outside the blocks
 
     def __enter__(self) -> None:
-        self._outer.append(getattr(_THREAD, "adaptation", None))
-        _THREAD.adaptation = self.adaptation
+        outer: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
+        self._outer.append(outer)
+        _THREAD.adaptations = (*self.adaptations, *outer)
 
     def __exit__(self, *exception: object) -> None:
-        _THREAD.adaptation = self._outer.pop()
+        _THREAD.adaptations = self._outer.pop()
 
 
-def current_adaptation() -> Adaptation:
-    """Return the adaptation that `applied` has set in this thread; raise `UserError` outside of its blocks."""
-    adaptation: Adaptation | None = getattr(_THREAD, "adaptation", None)
-    if adaptation is None:
-        raise UserError(OUTSIDE)
-    return adaptation
+def current_adaptation(maps: "AdaptedModules") -> Adaptation:
+    """Return the adaptation of the current pass through the model of `maps`; raise `UserError` if there is none."""
+    adaptations: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
+    for adaptation in adaptations:
+        if adaptation.maps is maps:
+            return adaptation
+    raise UserError(OUTSIDE)
 
 
-def add_output_bias(head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
-    adaptation = current_adaptation()
+def add_output_bias(maps: "AdaptedModules", head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    """Return logits (N, T, V) with the bias that the context of each row adds.
+
+    With the first argument bound, this is a forward hook of the output layer.
+    """
+    adaptation = current_adaptation(maps)
     if adaptation.output_bias is None:
         return logits
     bias = adaptation.output_bias.to(logits.dtype)[:, None]
@@ -125,8 +135,9 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 
     The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
     """
-    adaptation = current_adaptation()
-    return applied(adaptation.restarted()), applied(adaptation.restarted())
+    adaptations: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
+    forward, backward = (applied(*(adaptation.restarted() for adaptation in adaptations)) for _ in range(2))
+    return forward, backward
 
 
 class Projection(AdaptedLinear):
@@ -161,7 +172,7 @@ class Projection(AdaptedLinear):
         return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        adaptation = current_adaptation()
+        adaptation = current_adaptation(self.group.maps)
         y = super().forward(adaptation.by_context(x), adaptation.shift(self))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
@@ -178,8 +189,9 @@ class MapGroup:
         path: The name of the adapters in the model.
 
     Args:
+        maps: All adapted maps of the model.
         parent: The module, in which a `Projection` replaces each map.
-        maps: The paths of the maps, and the maps.
+        linears: The paths of the maps of the module, and these maps.
         first: The number of the first map; the numbers of the maps are consecutive.
         sizes: Size of the context with its constant, the adapters and the rank.
         shared_rank: The rank of a LoRA that all contexts share; 0: none.
@@ -188,18 +200,19 @@ class MapGroup:
 
     def __init__(
         self,
+        maps: "AdaptedModules",
         parent: nn.Module,
-        maps: Sequence[tuple[str, nn.Module]],
+        linears: Sequence[tuple[str, nn.Module]],
         *,
         first: int,
         sizes: BackboneSizes,
         shared_rank: int,
         scaling: float,
     ) -> None:
-        self._parent, self._kinds = parent, [type(linear) for _, linear in maps]
+        self.maps, self._parent, self._kinds = maps, parent, [type(linear) for _, linear in linears]
         self.projections = [
             Projection(linear, number=number, path=path, group=self, scaling=scaling)
-            for number, (path, linear) in enumerate(maps, first)
+            for number, (path, linear) in enumerate(linears, first)
         ]
         adapters: list[list[Adapter]] = []
         shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in self.projections]
@@ -211,8 +224,10 @@ class MapGroup:
         # A model may be divided among several devices.
         self.adapters = AdapterGroup(adapters, shapes, shared_rank).to(self.projections[0].weight.device)
         first_path = self.projections[0].path
-        is_in_map = isinstance(parent, CONTAINERS)
-        self.path = f"{first_path}.group_adapters" if is_in_map else f"{first_path.rpartition('.')[0]}.adapters"
+        parent_path = first_path.rpartition(".")[0]
+        self.path = f"{parent_path}.adapters" if parent_path else "adapters"
+        if isinstance(parent, CONTAINERS):
+            self.path = f"{first_path}.group_adapters"
 
     def attach(self) -> None:
         """Replace the maps of the module by the projections, and add the adapters."""
@@ -256,6 +271,7 @@ class AdaptedModules:
         sizes: Size of the context with its constant, the adapters and the rank.
         targets: Names of the maps to adapt, such as `q_proj`; empty: all maps.
         prefix: The name of `model` in a larger model, before the paths of the maps.
+        head: The output layer, which is not adapted; some models have it among their layers.
         shared_rank: The rank of a LoRA that all contexts share; 0: none.
         scaling: A factor on the changes of W.
 
@@ -270,10 +286,11 @@ class AdaptedModules:
         *,
         targets: Sequence[str] = (),
         prefix: str = "",
+        head: nn.Module | None = None,
         shared_rank: int = 0,
         scaling: float = 1.0,
     ) -> None:
-        maps = list(linear_maps(model, prefix))
+        maps = [row for row in linear_maps(model, prefix) if row[2] is not head]
         if not maps:
             raise UserError(f"model: expected linear maps (nn.Linear or Conv1D), got none in {type(model).__name__}")
         names = sorted({path.rpartition(".")[2] for _, path, _ in maps})
@@ -283,9 +300,9 @@ class AdaptedModules:
         self._groups: list[MapGroup] = []
         adapted = [row for row in maps if not targets or row[1].rpartition(".")[2] in targets]
         for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
-            maps_of_parent = [(path, linear) for _, path, linear in rows]
+            linears = [(path, linear) for _, path, linear in rows]
             first = len(self.projections)
-            group = MapGroup(parent, maps_of_parent, first=first, sizes=sizes, shared_rank=shared_rank, scaling=scaling)
+            group = MapGroup(self, parent, linears, first=first, sizes=sizes, shared_rank=shared_rank, scaling=scaling)
             self._groups.append(group)
             self.projections += group.projections
 

@@ -21,7 +21,9 @@ from factorcell.model.context_config import ContextConfig
 BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
 # Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
 # call it with inputs whose first dimension is not that of the texts.
-REFUSED_LAYERS = re.compile("Mamba|BambaMixer|FalconH1Mixer|Reformer|XLNet")
+REFUSED_LAYERS = re.compile(
+    "Mamba|BambaMixer|FalconH1Mixer|Reformer|XLNet|Longformer|LEDEncoder|LEDDecoder|NllbMoe|SwitchTransformers"
+)
 
 
 def check_base(model: Any) -> None:
@@ -222,9 +224,12 @@ def _trained_names(model: Any) -> set[str]:
 
 def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
     """Make tensors of the base trainable that a state has, as when it was saved; a hook of `load_state_dict`."""
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if prefix + name in state and name not in model.trained_names:
-            parameter.requires_grad_()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {name for name in parameters if prefix + name in state}
+    if len(loaded) == len(parameters):  # a complete state does not say which tensors were trained
+        return
+    for name in loaded - model.trained_names:
+        parameters[name].requires_grad_()
     _trained_names(model)
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -27,7 +28,6 @@ from factorcell.config import Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import (
-    UNADAPTED,
     Adaptation,
     AdaptedModules,
     add_output_bias,
@@ -116,18 +116,18 @@ class ContextModel(nn.Module):
         check_options(config, schema)
         self.base, self.context_config, self.schema = model, config, schema
         size = config.context_size if schema.variables else 0
-        layers = model.base_model
+        layers, head = model.base_model, model.get_output_embeddings()
         self.maps = AdaptedModules(
             layers,
             BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
             targets=() if isinstance(config.target_modules, str) else config.target_modules,
-            prefix="" if layers is model else model.base_model_prefix,
+            prefix=next(name for name, module in model.named_modules() if module is layers),
+            head=head,
             shared_rank=config.shared_rank,
             scaling=config.alpha / config.rank,
         )
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
-        head = model.get_output_embeddings()
         bias_shape = (size + 1, len(head.weight))
         self.output_bias = (
             nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
@@ -148,7 +148,8 @@ class ContextModel(nn.Module):
         for values in adapters.values():
             values.requires_grad_()
         self._has_adapters = True
-        self._hook = head.register_forward_hook(add_output_bias) if config.output_bias else None
+        self._head = (head,)  # in a tuple, so that it is not also a part of this module
+        self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
         self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
@@ -219,7 +220,7 @@ class ContextModel(nn.Module):
         if isinstance(adaptation.contexts, Tensor):
             shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
-            adaptation = Adaptation(shifts, adaptation.count, adaptation.output_bias)
+            adaptation = Adaptation(self.maps, shifts, adaptation.count, adaptation.output_bias)
         with applied(adaptation):
             return self.base.generate(inputs, **options)
 
@@ -229,7 +230,7 @@ class ContextModel(nn.Module):
         outer = getattr(_THREAD, "disabled", ())
         _THREAD.disabled = (*outer, self)
         try:
-            with applied(UNADAPTED):
+            with applied(Adaptation(self.maps)):
                 yield
         finally:
             _THREAD.disabled = outer
@@ -262,21 +263,26 @@ class ContextModel(nn.Module):
         return cast(Tensor, self.encoder(context.to(self.base.device)))
 
     def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
-        """Return the adaptation of a pass; `UNADAPTED` if the adapters are disabled."""
+        """Return the adaptation of a pass, without shifts if the adapters are disabled."""
         self._check_adapters()
         if any(model is self for model in getattr(_THREAD, "disabled", ())):
-            return UNADAPTED
+            return Adaptation(self.maps)
         if context is None and needs_context and self.encoder is not None:
             raise UserError(NO_CONTEXT)
         vectors = self.context_vectors(context)
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
         vectors = with_constant(vectors)
-        return Adaptation(vectors, len(vectors), self._bias(vectors))
+        return Adaptation(self.maps, vectors, len(vectors), self._bias(vectors))
 
     def _bias(self, vectors: Tensor) -> Tensor | None:
         """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
-        return None if self.output_bias is None else vectors.to(self.output_bias.device) @ self.output_bias
+        if self.output_bias is None:
+            return None
+        if self.base.get_output_embeddings() is not self._head[0]:
+            problem = "expected the output layer that the base had in get_context_model, got another"
+            raise UserError(f"output_bias: {problem}; replace or resize it before")
+        return vectors.to(self.output_bias.device) @ self.output_bias
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any

@@ -208,7 +208,7 @@ class HuggingFaceBackbone(Backbone):
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
         cache = DynamicCache(state.layers or None)
-        with applied(Adaptation.of_shifts(conditions.shifts)):
+        with applied(Adaptation.of_shifts(self.maps, conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,
