@@ -34,7 +34,7 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
         *("epochs", "batch_tokens", "learning_rate", "token_rate", "warmup", "weight_decay", "loss", "samples"),
-        *("evaluations", "max_dev_targets", "patience", "ngram_mixture"),
+        *("evaluations", "patience", "ngram_mixture"),
     ),
 }
 

@@ -185,7 +185,7 @@ class TrainingConfig:
     samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1)
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     max_dev_targets: int = int_option(
-        0, "development targets that evaluations and the work after the training read; 0: all", 0
+        0, "development targets that are read; 0: all, with minutes a number in proportion to them", 0
     )
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
     log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1)

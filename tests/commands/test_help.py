@@ -217,8 +217,8 @@ def defaults(text: str) -> dict[str, str]:
         ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
-        ("generate", {"--unknown": "error", "--precision": "float32"}),
-        ("complete", {"--unknown": "error", "--precision": "float32"}),
+        ("generate", {"--unknown": "error", "--precision": "auto"}),
+        ("complete", {"--unknown": "error", "--precision": "auto"}),
         ("demo", {"--page": "demo.html"}),
     ],
 )

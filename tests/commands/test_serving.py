@@ -24,12 +24,12 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     words = "runs/qac --port 0 --host ::1 --retention 90d --withhold x+ --workers 3 --deadline-ms 40"
     words += " --origin https://a.example --no-ngram-mixture"
     serving.run_serve(
-        parse(f"{words} --keys k.toml --block b.txt --typos 1 --cache-size 7 --pad 4096 --precision auto")
+        parse(f"{words} --keys k.toml --block b.txt --typos 1 --cache-size 7 --pad 4096 --precision bfloat16")
     )
     (options,) = served
     assert (options.run, options.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
     assert (options.host, options.port, options.workers, options.typos, options.cache_size) == ("::1", 0, 3, 1, 7)
-    assert (options.precision, parse("runs/qac").precision) == ("auto", "float32")
+    assert (options.precision, parse("runs/qac").precision) == ("bfloat16", "auto")
     assert not options.mixture
     assert (options.keys, options.block_list) == (Path("k.toml"), Path("b.txt"))
     assert (options.privacy.retention, options.privacy.withheld_patterns) == (90 * 86_400, ("x+",))

@@ -35,8 +35,8 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     config = Config.from_dict(options).to_dict()
     for section, names in AUTOMATIC_OPTIONS.items():
         assert set(options[section]) <= set(names)
-        # An exact loss has no samples, and the plan decides on the mixture and on the development texts.
-        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture", "max_dev_targets", *ONLY_WITH_BASE}
+        # An exact loss has no samples, and the plan decides on the mixture.
+        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture", *ONLY_WITH_BASE}
         assert {name: config[section][name] for name in options[section]} == options[section]
 
 

@@ -69,8 +69,8 @@ class Plan:
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
     def with_steps_of(self, run: Run | None) -> "Plan":
-        """Return this plan with the steps of a trained run instead of a time limit; unchanged if `run` is None."""
-        if run is None or self.minutes is None:
+        """Return this plan with the steps of a trained run, without a time limit; unchanged if `run` is None."""
+        if run is None:
             return self
         training = run.config.training
         return replace(self.with_training(epochs=training.epochs, steps=training.steps), minutes=None)
