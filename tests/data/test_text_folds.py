@@ -147,5 +147,6 @@ def test_lower_case_does_not_depend_on_where_a_text_ends(text: str) -> None:
         if lower_case(prefix.upper().lower()) == lower_case(prefix):  # not ß, whose capital is SS
             assert lower_case(prefix.upper()) == lower_case(prefix)
     assert with_final_sigma(lower_case("ΟΔΟΣ ΤΗΣ ΣΟΦΟΎΣ. Σ ΟΣ\u0301")) == "οδος της σοφούς. σ ος\u0301"
+    assert with_final_sigma(lower_case("2kσ 5σ k\u0302σ дσ ῥῆσ")) == "2kσ 5σ k\u0302σ дσ ῥῆς"
     assert lower_case("ΟΔΟΣ") == lower_case("οδοσ") == lower_case("οδος")
     assert lower_case("İSTANBUL") == lower_case("ISTANBUL") == "istanbul"

@@ -50,7 +50,8 @@ _DASH = regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
 _BLANK = regex.compile(r"\N{BRAILLE PATTERN BLANK}")
 _FRACTION = regex.compile(r"\p{Decomposition_Type=Fraction}")
-FINAL_SIGMA = regex.compile(r"(?<=[\p{L}\p{M}])σ(?!\p{M}*\p{L})")
+# Also a pattern of the library `tokenizers`, whose lookbehinds contain no repetition
+FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}|\p{Greek}\p{M}|\p{Greek}\p{M}\p{M})σ(?!\p{M}*\p{L})")
 _DOTS_OF_I = regex.compile("(?<=[iI])\u0307+")
 _IDEOGRAPHIC_STOP = regex.compile("(?<=[A-Za-z0-9])。(?=[A-Za-z0-9])")  # as a dot of a domain (UTS #46)
 
@@ -101,7 +102,7 @@ def lower_case(text: str) -> str:
 
 
 def with_final_sigma(text: str) -> str:
-    """Return a text in which each σ at the end of a word is ς, as in Greek texts; `lower_case` has only σ."""
+    """Return a text in which each σ after a Greek letter at the end of a word is ς; `lower_case` has only σ."""
     return str(FINAL_SIGMA.sub("ς", text))
 
 
