@@ -158,6 +158,12 @@ LOOK_ALIKES: dict[str, Callable[[str], str]] = {
     "dashes": lambda text: text.replace("-", "\u2011"),
     "no-break spaces": lambda text: text.replace(" ", "\u00a0"),
     "two thin spaces": lambda text: text.replace(" ", "\u2009\u2009"),
+    "underlined": lambda text: "".join(f"{c}\u0332" for c in text),
+    "overlined": lambda text: "".join(f"{c}\u0305\u035e" for c in text),
+    "accents on digits": lambda text: "".join(f"{c}\u0308\u0301" if c.isdigit() else c for c in text),
+    "unseen symbols": "\U0001d159".join,
+    "replaced objects": "\ufffc".join,
+    "ratios": lambda text: text.replace(":", "\u2236"),
     "decomposed": lambda text: unicodedata.normalize("NFD", text),
     **{f"{name} digits": partial(replace_digits, digits) for name, digits in DIGITS.items()},
 }
@@ -227,3 +233,10 @@ def test_check_digits_decide_about_cards_and_ibans() -> None:
     changed_iban = "DE89370400440532013001"
     assert find_private_content(changed_iban) != "an IBAN"
     assert find_private_content("4111 1111 1111 1112") is None
+
+
+@pytest.mark.parametrize("colon", "ː∶꞉˸：")
+def test_names_of_secrets_are_recognized_in_symbols(colon: str) -> None:
+    for name in ("🅿🅸🅽", "🅟🅘🅝", "🇵🇮🇳", "🄿🄸🄽", "p🇮n", "p🅸n"):
+        assert find_private_content(f"{name}{colon} 4821") == "a password"
+    assert find_private_content(f"password{colon}velvet") == "a password"
