@@ -108,6 +108,17 @@ ORDINARY = [
     "photo [OC][1280x720]",
     "Make HEAD@{...} independent",
     "AB12 some more words than that",
+    "200/300/4000",
+    "200|300|4000",
+    "score 250 - 300 - 2000",
+    "250_300_2000",
+    "250--300--2000",
+    "212-555.0143",
+    "212 555-0143",
+    "第0123回",
+    "2019年01月02日",
+    "0から9まで",
+    "2024년 12월 31일",
 ]
 
 
@@ -187,11 +198,53 @@ def test_numbers_are_recognized_with_any_separator(separator: str) -> None:
     groups = ["4111", "1111", "1111", "1111"]
     assert find_private_content(separator.join(groups)) == "a card number"
     assert find_private_content(f"pay {groups[0]}-{separator.join(groups[1:])}") == "a card number"
-    assert find_private_content(separator.join(["415", "555", "0132"])) == "a phone number"
-    if separator not in "⁄|~·•":
-        assert find_private_content(separator.join(["+49", "171", "1234567"])) == "a phone number"
+    for number in (
+        ["+49", "171", "1234567"],
+        ["0049", "171", "12", "34567"],
+        ["0171", "1234567"],
+        ["tel: 5551", "2345"],
+    ):
+        assert find_private_content(separator.join(number)) == "a phone number"
     assert find_private_content(separator.join(["GB29", "NWBK", "6016", "1331", "9268", "19"])) == "an IBAN"
     assert find_private_content(f"20190102{separator}100505") is None  # a time whose digits pass the Luhn check
+
+
+@pytest.mark.parametrize("separator", [*"-.·•\u00a0\u2011\u2013", "  ", "\u200b-"], ids=ascii)
+def test_numbers_of_north_america_have_the_same_single_separators(separator: str) -> None:
+    number = separator.join(["212", "555", "0143"])
+    for text in (
+        number,
+        f"1{separator}{number}",
+        f"call {number}, please",
+        f"(212) 555{separator}0143",
+        f"電話{number}です",
+    ):
+        assert find_private_content(text) == "a phone number"
+
+
+@pytest.mark.parametrize(
+    "number", ["090-1234-5678", "0812345678", "+81 90-1234-5678", "0081 90 1234 5678", "(212) 555-0143", "212.555.0143"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("電話", "です"),
+        ("私の番号は", ""),
+        ("โทร", "นะ"),
+        ("手机", "。"),
+        ("전화", "로"),
+        ("ເບີ", "ເດີ"),
+        ("លេខ", "ណា"),
+        ("ဖုန်း", "ပါ"),
+        ("デンワー", "〆"),
+        ("私のtel:", "まで"),
+    ],
+)
+def test_phone_numbers_touch_letters_of_scripts_without_spaces(number: str, before: str, after: str) -> None:
+    assert find_private_content(f"{before}{number}{after}") == "a phone number"
+    assert find_private_content(f"{number}ж") is None
+    if number[0].isdigit():
+        assert find_private_content(f"ж{number}") is None
 
 
 @pytest.mark.parametrize(

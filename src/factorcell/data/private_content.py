@@ -12,7 +12,7 @@ from typing import Any
 import regex
 
 from factorcell.data import secret_phrases
-from factorcell.data.text_folds import screening
+from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164
@@ -34,15 +34,21 @@ _DIGITS = regex.compile(rf"\d{{3,}}(?:{SEPARATOR}\d{{3,}})*")  # groups of digit
 _IBAN_START = regex.compile(
     rf"(?<![^\W_])[a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}", regex.IGNORECASE | regex.ASCII
 )
+# Letters and digits that must not touch a phone number: not those of scripts that attach words to each other
+_WORD = rf"[\w--[{UNSPACED}{HANGUL}]]"
+_GAP = rf"[{SEPARATORS}()]{{0,4}}"
+# Each alternative begins with a lookahead, because the lookbehinds take longer.
 _PHONE = regex.compile(
-    r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)"  # with the code of a country
-    r"|(?<![\w.,:/+-])\(?0[1-9]\d{0,4}\)?(?:[ ./-]{0,3}\d){5,12}+(?![\w%]|[.,:]\d)"  # with the 0 of a national number
-    rf"|(?<![\w.,:/+-])(?:1{SEPARATOR})?(?:\([2-9]\d\d\) ?|[2-9]\d\d{SEPARATOR})\d{{3}}{SEPARATOR}\d{{4}}"
-    r"(?!\w|[.,:-]\d)"  # North America
-    r"|\b(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
+    rf"(?=[+0])(?<!\+|{_WORD})(?:\+|00(?=[1-9]))\d(?:{_GAP}\d){{6,14}}+(?!{_WORD})"  # with the code of a country
+    rf"|(?=[(0])(?<![.,:/+\-]|{_WORD})\(?0[1-9]\d{{0,4}}\)?"  # with the 0 of a national number
+    rf"(?:[{SEPARATORS}]{{0,3}}\d){{5,12}}+(?!{_WORD}|%|[.,:]\d)"
+    rf"|(?=[(1-9])(?<![.,:/+\-]|{_WORD})(?:1[ .·•\-])?"  # North America
+    rf"(?:\([2-9]\d\d\) ?\d{{3}}[ .·•\-]|[2-9]\d\d([ .·•\-])\d{{3}}\1)\d{{4}}(?!{_WORD}|[.,:\-]\d)"
+    rf"|(?=[cfhmptw])(?<!{_WORD})"
+    r"(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
     r"|handy|handynummer|mobil|mobile|mobilnummer|móvil|portable|cell|whatsapp|fax|tlf|mob)\b\W{0,3}"
-    r"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{0,3}){0,2}\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)",
-    regex.IGNORECASE,
+    rf"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{{0,3}}){{0,2}}\d(?:{_GAP}\d){{6,14}}+(?!{_WORD})",
+    regex.IGNORECASE | regex.V1,
 )
 _TIME = regex.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])[0-2]\d[0-5]\d[0-5]\d\d{0,3}")  # 20240131235959
 _DATE = regex.compile(
