@@ -1,15 +1,21 @@
 """Which texts seem to contain private content, and how often secrets are missed and ordinary texts withheld."""
 
 import unicodedata
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from benchmarks.private_content import KINDS, made_texts
 from factorcell.commands.demo import table_path
 from factorcell.data.private_content import find_private_content
 from factorcell.data.tables import open_table
+from factorcell.service.privacy import Privacy
 
 # Maximum share of made texts that is missed; docs/privacy.md lists the measured shares.
 MAX_MISSED = {"password": 0.12, "PIN or code": 0.08, "token or key": 0.01}
@@ -260,6 +266,52 @@ def test_the_texts_of_a_context_are_searched() -> None:
     assert find_private_content("hello", {"last": ["hi", "my pin is 4821"]}) == "a password"
     assert find_private_content("hello", {"note": "hi", "stars": 4111111111111111}) is None
     assert find_private_content("my pin is 4821", context) == "a password"
+
+
+CARD = "4111 1111 1111 1111"
+CONTAINERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "bytes": str.encode,
+    "bytearray": lambda text: bytearray(text.encode()),
+    "list": lambda text: ["hi", text],
+    "tuple in a list": lambda text: [("hi", text)],
+    "set": lambda text: {"hi", text},
+    "frozenset": lambda text: frozenset({text, "hi"}),
+    "set of bytes": lambda text: {text.encode()},
+    "mapping": lambda text: {"a": text},
+    "key of a mapping": lambda text: {text: 1},
+    "values of a mapping": lambda text: {"a": text}.values(),
+    "deque": lambda text: deque([text]),
+    "numpy text": np.str_,
+    "numpy array": lambda text: np.array(["hi", text]),
+    "numpy array of objects": lambda text: np.array(["hi", text], object),
+    "numpy array of bytes": lambda text: np.array([text.encode()]),
+    "numpy scalar array": np.array,
+    "numpy matrix": lambda text: np.array([["hi", text]]),
+    "pandas series": lambda text: pd.Series(["hi", text]),
+    "pandas category": lambda text: pd.Series(["hi", text], dtype="category").values,
+    "pandas string array": lambda text: pd.array(["hi", text], dtype="string"),
+    "arrow scalar": pa.scalar,
+    "arrow bytes": lambda text: pa.scalar(text.encode()),
+    "arrow list scalar": lambda text: pa.scalar(["hi", text]),
+    "arrow array": lambda text: pa.array(["hi", text]),
+    "arrow chunks": lambda text: pa.chunked_array([["hi", text]]),
+}
+
+
+@pytest.mark.parametrize("contain", CONTAINERS.values(), ids=CONTAINERS)
+def test_the_texts_of_any_container_are_searched(contain: Callable[[str], Any]) -> None:
+    for text, label in ((CARD, "a card number"), ("my pin is 4821", "a password"), ("blå bil", None)):
+        assert find_private_content("hello", {"stars": 5, "note": contain(text)}) == label
+        assert Privacy().withhold_reason("hello", {"stars": 5, "note": contain(text)}) == label
+
+
+@pytest.mark.parametrize(
+    "value",
+    [4111111111111111, np.int64(4111111111111111), np.arange(3), None, pd.NA, pa.scalar(1), float("nan"), b"\xff"],
+)
+def test_other_values_of_a_context_are_not_searched(value: Any) -> None:
+    assert find_private_content("hello", {"note": value}) is None
 
 
 @pytest.mark.parametrize("text", ORDINARY)

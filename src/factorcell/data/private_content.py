@@ -6,11 +6,12 @@ Such texts are neither learned online nor suggested. The recognizers are heurist
 text. `docs/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import regex
 
+from factorcell import limits
 from factorcell.data import secret_phrases
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 
@@ -73,16 +74,26 @@ def find_private_content(text: str, context: Mapping[str, Any] | None = None) ->
 
     Args:
         text: The text of a user.
-        context: Column -> value. The values that are texts or lists of texts are searched.
+        context: Column -> value. The values that are texts, bytes or containers of them are searched.
     """
     return next(filter(None, map(_find_in_text, (text, *context_texts(context or {})))), None)
 
 
 def context_texts(context: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of a context that are texts, and the texts of its lists."""
+    """Yield the values of a context that are texts or bytes, also those in lists, sets, arrays and other containers."""
     for value in context.values():
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (item for item in values if isinstance(item, str))
+        yield from _texts_in(value)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    value = limits.plain(value.as_py() if hasattr(value, "as_py") else value)  # `as_py`: a scalar of Arrow
+    if isinstance(value, (bytes, bytearray)):
+        yield value.decode(errors="replace")
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, Iterable):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts_in(item)
 
 
 def is_public(text: str) -> bool:
