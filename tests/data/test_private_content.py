@@ -223,6 +223,7 @@ def test_numbers_of_north_america_have_the_same_single_separators(separator: str
         f"1{separator}{number}",
         f"call {number}, please",
         f"(212) 555{separator}0143",
+        f"(212){number[3:]}",
         f"電話{number}です",
     ):
         assert find_private_content(text) == "a phone number"

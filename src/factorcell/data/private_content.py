@@ -44,7 +44,7 @@ _PHONE = regex.compile(
     rf"|(?=[(0])(?<![.,:/+\-]|{_WORD})\(?0[1-9]\d{{0,4}}\)?"  # with the 0 of a national number
     rf"(?:[{SEPARATORS}]{{0,3}}\d){{5,12}}+(?!{_WORD}|%|[.,:]\d)"
     rf"|(?=[(1-9])(?<![.,:/+\-]|{_WORD})(?:1[ .·•\-])?"  # North America
-    rf"(?:\([2-9]\d\d\) ?\d{{3}}[ .·•\-]|[2-9]\d\d([ .·•\-])\d{{3}}\1)\d{{4}}(?!{_WORD}|[.,:\-]\d)"
+    rf"(?:\([2-9]\d\d\)[ .·•\-]?\d{{3}}[ .·•\-]|[2-9]\d\d([ .·•\-])\d{{3}}\1)\d{{4}}(?!{_WORD}|[.,:\-]\d)"
     rf"|(?=[cfhmptw])(?<!{_WORD})"
     r"(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
     r"|handy|handynummer|mobil|mobile|mobilnummer|móvil|portable|cell|whatsapp|fax|tlf|mob)\b\W{0,3}"
