@@ -5,6 +5,7 @@ only on the seed and on the number of the text. A text therefore does not depend
 and an interrupted list can be continued at any number.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -355,13 +356,17 @@ def stream(
         task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
         steps = generate_steps(task, _token_requests(options, count=1, first=0))
         while True:
-            text = _join(run, tokens, case)
+            # A letter that follows would change a final ς or the word "I": such an end waits for the next token.
+            variants = zip(_join(run, tokens, case), _join(run, tokens, case, "a"), strict=False)
+            text = "".join(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], variants))
             if len(text) > len(yielded_text):
                 yield text[len(yielded_text) :]
-            yielded_text = text
+                yielded_text = text
             with run.scoring():  # only within a step: between steps, the precision of the caller applies
                 step = next(steps, None)
             if step is None:
+                if rest := _join(run, tokens, case)[len(yielded_text) :]:
+                    yield rest
                 report_unknown_share(task.unknown)
                 return
             if step.tokens[0] != constraints.end:
@@ -411,6 +416,6 @@ def _token_requests(options: GenerationOptions, count: int, first: int) -> Reque
     return sampling_requests(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
-def _join(run: Run, tokens: Sequence[str], case: bool) -> str:
-    text = run.tokenizer.written(run.tokenizer.join(tokens))
+def _join(run: Run, tokens: Sequence[str], case: bool, suffix: str = "") -> str:
+    text = run.tokenizer.written(run.tokenizer.join(tokens) + suffix)
     return sentence_case(text) if case else text
