@@ -398,8 +398,20 @@ KIND_HELP = {
 
 
 def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified."""
-    kinds = {"backbone": HuggingFaceOptions.kind} if options.keys() & {*TRANSFORMER_OPTIONS} else {}
+    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified.
+
+    Raises:
+        UserError: The options also have another `backbone`, which lacks this option.
+    """
+    names = [name for name in TRANSFORMER_OPTIONS if name in options]
+    backbone = str(options.get("backbone", HuggingFaceOptions.kind))
+    if names and backbone != HuggingFaceOptions.kind:
+        names_of_backbone = {field.name for field in dataclasses.fields(options_class("backbone", backbone))}
+        for name in names:
+            if name not in names_of_backbone:
+                raise UserError(f"{name} requires backbone {HuggingFaceOptions.kind}, got {backbone}")
+        return {}
+    kinds = {"backbone": HuggingFaceOptions.kind} if names else {}
     return kinds | ({"tokenizer": PretrainedTokenizerOptions.kind} if options.get("base") else {})
 
 

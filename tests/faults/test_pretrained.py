@@ -151,6 +151,8 @@ def test_a_damaged_gguf_file_is_refused(name: str, folder: Path, capfd: pytest.C
         ("--base ./base --base-digest 00ff", "expected weights with SHA-256 00ff"),
         ("--architecture ./base", "expected a causal language model of transformers, such as llama, gpt2 or qwen2"),
         ("--architecture lama", "did you mean 'llama'?"),
+        ("--base ./base --backbone recurrent", "base requires backbone huggingface, got recurrent"),
+        ("--architecture lama --backbone recurrent", "architecture requires backbone huggingface, got recurrent"),
         ("--base ./base --architecture llama", "expected either base, a pretrained model, or architecture"),
         ("--backbone huggingface", "expected either base, a pretrained model, or architecture"),
         ("--base=", "expected either base, a pretrained model, or architecture"),
@@ -263,6 +265,7 @@ def test_a_pretrained_base_needs_its_own_tokenizer(folder: Path, capfd: pytest.C
     assert "tokenizer: expected pretrained, whose tokens a pretrained base knows, got word" in error
     options: dict[str, dict[str, Any]] = {
         "data": {"text": "text", "context": ["city"]},
+        "tokenizer": {"kind": "word"},
         "backbone": {"kind": "huggingface", "base": "./base"},
     }
     with pytest.raises(UserError, match=r"tokenizer: expected pretrained, .*, got word"):
