@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from factorcell import UserError, files, fit
+from factorcell import UserError, files, fit, pretrained
 from factorcell.commands.main import main
 from factorcell.model.run import Run
 from tests.pretrained_models import write_pretrained, write_tokenizer
@@ -121,6 +121,39 @@ def test_a_damaged_base_is_refused(name: str, folder: Path, capfd: pytest.Captur
     damage(folder)
     assert message in refusal(f"train texts.jsonl --out other --base ./base {OPTIONS}", capfd)
     assert not (folder / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "qwen2", "gemma", "gpt_neox", "opt", "mistral", "bert", "mbart"]
+)
+def test_a_folder_without_the_files_of_a_tokenizer_is_refused(architecture: str, tmp_path: Path) -> None:
+    """For some architectures, transformers makes a tokenizer of special tokens, and every text is empty."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+    with pytest.raises(UserError, match="tokenizer"):
+        pretrained.read_tokenizer(pretrained.find_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (("config.json", "model.safetensors"), "expected a tokenizer with a tokenizer.json, got one without tokens"),
+        (("config.json", "tokenizer.json", "tokenizer_config.json"), "expected weights in files model*.safetensors"),
+        (("config.json",), "expected weights in files model*.safetensors"),
+        (("tokenizer.json", "model.safetensors"), "expected a model with a config.json"),
+        ((), "expected a model with a config.json"),
+    ],
+)
+def test_missing_files_of_a_base_are_reported_before_the_table_is_read(
+    kept: tuple[str, ...], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_pretrained(folder / "gpt2", TEXTS, "gpt2")
+    for path in (folder / "gpt2").iterdir():
+        if path.name not in kept:
+            path.unlink()
+    with (folder / "texts.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    assert message in refusal(f"train texts.jsonl --out other --base ./gpt2 {OPTIONS}", capfd)
+    assert not (folder / "other" / "config.json").exists()
 
 
 GGUF_FILES = {
