@@ -108,6 +108,11 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
+def is_names(value: Any) -> bool:
+    """Return whether a plain value is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+
+
 def make_plain(options: Any) -> None:
     """Replace the value of each field of the dataclass `options` by a plain value (`plain`)."""
     for field in dataclasses.fields(options):
@@ -204,11 +209,17 @@ NUMBER_LIMITS = {
     "within": Limits(0, math.inf, whole=False),
 }
 
+# Those that may be None: without a limit, or chosen by the function.
+OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
+
 
 def check(**values: Any) -> list[Any]:
-    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None.
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None in `OPTIONAL`.
 
     Raises:
         UserError: A number is not within its limits.
     """
-    return [None if value is None else NUMBER_LIMITS[name].check(name, value) for name, value in values.items()]
+    return [
+        None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)
+        for name, value in values.items()
+    ]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from factorcell.extensions import NONE, Extensions
-from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice, plain
+from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice, is_names, plain
 
 # Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
@@ -177,7 +177,7 @@ def _convert(name: str, value: Any, option_type: OptionType) -> Any:
     if option_type.is_optional and (value is None or (isinstance(value, str) and value == NONE)):
         return None
     if option_type.is_list:
-        if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        if is_names(value):
             return value
         raise UserError(f"{name} is {value!r}; it must be a list of names")
     if option_type.scalar is float and type(value) is int and abs(value) <= MAX_FLOAT:
