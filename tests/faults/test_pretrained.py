@@ -134,7 +134,7 @@ def test_a_folder_without_the_files_of_a_tokenizer_is_refused(architecture: str,
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"),
+    ("remaining", "message"),
     [
         (("config.json", "model.safetensors"), "expected a tokenizer with a tokenizer.json, got one without tokens"),
         (("config.json", "tokenizer.json", "tokenizer_config.json"), "expected weights in files model*.safetensors"),
@@ -144,11 +144,11 @@ def test_a_folder_without_the_files_of_a_tokenizer_is_refused(architecture: str,
     ],
 )
 def test_missing_files_of_a_base_are_reported_before_the_table_is_read(
-    kept: tuple[str, ...], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    remaining: tuple[str, ...], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_pretrained(folder / "gpt2", TEXTS, "gpt2")
     for path in (folder / "gpt2").iterdir():
-        if path.name not in kept:
+        if path.name not in remaining:
             path.unlink()
     with (folder / "texts.jsonl").open("a") as file:
         file.write("not JSON\n")

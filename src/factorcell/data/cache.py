@@ -76,8 +76,7 @@ def prepare(
     Raises:
         UserError: The table cannot be read, lacks a column, or has an invalid value; the message names the row.
     """
-    # A tokenizer that is missing is reported before the table is read, which can take minutes.
-    text_tokenizer = new_tokenizer(config) if tokenizer is None else tokenizer
+    text_tokenizer = new_tokenizer(config) if tokenizer is None else tokenizer  # may fail, so before the table is read
     table, data_config = open_table(source), config.data
     config = replace(config, tokenizer=text_tokenizer.options)
     if schema is None and data_config.text not in table.columns:
