@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -268,3 +269,22 @@ def test_python_reports_the_mixture_and_unknown_words_of_the_prompt(tmp_path: Pa
     mixture, words = (str(notice.message) for notice in notices)
     assert mixture.startswith("the texts are those of the mixture with n-gram counts")
     assert words == f"prompt: words that are not in the vocabulary of {run.folder}: 'moon'"
+
+
+@pytest.mark.parametrize("name", ["banned", "stops"])
+def test_words_of_options_are_lists_and_sets_are_stored_as_tuples(name: str) -> None:
+    lists: list[Any] = [["the", "a"], ("the", "a"), np.array(["the", "a"])]
+    sets: list[Any] = [{"the", "a"}, frozenset(["a", "the"])]
+    nothing: list[Any] = [[], (), set()]
+    invalid: list[Any] = ["the", "", 5, None, [1], ["the", None], {"the", 1}, {"the": 1}, b"the", [["the"]]]
+    for words in lists:
+        assert getattr(GenerationOptions(**{name: words}), name) == ("the", "a")
+    for words in sets:
+        stored = getattr(GenerationOptions(**{name: words}), name)
+        assert stored == ("a", "the")
+        assert json.loads(json.dumps(stored)) == ["a", "the"]
+    for words in nothing:
+        assert GenerationOptions(**{name: words}) == GenerationOptions()
+    for words in invalid:
+        with pytest.raises(UserError, match=f"{name}: expected a list of words, got "):
+            GenerationOptions(**{name: words})

@@ -94,7 +94,13 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("banned", "stops"):
+            if isinstance(words := getattr(self, name), set | frozenset):
+                object.__setattr__(self, name, tuple(sorted(words, key=str)))
         limits.make_plain(self)
+        for name in ("banned", "stops"):
+            if not limits.is_names(words := getattr(self, name)):
+                raise UserError(f"{name}: expected a list of words, got {words!r:.60}")
         check_choice("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,
@@ -213,7 +219,7 @@ def generate(
     contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    prompt_tokens = run.tokenizer.split(prompt)
+    prompt_tokens = _split_prompt(run, prompt)
     ids, origin = run.tokenizer.encode(prompt_tokens), provenance(run, options, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     texts_per_search = number if options.method == "beam" else 1
@@ -249,6 +255,13 @@ def generate(
         report_unknown_share(unknown_share)
 
     return write()
+
+
+def _split_prompt(run: Run, prompt: str) -> list[str]:
+    """Return the tokens of a prompt; raise `UserError` if it is not a text."""
+    if not isinstance(prompt, str):
+        raise UserError(f"prompt: expected a text, got {prompt!r:.60}")
+    return run.tokenizer.split(prompt)
 
 
 def _figures(text: GeneratedText) -> files.Row:
@@ -346,7 +359,7 @@ def stream(
     """
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
-    prompt_tokens = run.tokenizer.split(prompt)
+    prompt_tokens = _split_prompt(run, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     corpus = corpus_of_contexts(run, [context], unknown)
 
