@@ -43,6 +43,11 @@ def test_config_survives_toml(text: str, context: list[str], rate: float, rank: 
     assert Config.from_dict(tomllib.loads(config.to_toml())) == config
 
 
+KINDS = ("tokenizer", "backbone", "head")
+NO_TEXTS: list[Any] = [5, 0.5, True, None, ["recurrent"], {"kind": "word"}, ()]
+NO_NAMES: list[Any] = [5, True, None, ("rank",)]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -56,6 +61,13 @@ def test_config_survives_toml(text: str, context: list[str], rate: float, rank: 
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
         ({"model": {}, "backbone": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
         ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown tokenizer 'words' \(did you mean 'word'\?\)"),
+        *[({section: {"kind": value}}, rf"kind in \[{section}\] is ") for section in KINDS for value in NO_TEXTS],
+        *[({value: {}}, "unknown section") for value in NO_NAMES],
+        *[({"model": {value: 1}}, r"unknown key in \[model\]") for value in NO_NAMES],
+        *[({"backbone": {"base": "gpt2", value: 1}}, r"unknown key in \[backbone\]") for value in NO_NAMES],
+        ({"backbone": {"base": 5}}, "base is 5; it must be of type str"),
+        ({"backbone": {"base": "gpt2", "architecture": "gpt2"}}, "expected either base"),
+        ({"training": {"loss": None}}, "loss is None"),
         ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),
     ],
@@ -99,6 +111,18 @@ def test_choose_suggests_the_most_similar_name() -> None:
     assert check_choice("fruit", "fig", ["fig", "pear"]) == "fig"
     with pytest.raises(UserError, match=r"unknown fruit 'figs' \(did you mean 'fig'\?\); choose from fig, pear"):
         check_choice("fruit", "figs", ["fig", "pear"])
+    for name in (*NO_TEXTS, *NO_NAMES):
+        with pytest.raises(UserError, match=r"unknown fruit .*; choose from fig, pear"):
+            check_choice("fruit", name, ["fig", "pear"])
+
+
+@pytest.mark.parametrize("option", ["base", "architecture"])
+def test_a_file_selects_the_kinds_that_the_option_of_a_transformer_requires(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[backbone]\n{option} = "gpt2"\n', encoding="utf-8")
+    assert Config.load(path) == Config.of(**{option: "gpt2"})
+    path.write_text(f'[tokenizer]\nkind = "char"\n[backbone]\n{option} = "gpt2"\n', encoding="utf-8")
+    assert Config.load(path) == Config.of(tokenizer="char", **{option: "gpt2"})
 
 
 @pytest.mark.parametrize("name", ["./model", "model.gguf", "org/model", "gpt2", "llama", "two words"])

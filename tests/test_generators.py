@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 
 import factorcell
-from factorcell import GenerationOptions, Run, UserError, generate, stream, train
+from factorcell import (
+    Completer,
+    GenerationOptions,
+    Learner,
+    Run,
+    UserError,
+    audit,
+    evaluate,
+    finetune,
+    generate,
+    mix,
+    stream,
+    train,
+)
 from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
@@ -64,6 +77,13 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"contexts": [{"city": "Oslo"}] * 200 + [{"nope": 1}]}, "unknown context column 'nope'"),
     ({"contexts": {"city": "Atlantis"}}, "Atlantis"),
     ({"contexts": {"city": "Oslo"}, "unknown": "nope"}, "nope"),
+    ({"contexts": {0: "Rome"}}, "unknown context column 0"),
+    ({"contexts": {None: "Rome"}}, "unknown context column None"),
+    ({"contexts": {0: "Rome", "city": "Oslo", None: 1}}, "unknown context column 0"),
+    *[({"contexts": {"city": "Oslo"}, "unknown": value}, "unknown policy") for value in (None, 5, ["error"], "")],
+    *[({"contexts": {}, "prompt": value}, "prompt: expected a text, got ") for value in (5, None, ["a"], b"a")],
+    ({"contexts": {}, "number": None}, "number is None"),
+    ({"contexts": {}, "first": None}, "first is None"),
     ({"contexts": {}, "number": 0}, "number is 0"),
     ({"contexts": {}, "first": -1}, "first is -1"),
     ({"contexts": {}, "number": 2, "options": GenerationOptions("greedy")}, "greedy texts"),
@@ -85,6 +105,8 @@ def test_generate_checks_its_arguments_at_the_call(run: Run, arguments: dict[str
         ({"context": {"nope": 1}}, "unknown context column 'nope'"),
         ({"context": {"city": "Atlantis"}}, "Atlantis"),
         ({"context": {}, "unknown": "nope"}, "nope"),
+        ({"context": {0: "Rome", "city": "Oslo"}}, "unknown context column 0"),
+        *[({"context": {}, "prompt": value}, "prompt: expected a text, got ") for value in (5, None, ["a"], b"a")],
         ({"context": {}, "options": GenerationOptions("beam")}, "does not write from left to right"),
         ({"context": {}, "options": GenerationOptions(stops=("absentword",))}, "is not in the vocabulary"),
     ],
@@ -92,6 +114,30 @@ def test_generate_checks_its_arguments_at_the_call(run: Run, arguments: dict[str
 def test_stream_checks_its_arguments_at_the_call(run: Run, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         stream(run, **arguments)
+
+
+@pytest.mark.parametrize("unknown", ["nope", "", None, 5, ["error"]])
+def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_path: Path) -> None:
+    rows = [{"text": text, "user": user} for text in ("abc", "cab") for user in "AB"]
+    letters = {"user": "user", "tokenizer": "char", "min_user_count": 1, "canaries": 1}
+    run = make_run(tmp_path / "run", (), letters, rows)
+    streams = [Stream("A", ({"text": "a longer text"},), (None,))]
+    missing = tmp_path / "missing.csv"
+    calls: list[Callable[[], Any]] = [
+        lambda: Learner(run, unknown=unknown),
+        lambda: Completer(run, unknown=unknown),
+        lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
+        lambda: audit(run, missing, unknown=unknown),
+        lambda: finetune(run, missing, None, tmp_path / "tuned", unknown=unknown),
+        lambda: mix([run], missing, tmp_path / "mix", unknown=unknown),
+        lambda: run.score(rows, unknown=unknown),
+        lambda: evaluate(run, rows, unknown=unknown),
+        lambda: generate(run, {}, unknown=unknown),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match="unknown policy for unknown values"):
+            call()
+    assert not (tmp_path / "tuned").exists()
 
 
 def test_the_clients_check_the_fields_of_a_request_at_the_call() -> None:

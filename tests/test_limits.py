@@ -22,7 +22,7 @@ from factorcell.completion.typos import TypoCosts
 from factorcell.config import Config, UserError
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.limits import NUMBER_LIMITS, Limits, check, plain
+from factorcell.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
 from factorcell.option_fields import OPTION_KINDS
 from factorcell.sklearn import ContextClassifier
 from tests.small_runs import ROWS
@@ -144,6 +144,15 @@ def test_arguments_accept_scalars_of_numpy_and_pytorch(name: str) -> None:
         assert type(checked) is type(number)
 
 
+@pytest.mark.parametrize("name", NUMBER_LIMITS)
+def test_arguments_are_none_only_if_they_are_optional(name: str) -> None:
+    if name in OPTIONAL:
+        assert check(**{name: None}) == [None]
+    else:
+        with pytest.raises(UserError, match=f"{name} is None; it must be a"):
+            check(**{name: None})
+
+
 OPTIONS: list[Any] = [
     *(GenerationOptions(seconds=1.0, width=3, banned=("a",)), Beam(), Sampler(), Constraints(), Budget(2.0, "good")),
     *(LearningRule(), PrefixDraw(), TypoCosts(), RetryPolicy(), ContextConfig(target_modules=("q_proj",))),
@@ -161,6 +170,17 @@ def test_options_of_functions_are_stored_as_plain_values(options: Any) -> None:
             stored = getattr(copy, name)
             assert type(stored) is type(value), name
             assert not isinstance(value, tuple) or [*map(type, stored)] == [*map(type, value)], name
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: type(options).__name__)
+def test_numbers_of_options_are_not_none_unless_that_is_their_default(options: Any) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    assert dataclasses.replace(options, **{name: None for name, default in defaults.items() if default is None})
+    for name, default in defaults.items():
+        if isinstance(default, int | float) and name != "end":  # a token id, which the tokenizer sets
+            for value in (None, "1", "", [1], object()):
+                with pytest.raises(UserError):
+                    dataclasses.replace(options, **{name: value})
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(), st.none()))

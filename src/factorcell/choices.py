@@ -5,6 +5,8 @@ This module does not import PyTorch, so that the command line can quickly show t
 
 from typing import Any
 
+from factorcell.limits import check_choice
+
 # Policies for values that training never saw: `error` refuses a value, `group` reads it as a rare value, and `expected`
 # reads it as a missing value.
 UNKNOWN_POLICIES = ("error", "group", "expected")
@@ -44,6 +46,12 @@ ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random
 ALTERNATIVES = 1000  # number of random texts among which an audit ranks a canary
 REPLAY_WINDOW = 9  # number of positions averaged in a point of the replay curve (thesis, figure 5.2)
 DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
+
+
+def check_unknown(unknown: str) -> str:
+    """Return `unknown` if it is a policy for values that training never saw; raise `UserError` otherwise."""
+    return check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)
+
 
 # Defaults of training on few texts: the exact loss, small steps and early stopping.
 SMALL_DATA_DEFAULTS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any
 
 from factorcell import assignments, input_files
 from factorcell.extensions import NONE
-from factorcell.limits import EPOCHS, MAX_SEED
+from factorcell.limits import EPOCHS, MAX_SEED, plain
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_choice as check_choice
 from factorcell.limits import check_format as check_format
@@ -205,8 +205,26 @@ class TrainingConfig:
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the `kind` of each section in nested options (by section and name), for sections that set it."""
-    return {section: sections[section]["kind"] for section in OPTION_KINDS if "kind" in sections.get(section, {})}
+    """Return the kinds that nested options (by section and name) select, by section.
+
+    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`.
+
+    Raises:
+        UserError: A section is unknown or not a mapping, its kind is not a text, or the options contradict each other.
+    """
+    names = [field.name for field in dataclasses.fields(Config)]
+    if not isinstance(sections, Mapping):
+        raise UserError(f"expected the sections {', '.join(names)}, got a {type(sections).__name__}")
+    kinds: dict[str, str] = {}
+    for section, content in sections.items():
+        check_choice("section", section, names)
+        if not isinstance(content, Mapping):
+            raise UserError(f"{section}: expected a table of options, got {content!r:.60}")
+        if section in OPTION_KINDS and "kind" in content:
+            kinds[section] = plain(content["kind"])
+            if not isinstance(kinds[section], str):
+                raise UserError(f"kind in [{section}] is {content['kind']!r:.60}; it must be of type str")
+    return kinds_of_transformer({**sections.get("backbone", {}), **kinds}) | kinds
 
 
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -332,16 +350,9 @@ class Config:
         Raises:
             UserError: A section or an option is unknown, or a value is invalid.
         """
-        sections = list(section_types())
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where}: expected the sections {', '.join(sections)}, got a {type(values).__name__}")
         try:
-            for section, content in values.items():
-                check_choice("section", section, sections)
-                if not isinstance(content, Mapping):
-                    raise UserError(f"{section}: expected a table of options, got {content!r:.60}")
             types = section_types(selected_kinds(values))
-            return cls(**{name: _create_section(types[name], name, content) for name, content in values.items()})
+            return cls(**{name: _create_section(types[name], name, values.get(name, {})) for name in types})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -381,12 +392,22 @@ def read_options(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: The file is not valid or contains an unknown option.
     """
+    values = read_sections(path)
+    Config.from_dict(values, where=str(path))
+    return dict(values)
+
+
+def read_sections(path: str | Path) -> Any:
+    """Return the content of a TOML or JSON file of options, which may contain invalid options.
+
+    Raises:
+        UserError: The file cannot be read, is not valid TOML or JSON, or has another format.
+    """
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
-    Config.from_dict(values, where=str(path))
-    return dict(values)
+    return values
 
 
 def _to_toml(value: Any) -> str:

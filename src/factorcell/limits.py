@@ -52,7 +52,7 @@ class UserError(ValueError):
 
 
 def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return `name` if it is one of the `valid` names.
+    """Return `name` if it is one of the `valid` names; a value of another type is none of them.
 
     Raises:
         UserError: `name` is not valid. The message begins with "unknown" and the `kind` of the name, lists the valid
@@ -61,19 +61,24 @@ def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     if name in names:
         return name
-    known = f"choose from {', '.join(names)}" if names else "there is none to choose"
+    known = f"choose from {', '.join(map(str, names))}" if names else "there is none to choose"
     raise UserError(f"unknown {kind} {name!r}{nearest_hint(name, names)}; {known}")
 
 
-def nearest_hint(name: str, valid: Iterable[str]) -> str:
+def nearest_hint(name: Any, valid: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the valid name most similar to `name`, or "" if none is similar."""
     nearest = similar_names(name, valid, 1)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
-def similar_names(name: str, valid: Iterable[str], count: int) -> list[str]:
-    """Return up to `count` valid names that are similar to `name`, first those that differ only in case."""
-    valid = list(valid)
+def similar_names(name: Any, valid: Iterable[str], count: int) -> list[str]:
+    """Return up to `count` valid names that are similar to `name`, first those that differ only in case.
+
+    No valid name is similar to a value of another type.
+    """
+    if not isinstance(name, str):
+        return []
+    valid = [other for other in valid if isinstance(other, str)]
     equal = [other for other in valid if other.casefold() == name.casefold()]
     return list(dict.fromkeys([*equal, *difflib.get_close_matches(name, valid, n=count)]))[:count]
 
@@ -101,6 +106,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, numbers.Integral):
         return int(value)
     return float(value) if isinstance(value, numbers.Real) else value
+
+
+def is_names(value: Any) -> bool:
+    """Return whether a plain value is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
 
 
 def make_plain(options: Any) -> None:
@@ -199,11 +209,17 @@ NUMBER_LIMITS = {
     "within": Limits(0, math.inf, whole=False),
 }
 
+# Those that may be None: without a limit, or chosen by the function.
+OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
+
 
 def check(**values: Any) -> list[Any]:
-    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None.
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None in `OPTIONAL`.
 
     Raises:
         UserError: A number is not within its limits.
     """
-    return [None if value is None else NUMBER_LIMITS[name].check(name, value) for name, value in values.items()]
+    return [
+        None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)
+        for name, value in values.items()
+    ]

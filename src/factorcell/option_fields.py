@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from factorcell.extensions import NONE, Extensions
-from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice, plain
+from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, check_choice, is_names, plain
 
 # Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
@@ -182,7 +182,7 @@ def _convert(name: str, value: Any, option_type: OptionType) -> Any:
     if option_type.is_optional and (value is None or (isinstance(value, str) and value == NONE)):
         return None
     if option_type.is_list:
-        if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        if is_names(value):
             return value
         raise UserError(f"{name} is {value!r}; it must be a list of names")
     if option_type.scalar is float and type(value) is int and abs(value) <= MAX_FLOAT:
@@ -403,8 +403,20 @@ KIND_HELP = {
 
 
 def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified."""
-    kinds = {"backbone": HuggingFaceOptions.kind} if options.keys() & {*TRANSFORMER_OPTIONS} else {}
+    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified.
+
+    Raises:
+        UserError: The options also have another `backbone`, which lacks this option.
+    """
+    names = [name for name in TRANSFORMER_OPTIONS if name in options]
+    backbone = str(options.get("backbone", HuggingFaceOptions.kind))
+    if names and backbone != HuggingFaceOptions.kind:
+        names_of_backbone = {field.name for field in dataclasses.fields(options_class("backbone", backbone))}
+        for name in names:
+            if name not in names_of_backbone:
+                raise UserError(f"{name} requires backbone {HuggingFaceOptions.kind}, got {backbone}")
+        return {}
+    kinds = {"backbone": HuggingFaceOptions.kind} if names else {}
     return kinds | ({"tokenizer": PretrainedTokenizerOptions.kind} if options.get("base") else {})
 
 

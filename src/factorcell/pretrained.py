@@ -140,17 +140,19 @@ def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
 
 
 def download_if_missing(options: HuggingFaceOptions) -> None:
-    """Download the pretrained model that `options` name if it is one of the hub and not on this machine.
+    """Find the config and weights of the pretrained model in `options`; download a model of the hub if it lacks them.
 
     Raises:
-        UserError: The model cannot be downloaded.
+        UserError: Files are missing, or the model cannot be downloaded.
     """
     base = options.base
-    if Path(base).exists() or not HUB_NAME.fullmatch(base):
-        return
     try:
-        find_source(base).weight_files()
+        source = find_source(base)
+        read_config(source)
+        source.weight_files()
     except UserError:
+        if Path(base).exists() or not HUB_NAME.fullmatch(base):
+            raise
         _hub_folder(base, downloads=True)
 
 
@@ -229,6 +231,12 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{source}: expected a tokenizer with a tokenizer.json, got {type(tokenizer).__name__}")
+    # Without the files of a tokenizer, `transformers` may make one of special tokens and a sign for spaces.
+    special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}.union(
+        tokenizer.all_special_tokens
+    )
+    if len(backend.get_vocab().keys() - special_tokens) <= 1:
+        raise UserError(f"{source}: expected a tokenizer with a tokenizer.json, got one without tokens of texts")
     return backend, (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 

@@ -1,6 +1,8 @@
 """Every field of the config is an option, and options on the command line override those of a file."""
 
 import dataclasses
+import json
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ USER_OPTIONS = ("anonymous", "max_user_texts", "min_users", "prompt_history")  #
 
 def parse(*arguments: str) -> Config:
     """Return the config of a command line."""
-    parser = Parser("command", "a summary")
+    parser = Parser("command", "a summary", options.kinds_from_words(arguments))
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add_config_options(parser)
@@ -67,6 +69,63 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     assert (config.tokenizer.kind, config.tokenizer.lowercase) == ("char", False)
     assert parse("--adapt", "none").model.adapt == ()
     assert parse("--adapt", "factor", "--output-bias", "one_hot").model.output_bias == ("one_hot",)
+
+
+@pytest.mark.parametrize("option", ["base", "architecture"])
+@pytest.mark.parametrize("value", ["gpt2", "gpt3-misspelled", ""])
+def test_an_option_of_transformers_and_another_backbone_contradict_each_other(option: str, value: str) -> None:
+    message = f"{option} requires backbone huggingface, got recurrent"
+    for words in ((f"--{option}", value, "--backbone", "recurrent"), ("--backbone=recurrent", f"--{option}={value}")):
+        with pytest.raises(UserError, match=message):
+            parse(*words)
+    with pytest.raises(UserError, match=message):
+        Config.of(**{option: value}, backbone="recurrent")
+    with pytest.raises(UserError, match=message):
+        Config.from_dict({"backbone": {"kind": "recurrent", option: value}})
+
+
+BASE, NEW = '[backbone]\nbase = "gpt2"\n', '[backbone]\narchitecture = "gpt2"\n'
+FULL_BASE = '[tokenizer]\nkind = "pretrained"\n[backbone]\nkind = "huggingface"\nbase = "gpt2"\nheads = 2\n'
+RECURRENT = "[backbone]\nhidden_size = 9\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "options"),
+    [
+        (BASE, "", {"base": "gpt2"}),
+        (BASE, "--rank 2 --heads 3", {"base": "gpt2", "heads": 3, "rank": 2}),
+        (BASE, "--backbone recurrent", {}),
+        (BASE, "--backbone recurrent --hidden-size 7", {"hidden_size": 7}),
+        (BASE, "--backbone huggingface", {"base": "gpt2"}),
+        (BASE, "--base llama", {"base": "llama"}),
+        (BASE, "--architecture llama", {"architecture": "llama"}),
+        (NEW, "", {"architecture": "gpt2"}),
+        (NEW, "--tokenizer char", {"architecture": "gpt2", "tokenizer": "char"}),
+        (NEW, "--backbone recurrent --layers 2", {"layers": 2}),
+        (NEW, "--base llama", {"base": "llama"}),
+        (FULL_BASE, "--backbone recurrent", {}),
+        (FULL_BASE, "--backbone recurrent --tokenizer char", {"tokenizer": "char"}),
+        (FULL_BASE, "--architecture llama", {"architecture": "llama", "heads": 2}),
+        (RECURRENT, "--backbone recurrent", {"hidden_size": 9}),
+        (RECURRENT, "--base gpt2", {"base": "gpt2"}),
+        (RECURRENT, "--architecture gpt2 --layers 3", {"architecture": "gpt2", "layers": 3}),
+    ],
+)
+def test_a_command_line_overrides_the_kinds_of_a_file(
+    content: str, words: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    for file, text in (("c.toml", content), ("c.json", json.dumps(tomllib.loads(content) | {"format": 1}))):
+        (tmp_path / file).write_text(text, encoding="utf-8")
+        assert parse("--config", str(tmp_path / file), *words.split()) == Config.of(**options)
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"backbone": 5}', '{"backbone": {"kind": 5}}', '{"x": {}}'])
+def test_an_invalid_file_is_one_error(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(content, encoding="utf-8")
+    for words in ("", "--backbone recurrent", "--base gpt2"):
+        with pytest.raises(UserError, match=r"c\.json: "):
+            parse("--config", str(path), *words.split())
 
 
 def test_unknown_names_are_errors() -> None:

@@ -276,10 +276,36 @@ def test_forget_reports_texts_that_differ_only_in_case(
     service.accept("ann", "ABBA")
     service.close()
     command = ["users", "forget", "ann", "--store", url]
-    remark = "texts not deleted that differ only in upper and lower case: {}; `factorcell users show` lists them\n"
+    remark = (
+        "texts not deleted that differ only in case or in look-alike characters: {}; "
+        "`factorcell users show` lists them\n"
+    )
     assert run_command([*command, "Abba"], capsys)[1] == "the user has no such text\n" + remark.format(3)
     assert run_command([*command, "abba"], capsys)[1] == "texts deleted: 2\n" + remark.format(1)
     assert run_command([*command, "ABBA"], capsys)[1] == "texts deleted: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("saved", "requested"),
+    [
+        ("İstanbul", "istanbul"),
+        ("İstanbul", "ISTANBUL"),
+        ("ısır", "ISIR"),
+        ("Straße", "STRASSE"),
+        ("ΟΔΟΣ", "οδος"),
+        ("l’idiot", "L'idiot"),
+        ("co–ed", "co-ed"),
+    ],
+)
+def test_forget_reports_texts_that_look_alike(
+    url: str, model: ServedModel, capsys: pytest.CaptureFixture[str], saved: str, requested: str
+) -> None:
+    service = Service(model, open_store(url))
+    service.accept("ann", saved)
+    service.close()
+    _, message = run_command(["users", "forget", "ann", requested, "--store", url], capsys)
+    assert "the user has no such text" in message
+    assert "look-alike characters: 1;" in message
 
 
 def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,21 @@
 """Which texts seem to contain private content, and how often secrets are missed and ordinary texts withheld."""
 
 import unicodedata
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from benchmarks.private_content import KINDS, made_texts
 from factorcell.commands.demo import table_path
 from factorcell.data.private_content import find_private_content
 from factorcell.data.tables import open_table
+from factorcell.service.privacy import Privacy
 
 # Maximum share of made texts that is missed; docs/privacy.md lists the measured shares.
 MAX_MISSED = {"password": 0.12, "PIN or code": 0.08, "token or key": 0.01}
@@ -108,6 +114,17 @@ ORDINARY = [
     "photo [OC][1280x720]",
     "Make HEAD@{...} independent",
     "AB12 some more words than that",
+    "200/300/4000",
+    "200|300|4000",
+    "score 250 - 300 - 2000",
+    "250_300_2000",
+    "250--300--2000",
+    "212-555.0143",
+    "212 555-0143",
+    "第0123回",
+    "2019年01月02日",
+    "0から9まで",
+    "2024년 12월 31일",
 ]
 
 
@@ -158,6 +175,12 @@ LOOK_ALIKES: dict[str, Callable[[str], str]] = {
     "dashes": lambda text: text.replace("-", "\u2011"),
     "no-break spaces": lambda text: text.replace(" ", "\u00a0"),
     "two thin spaces": lambda text: text.replace(" ", "\u2009\u2009"),
+    "underlined": lambda text: "".join(f"{c}\u0332" for c in text),
+    "overlined": lambda text: "".join(f"{c}\u0305\u035e" for c in text),
+    "accents on digits": lambda text: "".join(f"{c}\u0308\u0301" if c.isdigit() else c for c in text),
+    "unseen symbols": "\U0001d159".join,
+    "replaced objects": "\ufffc".join,
+    "ratios": lambda text: text.replace(":", "\u2236"),
     "decomposed": lambda text: unicodedata.normalize("NFD", text),
     **{f"{name} digits": partial(replace_digits, digits) for name, digits in DIGITS.items()},
 }
@@ -181,11 +204,54 @@ def test_numbers_are_recognized_with_any_separator(separator: str) -> None:
     groups = ["4111", "1111", "1111", "1111"]
     assert find_private_content(separator.join(groups)) == "a card number"
     assert find_private_content(f"pay {groups[0]}-{separator.join(groups[1:])}") == "a card number"
-    assert find_private_content(separator.join(["415", "555", "0132"])) == "a phone number"
-    if separator not in "⁄|~·•":
-        assert find_private_content(separator.join(["+49", "171", "1234567"])) == "a phone number"
+    for number in (
+        ["+49", "171", "1234567"],
+        ["0049", "171", "12", "34567"],
+        ["0171", "1234567"],
+        ["tel: 5551", "2345"],
+    ):
+        assert find_private_content(separator.join(number)) == "a phone number"
     assert find_private_content(separator.join(["GB29", "NWBK", "6016", "1331", "9268", "19"])) == "an IBAN"
     assert find_private_content(f"20190102{separator}100505") is None  # a time whose digits pass the Luhn check
+
+
+@pytest.mark.parametrize("separator", [*"-.·•\u00a0\u2011\u2013", "  ", "\u200b-"], ids=ascii)
+def test_numbers_of_north_america_have_the_same_single_separators(separator: str) -> None:
+    number = separator.join(["212", "555", "0143"])
+    for text in (
+        number,
+        f"1{separator}{number}",
+        f"call {number}, please",
+        f"(212) 555{separator}0143",
+        f"(212){number[3:]}",
+        f"電話{number}です",
+    ):
+        assert find_private_content(text) == "a phone number"
+
+
+@pytest.mark.parametrize(
+    "number", ["090-1234-5678", "0812345678", "+81 90-1234-5678", "0081 90 1234 5678", "(212) 555-0143", "212.555.0143"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("電話", "です"),
+        ("私の番号は", ""),
+        ("โทร", "นะ"),
+        ("手机", "。"),
+        ("전화", "로"),
+        ("ເບີ", "ເດີ"),
+        ("លេខ", "ណា"),
+        ("ဖုန်း", "ပါ"),
+        ("デンワー", "〆"),
+        ("私のtel:", "まで"),
+    ],
+)
+def test_phone_numbers_touch_letters_of_scripts_without_spaces(number: str, before: str, after: str) -> None:
+    assert find_private_content(f"{before}{number}{after}") == "a phone number"
+    assert find_private_content(f"{number}ж") is None
+    if number[0].isdigit():
+        assert find_private_content(f"ж{number}") is None
 
 
 @pytest.mark.parametrize(
@@ -201,6 +267,52 @@ def test_the_texts_of_a_context_are_searched() -> None:
     assert find_private_content("hello", {"last": ["hi", "my pin is 4821"]}) == "a password"
     assert find_private_content("hello", {"note": "hi", "stars": 4111111111111111}) is None
     assert find_private_content("my pin is 4821", context) == "a password"
+
+
+CARD = "4111 1111 1111 1111"
+CONTAINERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "bytes": str.encode,
+    "bytearray": lambda text: bytearray(text.encode()),
+    "list": lambda text: ["hi", text],
+    "tuple in a list": lambda text: [("hi", text)],
+    "set": lambda text: {"hi", text},
+    "frozenset": lambda text: frozenset({text, "hi"}),
+    "set of bytes": lambda text: {text.encode()},
+    "mapping": lambda text: {"a": text},
+    "key of a mapping": lambda text: {text: 1},
+    "values of a mapping": lambda text: {"a": text}.values(),
+    "deque": lambda text: deque([text]),
+    "numpy text": np.str_,
+    "numpy array": lambda text: np.array(["hi", text]),
+    "numpy array of objects": lambda text: np.array(["hi", text], object),
+    "numpy array of bytes": lambda text: np.array([text.encode()]),
+    "numpy scalar array": np.array,
+    "numpy matrix": lambda text: np.array([["hi", text]]),
+    "pandas series": lambda text: pd.Series(["hi", text]),
+    "pandas category": lambda text: pd.Series(["hi", text], dtype="category").values,
+    "pandas string array": lambda text: pd.array(["hi", text], dtype="string"),
+    "arrow scalar": pa.scalar,
+    "arrow bytes": lambda text: pa.scalar(text.encode()),
+    "arrow list scalar": lambda text: pa.scalar(["hi", text]),
+    "arrow array": lambda text: pa.array(["hi", text]),
+    "arrow chunks": lambda text: pa.chunked_array([["hi", text]]),
+}
+
+
+@pytest.mark.parametrize("contain", CONTAINERS.values(), ids=CONTAINERS)
+def test_the_texts_of_any_container_are_searched(contain: Callable[[str], Any]) -> None:
+    for text, label in ((CARD, "a card number"), ("my pin is 4821", "a password"), ("blå bil", None)):
+        assert find_private_content("hello", {"stars": 5, "note": contain(text)}) == label
+        assert Privacy().withhold_reason("hello", {"stars": 5, "note": contain(text)}) == label
+
+
+@pytest.mark.parametrize(
+    "value",
+    [4111111111111111, np.int64(4111111111111111), np.arange(3), None, pd.NA, pa.scalar(1), float("nan"), b"\xff"],
+)
+def test_other_values_of_a_context_are_not_searched(value: Any) -> None:
+    assert find_private_content("hello", {"note": value}) is None
 
 
 @pytest.mark.parametrize("text", ORDINARY)
@@ -227,3 +339,10 @@ def test_check_digits_decide_about_cards_and_ibans() -> None:
     changed_iban = "DE89370400440532013001"
     assert find_private_content(changed_iban) != "an IBAN"
     assert find_private_content("4111 1111 1111 1112") is None
+
+
+@pytest.mark.parametrize("colon", "ː∶꞉˸：")
+def test_names_of_secrets_are_recognized_in_symbols(colon: str) -> None:
+    for name in ("🅿🅸🅽", "🅟🅘🅝", "🇵🇮🇳", "🄿🄸🄽", "p🇮n", "p🅸n"):
+        assert find_private_content(f"{name}{colon} 4821") == "a password"
+    assert find_private_content(f"password{colon}velvet") == "a password"

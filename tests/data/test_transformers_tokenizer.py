@@ -6,7 +6,18 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.transformers_tokenizer import to_transformers
 
-TEXTS = ("ΟΔΟΣ ΕΡΜΟΥ", "οδος", "οδοσημα", "ΣΣ Σ", "İstanbul", "I\u0307i\u0307 ß", "J\u030ca ẖ", "Éte\u0301", "ΐ ΰ Ω")
+TEXTS = (
+    "ΟΔΟΣ ΕΡΜΟΥ",
+    "οδος",
+    "οδοσημα",
+    "ΣΣ Σ",
+    "2kΣ 5Σ k\u0302Σ ΟΣ\u0301 Ο\u0323\u0316Σ",
+    "İstanbul",
+    "I\u0307i\u0307 ß",
+    "J\u030ca ẖ",
+    "Éte\u0301",
+    "ΐ ΰ Ω",
+)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

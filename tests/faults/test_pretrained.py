@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from factorcell import UserError, files, fit
+from factorcell import UserError, files, fit, pretrained
 from factorcell.commands.main import main
 from factorcell.model.run import Run
 from tests.pretrained_models import write_pretrained, write_tokenizer
@@ -123,6 +123,39 @@ def test_a_damaged_base_is_refused(name: str, folder: Path, capfd: pytest.Captur
     assert not (folder / "executed").exists()
 
 
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "qwen2", "gemma", "gpt_neox", "opt", "mistral", "bert", "mbart"]
+)
+def test_a_folder_without_the_files_of_a_tokenizer_is_refused(architecture: str, tmp_path: Path) -> None:
+    """For some architectures, transformers makes a tokenizer of special tokens, and every text is empty."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+    with pytest.raises(UserError, match="tokenizer"):
+        pretrained.read_tokenizer(pretrained.find_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("remaining", "message"),
+    [
+        (("config.json", "model.safetensors"), "expected a tokenizer with a tokenizer.json, got one without tokens"),
+        (("config.json", "tokenizer.json", "tokenizer_config.json"), "expected weights in files model*.safetensors"),
+        (("config.json",), "expected weights in files model*.safetensors"),
+        (("tokenizer.json", "model.safetensors"), "expected a model with a config.json"),
+        ((), "expected a model with a config.json"),
+    ],
+)
+def test_missing_files_of_a_base_are_reported_before_the_table_is_read(
+    remaining: tuple[str, ...], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_pretrained(folder / "gpt2", TEXTS, "gpt2")
+    for path in (folder / "gpt2").iterdir():
+        if path.name not in remaining:
+            path.unlink()
+    with (folder / "texts.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    assert message in refusal(f"train texts.jsonl --out other --base ./gpt2 {OPTIONS}", capfd)
+    assert not (folder / "other" / "config.json").exists()
+
+
 GGUF_FILES = {
     "empty": b"",
     "no header": b"text" * 9,
@@ -151,6 +184,8 @@ def test_a_damaged_gguf_file_is_refused(name: str, folder: Path, capfd: pytest.C
         ("--base ./base --base-digest 00ff", "expected weights with SHA-256 00ff"),
         ("--architecture ./base", "expected a causal language model of transformers, such as llama, gpt2 or qwen2"),
         ("--architecture lama", "did you mean 'llama'?"),
+        ("--base ./base --backbone recurrent", "base requires backbone huggingface, got recurrent"),
+        ("--architecture lama --backbone recurrent", "architecture requires backbone huggingface, got recurrent"),
         ("--base ./base --architecture llama", "expected either base, a pretrained model, or architecture"),
         ("--backbone huggingface", "expected either base, a pretrained model, or architecture"),
         ("--base=", "expected either base, a pretrained model, or architecture"),
@@ -263,6 +298,7 @@ def test_a_pretrained_base_needs_its_own_tokenizer(folder: Path, capfd: pytest.C
     assert "tokenizer: expected pretrained, whose tokens a pretrained base knows, got word" in error
     options: dict[str, dict[str, Any]] = {
         "data": {"text": "text", "context": ["city"]},
+        "tokenizer": {"kind": "word"},
         "backbone": {"kind": "huggingface", "base": "./base"},
     }
     with pytest.raises(UserError, match=r"tokenizer: expected pretrained, .*, got word"):

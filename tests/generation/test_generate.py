@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from factorcell.data.tokenizer import sentence_case
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
-from tests.small_runs import make_run, split, with_ngrams
+from tests.small_runs import make_letters, make_run, split, with_ngrams
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
 SHORT = GenerationOptions(max_tokens=8)
@@ -84,6 +85,22 @@ def test_a_stream_is_the_first_generated_text(run: Run, options: GenerationOptio
     assert "".join(pieces) == row["text"]
     assert row["text"].startswith(sentence_case(prompt.lower()))
     assert len(pieces) == row["tokens"] + bool(prompt)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "grapheme", "bpe", "word"])
+@pytest.mark.parametrize("case", [False, True])
+@pytest.mark.filterwarnings("ignore:prompt. words:factorcell.config.Notice")
+def test_a_stream_yields_no_character_that_a_later_token_changes(tokenizer: str, case: bool) -> None:
+    data = {"tokenizer": tokenizer, "lowercase": True, "max_tokens": 30}
+    letters = make_letters(("σσασ σ\u0323σ", "i ii i'i", "σ. iσ σ\u0301\u0323σ"), data=data)
+    for seed in range(20):
+        options = GenerationOptions(max_tokens=12, min_tokens=8, seed=seed)
+        for prompt in ("", "σσ", "i"):
+            pieces = list(stream(letters, {"city": "Oslo"}, options=options, prompt=prompt, case=case))
+            (row,) = generate(letters, {"city": "Oslo"}, options=options, prompt=prompt, case=case)
+            assert "".join(pieces) == row["text"]
+            assert all(pieces)
+            assert tokenizer == "bpe" or len(pieces) > 4
 
 
 def test_a_stream_does_not_change_the_precision_of_its_caller(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,3 +269,22 @@ def test_python_reports_the_mixture_and_unknown_words_of_the_prompt(tmp_path: Pa
     mixture, words = (str(notice.message) for notice in notices)
     assert mixture.startswith("the texts are those of the mixture with n-gram counts")
     assert words == f"prompt: words that are not in the vocabulary of {run.folder}: 'moon'"
+
+
+@pytest.mark.parametrize("name", ["banned", "stops"])
+def test_words_of_options_are_lists_and_sets_are_stored_as_tuples(name: str) -> None:
+    lists: list[Any] = [["the", "a"], ("the", "a"), np.array(["the", "a"])]
+    sets: list[Any] = [{"the", "a"}, frozenset(["a", "the"])]
+    nothing: list[Any] = [[], (), set()]
+    invalid: list[Any] = ["the", "", 5, None, [1], ["the", None], {"the", 1}, {"the": 1}, b"the", [["the"]]]
+    for words in lists:
+        assert getattr(GenerationOptions(**{name: words}), name) == ("the", "a")
+    for words in sets:
+        stored = getattr(GenerationOptions(**{name: words}), name)
+        assert stored == ("a", "the")
+        assert json.loads(json.dumps(stored)) == ["a", "the"]
+    for words in nothing:
+        assert GenerationOptions(**{name: words}) == GenerationOptions()
+    for words in invalid:
+        with pytest.raises(UserError, match=f"{name}: expected a list of words, got "):
+            GenerationOptions(**{name: words})

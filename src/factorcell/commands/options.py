@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from factorcell import input_files, memory
+from factorcell import memory
 from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
@@ -23,6 +23,7 @@ from factorcell.config import (
     Config,
     UserError,
     read_options,
+    read_sections,
     section_types,
     selected_kinds,
 )
@@ -77,10 +78,10 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
                 _add_kind(help_section, section, parser.kinds)
             else:
                 _add_field(help_section, field, option_types(classes[section])[field.name], default)
-    if not sections and run_defaults is None and parser.kinds.get("backbone") != HuggingFaceOptions.kind:
+    if not sections and run_defaults is None:
         # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
         for field in dataclasses.fields(HuggingFaceOptions):
-            if field.name in TRANSFORMER_OPTIONS:
+            if field.name in TRANSFORMER_OPTIONS and field.name not in option_types(classes["backbone"]):
                 is_rare = field.name not in COMMON_OPTIONS
                 _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
 
@@ -101,13 +102,34 @@ def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
     config_path = values.pop("config", "")
-    transformer_kinds = kinds_of_transformer(values)
     kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
-    kinds_in_file: dict[str, str] = {}
-    with suppress(UserError, OSError):  # `specified_options` reads the file again and reports its errors
-        sections = input_files.read_options_file(Path(config_path)) if config_path else {}
-        kinds_in_file = selected_kinds(sections)
-    return kinds_in_file | transformer_kinds | kinds
+    # `specified_options` reports the errors.
+    with suppress(UserError):
+        kinds = kinds_of_transformer(values) | kinds
+    with suppress(UserError, OSError):
+        sections = read_sections(config_path) if config_path else {}
+        kinds = selected_kinds(_without_overridden(sections, kinds, values)) | kinds
+    return kinds
+
+
+def _without_overridden(
+    file_options: Mapping[str, Any], kinds: Mapping[str, str], arguments: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a file without the sections whose kinds a command line with these `arguments` changes.
+
+    A base on the command line replaces an architecture in the file, and the other way round. A pretrained tokenizer is
+    that of the base in the file.
+    """
+    kinds_in_file = Config().kinds | selected_kinds(file_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    replaces_base = "backbone" in changed or "architecture" in arguments
+    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")
+    remaining = {section: dict(content) for section, content in file_options.items() if section not in changed}
+    if arguments.keys() & {*TRANSFORMER_OPTIONS}:
+        for name in TRANSFORMER_OPTIONS:
+            remaining.get("backbone", {}).pop(name, None)
+    return remaining
 
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
@@ -160,10 +182,9 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
     chosen_kinds = kinds_of_transformer(vars(arguments))
     chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
+    file_options = _without_overridden(file_options, chosen_kinds, vars(arguments))
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in chosen_kinds.items():
-        if kind != file_options.get(section, {}).get("kind"):
-            file_options.pop(section, None)  # the options in the file belong to another kind
         specified[section]["kind"] = kind
     kinds = selected_kinds(file_options) | chosen_kinds
     if getattr(arguments, "model", None):

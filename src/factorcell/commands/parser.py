@@ -117,8 +117,9 @@ class Parser:
             fail(self.prog, f"unknown argument {unknown_words[0]!r}")
         for action in self.actions:
             # `Config` checks the options that are its fields.
-            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
-                limits.check(**{action.dest: getattr(arguments, action.dest, None)})
+            value = getattr(arguments, action.dest, None)
+            if value is not None and action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
+                limits.check(**{action.dest: value})
         return arguments
 
     def format_help(self, *, shows_all: bool = False) -> str:

@@ -16,7 +16,7 @@ from factorcell.commands import terminal
 from factorcell.commands.serving import DEFAULT_STORE_SUFFIX
 from factorcell.completion.texts import check_text
 from factorcell.config import UserError
-from factorcell.data.text_folds import same_text
+from factorcell.data.text_folds import screening
 from factorcell.progress import progress_bar
 from factorcell.service import changes
 from factorcell.service.http import keys
@@ -106,10 +106,10 @@ def run_users_forget(arguments: argparse.Namespace) -> None:
         before, after = changes.apply(store, user, lambda record: changes.remove_text(record, text), now=_now)
     deleted_count = len(before.texts) - len(after.texts)
     terminal.notify(f"texts deleted: {deleted_count:,}" if deleted_count else "the user has no such text")
-    folded_text = same_text(text).casefold()
-    if other_case_count := sum(same_text(saved.text).casefold() == folded_text for saved in after.texts):
+    form = screening(text, ignore_case=True)
+    if similar_count := sum(screening(saved.text, ignore_case=True) == form for saved in after.texts):
         terminal.notify(
-            f"texts not deleted that differ only in upper and lower case: {other_case_count:,}; "
+            f"texts not deleted that differ only in case or in look-alike characters: {similar_count:,}; "
             "`factorcell users show` lists them"
         )
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from factorcell import limits
+from factorcell.choices import check_unknown
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.popularity import with_earlier_texts
 from factorcell.completion.prefixes import typed_reader
@@ -111,7 +112,7 @@ class Completer:
         [seconds] = limits.check(seconds=seconds)
         data = run.config.data
         self.typed_reader = typed_reader(run)
-        self.run, self.unknown, self.seconds = run, unknown, seconds
+        self.run, self.unknown, self.seconds = run, check_unknown(unknown), seconds
         self.typo_costs, self.tokenizer = TypoCosts.of(typos), run.tokenizer
         if self.typo_costs.max_typos and self.typed_reader.returns_whole_texts:
             kind = f"typos: expected a tokenizer of characters, got {run.config.tokenizer.kind}"

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
+from factorcell.choices import check_unknown
 from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_choice, check_format
@@ -237,10 +238,11 @@ class Learner:
             unknown: How to read context values that training never saw, as in `Run.prepare`.
 
         Raises:
-            UserError: The run was trained without a user column, or its model is not adapted to users.
+            UserError: The run was trained without a user column, its model is not adapted to users, or the policy for
+                unknown values is unknown.
         """
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
-        self.unknown_policy = unknown
+        self.unknown_policy = check_unknown(unknown)
         self.columns = run.schema.columns(without=self.variable.source_column)  # of the context, without the user
         self.state_row_count, self.compute_change = OPTIMIZERS[self.rule.optimizer]
         encoder = run.model.encoder

@@ -70,6 +70,10 @@ class TypoCosts:
     def __post_init__(self) -> None:
         limits.make_plain(self)
         limits.check(typos=self.max_typos)
+        for name in ("cost", "first_token_cost"):
+            limits.Limits(0, limits.MAX_FLOAT, whole=False).check(name, getattr(self, name))
+        for name in ("max_expanded", "max_corrections"):
+            limits.Limits(0).check(name, getattr(self, name))
 
     @classmethod
     def of(cls, typos: "int | TypoCosts") -> "TypoCosts":

@@ -76,8 +76,8 @@ def prepare(
     Raises:
         UserError: The table cannot be read, lacks a column, or has an invalid value; the message names the row.
     """
+    text_tokenizer = new_tokenizer(config) if tokenizer is None else tokenizer  # may fail, so before the table is read
     table, data_config = open_table(source), config.data
-    text_tokenizer = new_tokenizer(config) if tokenizer is None else tokenizer
     config = replace(config, tokenizer=text_tokenizer.options)
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")

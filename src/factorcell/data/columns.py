@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.choices import UNKNOWN_POLICIES
+from factorcell.choices import check_unknown
 from factorcell.config import HISTORY_COLUMN, DataConfig, Notice, UserError, check_choice
 from factorcell.data.chunks import Table
 from factorcell.data.number_reader import NumberReader
@@ -69,7 +69,7 @@ class ContextColumns:
         Raises:
             UserError: A column is missing, or the policy is unknown.
         """
-        check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)
+        check_unknown(unknown)
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table

@@ -6,13 +6,14 @@ Such texts are neither learned online nor suggested. The recognizers are heurist
 text. `docs/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import regex
 
+from factorcell import limits
 from factorcell.data import secret_phrases
-from factorcell.data.text_folds import screening
+from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164
@@ -34,15 +35,21 @@ _DIGITS = regex.compile(rf"\d{{3,}}(?:{SEPARATOR}\d{{3,}})*")  # groups of digit
 _IBAN_START = regex.compile(
     rf"(?<![^\W_])[a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}", regex.IGNORECASE | regex.ASCII
 )
+# Letters and digits that must not touch a phone number: not those of scripts that attach words to each other
+_WORD = rf"[\w--[{UNSPACED}{HANGUL}]]"
+_GAP = rf"[{SEPARATORS}()]{{0,4}}"
+# Each alternative begins with a lookahead, because the lookbehinds take longer.
 _PHONE = regex.compile(
-    r"(?<![\w+])(?:\+|00(?=[1-9]))\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)"  # with the code of a country
-    r"|(?<![\w.,:/+-])\(?0[1-9]\d{0,4}\)?(?:[ ./-]{0,3}\d){5,12}+(?![\w%]|[.,:]\d)"  # with the 0 of a national number
-    rf"|(?<![\w.,:/+-])(?:1{SEPARATOR})?(?:\([2-9]\d\d\) ?|[2-9]\d\d{SEPARATOR})\d{{3}}{SEPARATOR}\d{{4}}"
-    r"(?!\w|[.,:-]\d)"  # North America
-    r"|\b(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
+    rf"(?=[+0])(?<!\+|{_WORD})(?:\+|00(?=[1-9]))\d(?:{_GAP}\d){{6,14}}+(?!{_WORD})"  # with the code of a country
+    rf"|(?=[(0])(?<![.,:/+\-]|{_WORD})\(?0[1-9]\d{{0,4}}\)?"  # with the 0 of a national number
+    rf"(?:[{SEPARATORS}]{{0,3}}\d){{5,12}}+(?!{_WORD}|%|[.,:]\d)"
+    rf"|(?=[(1-9])(?<![.,:/+\-]|{_WORD})(?:1[ .·•\-])?"  # North America
+    rf"(?:\([2-9]\d\d\)[ .·•\-]?\d{{3}}[ .·•\-]|[2-9]\d\d([ .·•\-])\d{{3}}\1)\d{{4}}(?!{_WORD}|[.,:\-]\d)"
+    rf"|(?=[cfhmptw])(?<!{_WORD})"
+    r"(?:tel|telefon|telefonnummer|telephone|téléphone|teléfono|phone|phone number|(?:call|text) me (?:at|on)"
     r"|handy|handynummer|mobil|mobile|mobilnummer|móvil|portable|cell|whatsapp|fax|tlf|mob)\b\W{0,3}"
-    r"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{0,3}){0,2}\d(?:[ ._/()-]{0,4}\d){6,14}+(?!\w)",
-    regex.IGNORECASE,
+    rf"(?:(?:is|ist|est|es|er|number|no|nr)\b\W{{0,3}}){{0,2}}\d(?:{_GAP}\d){{6,14}}+(?!{_WORD})",
+    regex.IGNORECASE | regex.V1,
 )
 _TIME = regex.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])[0-2]\d[0-5]\d[0-5]\d\d{0,3}")  # 20240131235959
 _DATE = regex.compile(
@@ -67,16 +74,26 @@ def find_private_content(text: str, context: Mapping[str, Any] | None = None) ->
 
     Args:
         text: The text of a user.
-        context: Column -> value. The values that are texts or lists of texts are searched.
+        context: Column -> value. The values that are texts, bytes or containers of them are searched.
     """
     return next(filter(None, map(_find_in_text, (text, *context_texts(context or {})))), None)
 
 
 def context_texts(context: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of a context that are texts, and the texts of its lists."""
+    """Yield the values of a context that are texts or bytes, also those in lists, sets, arrays and other containers."""
     for value in context.values():
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (item for item in values if isinstance(item, str))
+        yield from _texts_in(value)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    value = limits.plain(value.as_py() if hasattr(value, "as_py") else value)  # `as_py`: a scalar of Arrow
+    if isinstance(value, (bytes, bytearray)):
+        yield value.decode(errors="replace")
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, Iterable):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts_in(item)
 
 
 def is_public(text: str) -> bool:

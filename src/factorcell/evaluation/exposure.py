@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.choices import ALTERNATIVES
+from factorcell.choices import ALTERNATIVES, check_unknown
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, distinguishes_users
@@ -83,6 +83,7 @@ def audit(
     """
     run = run if isinstance(run, Run) else Run.open(run)
     alternatives, seed = limits.check(alternatives=alternatives, seed=seed)
+    check_unknown(unknown)
     if not (run.folder / CANARIES_FILE).exists():
         raise UserError(f"{run.folder}: expected a file {CANARIES_FILE}; train the run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)

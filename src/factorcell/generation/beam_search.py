@@ -38,7 +38,8 @@ class Beam:
 
     def __post_init__(self) -> None:
         limits.make_plain(self)
-        limits.check(width=self.width, number=self.num_texts, length_penalty=self.length_penalty)
+        limits.NUMBER_LIMITS["width"].check("width", self.width)
+        limits.check(number=self.num_texts, length_penalty=self.length_penalty)
 
 
 @dataclass

@@ -5,6 +5,7 @@ only on the seed and on the number of the text. A text therefore does not depend
 and an interrupted list can be continued at any number.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +94,13 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("banned", "stops"):
+            if isinstance(words := getattr(self, name), set | frozenset):
+                object.__setattr__(self, name, tuple(sorted(words, key=str)))
         limits.make_plain(self)
+        for name in ("banned", "stops"):
+            if not limits.is_names(words := getattr(self, name)):
+                raise UserError(f"{name}: expected a list of words, got {words!r:.60}")
         check_choice("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,
@@ -212,7 +219,7 @@ def generate(
     contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    prompt_tokens = run.tokenizer.split(prompt)
+    prompt_tokens = _split_prompt(run, prompt)
     ids, origin = run.tokenizer.encode(prompt_tokens), provenance(run, options, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     texts_per_search = number if options.method == "beam" else 1
@@ -248,6 +255,13 @@ def generate(
         report_unknown_share(unknown_share)
 
     return write()
+
+
+def _split_prompt(run: Run, prompt: str) -> list[str]:
+    """Return the tokens of a prompt; raise `UserError` if it is not a text."""
+    if not isinstance(prompt, str):
+        raise UserError(f"prompt: expected a text, got {prompt!r:.60}")
+    return run.tokenizer.split(prompt)
 
 
 def _figures(text: GeneratedText) -> files.Row:
@@ -345,7 +359,7 @@ def stream(
     """
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
-    prompt_tokens = run.tokenizer.split(prompt)
+    prompt_tokens = _split_prompt(run, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     corpus = corpus_of_contexts(run, [context], unknown)
 
@@ -355,13 +369,17 @@ def stream(
         task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
         steps = generate_steps(task, _token_requests(options, count=1, first=0))
         while True:
-            text = _join(run, tokens, case)
+            # A letter that follows would change a final ς or the word "I": such an end waits for the next token.
+            variants = zip(_join(run, tokens, case), _join(run, tokens, case, "a"), strict=False)
+            text = "".join(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], variants))
             if len(text) > len(yielded_text):
                 yield text[len(yielded_text) :]
-            yielded_text = text
+                yielded_text = text
             with run.scoring():  # only within a step: between steps, the precision of the caller applies
                 step = next(steps, None)
             if step is None:
+                if rest := _join(run, tokens, case)[len(yielded_text) :]:
+                    yield rest
                 report_unknown_share(task.unknown)
                 return
             if step.tokens[0] != constraints.end:
@@ -411,6 +429,6 @@ def _token_requests(options: GenerationOptions, count: int, first: int) -> Reque
     return sampling_requests(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
-def _join(run: Run, tokens: Sequence[str], case: bool) -> str:
-    text = run.tokenizer.written(run.tokenizer.join(tokens))
+def _join(run: Run, tokens: Sequence[str], case: bool, suffix: str = "") -> str:
+    text = run.tokenizer.written(run.tokenizer.join(tokens) + suffix)
     return sentence_case(text) if case else text

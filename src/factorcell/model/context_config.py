@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from factorcell.config import UserError
-from factorcell.limits import MAX_FLOAT, Limits, make_plain
+from factorcell.limits import MAX_FLOAT, Limits, is_names, make_plain
 from factorcell.option_fields import INPUT_ADAPTERS, MAX_SIZE
 
 ALL_LINEAR = "all-linear"
@@ -35,9 +35,9 @@ class ContextConfig:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if not isinstance(self.adapt, tuple):
+        if not is_names(self.adapt):
             raise UserError(f"adapt: expected a list of names, got {self.adapt!r}")
-        if not isinstance(self.target_modules, tuple) and self.target_modules != ALL_LINEAR:
+        if not is_names(self.target_modules) and self.target_modules != ALL_LINEAR:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
         if not self.target_modules:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or at least one name, got none")

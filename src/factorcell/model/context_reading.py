@@ -108,7 +108,7 @@ class ContextReader:
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
         rows = [_single_context(context, self._vectors)] if is_row(context, self._vectors) else to_rows(context)
         columns = {name for row in rows for name in row}
-        for name in sorted(columns):
+        for name in sorted(columns, key=str):
             check_choice("context column", name, self._columns)
         absent = [variable.name for variable in self.schema.variables if variable.source_column not in columns]
         # A column that no context has: a table has at least one column.

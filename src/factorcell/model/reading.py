@@ -119,7 +119,7 @@ class TextModel:
         if len(texts) != len(contexts):
             raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
         columns = {name for context in contexts for name in context}
-        for name in sorted(columns):
+        for name in sorted(columns, key=str):
             check_choice("context column", name, self.schema.columns())
         absent = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
         empty = dict.fromkeys(columns)

@@ -14,19 +14,9 @@ from pathlib import Path
 import regex
 
 from factorcell import input_files
-from factorcell.data.text_folds import screening
+from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 
-# Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and those of
-# Java and Bali.
-UNSPACED_SCRIPTS = (
-    *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
-    *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
-    *("Javanese", "Balinese"),
-)
-# The last two characters belong to several scripts.
-UNSPACED = "".join(rf"\p{{Script={script}}}" for script in UNSPACED_SCRIPTS) + "〆ー"
 MARK = r"\p{M}"
-HANGUL = r"\p{Script=Hangul}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
 
 

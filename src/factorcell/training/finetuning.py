@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from factorcell import limits
-from factorcell.choices import SMALL_DATA_DEFAULTS
+from factorcell.choices import SMALL_DATA_DEFAULTS, check_unknown
 from factorcell.config import TrainingConfig, UserError
 from factorcell.model.devices import AUTO
 from factorcell.model.run import Run
@@ -63,6 +63,7 @@ def finetune(
     base_run = base if isinstance(base, Run) else Run.open(base)
     folder = Path(folder)
     [l1] = limits.check(l1=l1)
+    check_unknown(unknown)
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
     specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})

@@ -255,7 +255,7 @@ def check_tokenizer(config: Config) -> None:
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     check_tokenizer(config)
-    if isinstance(config.backbone, HuggingFaceOptions):
+    if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
+from factorcell.choices import check_unknown
 from factorcell.config import DataConfig, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.readers import CategoryReader
@@ -221,6 +222,7 @@ def mix(
         raise files.folder_exists_error(folder)
     if not models:
         raise UserError("models: a mixture needs at least one model")
+    check_unknown(unknown)
     variable, names = None, ["all texts"]
     if by is not None:
         variable, _ = _read_values(dev, Variable(by, "category"))
