@@ -39,7 +39,7 @@ class LateOptions(KindOptions):
     chosen: tuple[str, ...] = option(("x",), "the parts", choices=("x", "y"))
     size: Literal["small", "large"] = "small"
     level: Literal[1, 2] = 1
-    steps: int | None = None
+    rounds: int | None = None
     bound: Optional[float] = 2.0  # noqa: UP045
     maybe: bool | None = None
     title: str | None = option(None, "the title")
@@ -77,8 +77,8 @@ VALID: list[tuple[str, str, Any]] = [
     ("--chosen none", "chosen", ()),
     ("--size large", "size", "large"),
     ("--level 2", "level", 2),
-    ("--steps 4", "steps", 4),
-    ("--steps none", "steps", None),
+    ("--rounds 4", "rounds", 4),
+    ("--rounds none", "rounds", None),
     ("--bound 3", "bound", 3.0),
     ("--bound none", "bound", None),
     ("--maybe", "maybe", True),
@@ -90,13 +90,13 @@ VALID: list[tuple[str, str, Any]] = [
 ]
 INVALID_WORDS = [
     *("--fast False", "--fast=False", "--no-slow yes", "--depth 1.5", "--depth none", "--width 0", "--width 51"),
-    *("--slope x", "--mode c", "--chosen z", "--size huge", "--level 3", "--level one", "--steps 1.5", "--steps x"),
+    *("--slope x", "--mode c", "--chosen z", "--size huge", "--level 3", "--level one", "--rounds 1.5", "--rounds x"),
     *("--bound x", "--maybe False", "--scale linear"),
 ]
 INVALID_VALUES: list[tuple[str, Any]] = [
     *(("fast", "False"), ("fast", 0), ("depth", True), ("depth", 1.0), ("depth", None), ("width", 0), ("slope", "1")),
     *(("label", 1), ("mode", "c"), ("parts", "a"), ("parts", (1,)), ("chosen", ("z",)), ("size", "huge")),
-    *(("level", 3), ("level", "1"), ("level", True), ("steps", 1.5), ("bound", "x"), ("maybe", "no"), ("maybe", 1)),
+    *(("level", 3), ("level", "1"), ("level", True), ("rounds", 1.5), ("bound", "x"), ("maybe", "no"), ("maybe", 1)),
     *(("title", 1), ("scale", "linear"), ("names", "a"), ("names", (1,))),
 ]
 

@@ -112,10 +112,13 @@ class Run(TextModel):
             schema: The context variables.
 
         Raises:
-            UserError: The folder is not empty, or training the model does not fit into memory.
+            UserError: The folder is not empty, there is nothing to train, or training does not fit into memory.
         """
         folder, config = Path(folder), with_identified_base(config)
         sizes.check_memory(config, len(tokenizer), schema, for_training=True)
+        if not sizes.meta_model(config, len(tokenizer), schema).trained_count():
+            problem = "expected weights to train, got a frozen base without adapters and shared LoRA"
+            raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
         files.create_new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
         files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))

@@ -100,10 +100,10 @@ def fit(
         else:
             new_plan = plan(config, corpus, dev_corpus, budget)
             minutes = new_plan.minutes
+            run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
             if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
                     emit_notice(notify, line)
-            run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
             if not (run.model.is_adapted or isinstance(config, Plan)):
                 emit_notice(notify, model_card.describe_missing_context(run))
         dev_corpus = dev_sample(dev_corpus, run.config)

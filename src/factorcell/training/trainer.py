@@ -90,9 +90,6 @@ class Trainer:
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
         self.stop = Stop()
         self.parameters = run.model.own_parameters()
-        if not self.parameters:
-            problem = "expected weights to train, got a frozen base without adapters and shared LoRA"
-            raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
