@@ -52,7 +52,7 @@ class UserError(ValueError):
 
 
 def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return `name` if it is one of the `valid` names; a value of another type is none of them.
+    """Return `name` if it is one of the `valid` names; a value of another type is not a name.
 
     Raises:
         UserError: `name` is not valid. The message begins with "unknown" and the `kind` of the name, lists the valid
