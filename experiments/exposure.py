@@ -14,13 +14,22 @@ import regex
 
 import corpora
 from corpora import Tables
-from factorcell.evaluation.exposure import READERS, audit, chance_exposure, uniformity_p_value
+from factorcell.config import Config
 from factorcell.model.run import Run
-from study import ROWS, Experiment, Measurement
+from memorization import (
+    ALTERNATIVES,
+    CANARIES,
+    READERS,
+    audit,
+    chance_exposure,
+    make_canaries,
+    plant,
+    uniformity_p_value,
+)
+from study import ROWS, SEEDS, Experiment, Measurement
 
 TRAINING_TEXTS, DEV_TEXTS = 12_000, 1_500  # texts of whole users to train on; texts to evaluate on
-ALTERNATIVES = 1000
-PHRASES, REPETITIONS = 50, 3
+PHRASES, PHRASE_REPETITIONS = 50, 3
 WORDS, LENGTH = 300, 4  # number of frequent words with at least four letters; words of a phrase
 
 
@@ -50,9 +59,26 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     }
 
 
+def tables_with_canaries(data: Path, folder: Path, share: float) -> Tables:
+    """Return the tables with the canaries of each seed, and the training texts that contain them."""
+    result = tables(data, folder, share)
+    train = corpora.read(result["train"])
+    for seed in SEEDS:
+        canaries = make_canaries(train, "text", CANARIES, seed)
+        makers = {"canaries": lambda table=canaries: table, "planted": lambda table=canaries: plant(train, table)}
+        for name, make in makers.items():
+            result[f"{name}-{seed}"] = corpora.create_once(folder / f"exposure-{name}-{seed}-{share:g}.parquet", make)
+    return result
+
+
+def planted_table(config: Config, tables: Tables) -> Path:
+    return tables[f"planted-{config.training.seed}"]
+
+
 def measure(run: Run, tables: Tables) -> Measurement:
     """Audit a run; `canaries` has the repetitions and exposures of each canary, in the order of `READERS`."""
-    result = audit(run, tables["test"], alternatives=ALTERNATIVES)
+    canaries = corpora.read(tables[f"canaries-{run.config.training.seed}"])
+    result = audit(run, canaries, corpora.read(tables["train"]), tables["test"])
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
         for row in (result["texts"], *result["exposure"])
@@ -73,10 +99,10 @@ def phrases(train: pa.Table) -> list[str]:
 
 
 def plant_phrases(train: pa.Table) -> pa.Table:
-    """Return the texts followed by the passphrases, each as `REPETITIONS` texts of a random user."""
+    """Return the texts followed by the passphrases, each as `PHRASE_REPETITIONS` texts of a random user."""
     places = np.random.default_rng(8).permutation(len(train))[:PHRASES]
     rows = [{**row, "text": text} for row, text in zip(train.take(places).to_pylist(), phrases(train), strict=False)]
-    return pa.concat_tables([train, pa.Table.from_pylist(rows * REPETITIONS, schema=train.schema)])
+    return pa.concat_tables([train, pa.Table.from_pylist(rows * PHRASE_REPETITIONS, schema=train.schema)])
 
 
 def tables_with_phrases(data: Path, folder: Path, share: float) -> Tables:
@@ -94,14 +120,16 @@ def measure_phrases(run: Run, tables: Tables) -> Measurement:
     bits = np.log2((ALTERNATIVES + 1) / ranks)
     row = {
         "stranger": float(bits.mean()),
-        "p": uniformity_p_value(ranks, ALTERNATIVES),
-        "chance": chance_exposure(ALTERNATIVES),
+        "p": uniformity_p_value(ranks),
+        "chance": chance_exposure(),
     }
     return Measurement(row)
 
 
 EXPERIMENTS = {
-    "exposure": Experiment("exposure", "exposure.toml", ROWS["exposure"], tables, measure),
+    "exposure": Experiment(
+        "exposure", "exposure.toml", ROWS["exposure"], tables_with_canaries, measure, training_table=planted_table
+    ),
     "exposure_phrases": Experiment(
         "exposure_phrases", "exposure.toml", ROWS["exposure_phrases"], tables_with_phrases, measure_phrases
     ),

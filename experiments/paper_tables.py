@@ -26,9 +26,9 @@ from columns import (
     table,
 )
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.exposure import COMPLETION_SOURCES, READERS, uniformity_p_value
 from factorcell.evaluation.statistics import NORMAL_QUANTILE, gain_from_nats, rank_correlation
 from figures import Read
+from memorization import COMPLETION_SOURCES, READERS, uniformity_p_value
 from random_sizes import correlation_over_models, of_class
 from study import Row
 

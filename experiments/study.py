@@ -90,6 +90,7 @@ class Experiment:
     `measure` adds figures of a run to its perplexities. `runs` is the experiment whose runs are measured and, if
     necessary, trained; by default its own. `baselines` are rows that are made in another way. Every row has all seeds.
     `merge_parts` sums the figures of parts of a text before texts are grouped, because parts depend on each other.
+    `training_table` chooses the training table of a run, for experiments in which it depends on the seed.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Experiment:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     seeds: Sequence[int] = SEEDS
     merge_parts: Callable[[Figures, Tables], Figures] = lambda figures, tables: figures
+    training_table: Callable[[Config, Tables], Path] = lambda config, tables: tables["train"]
 
     def trainings(self, names: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
         unseeded = {name for name, baseline in self.baselines.items() if not baseline.seeded}  # their seed is 0
@@ -256,7 +258,7 @@ def make_row(job: Job, training: Training, tables: Tables) -> None:
 def train_and_measure(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measurement:
     """Train a run to its end and return its figures and those of the experiment."""
     notify = print if sys.stderr.isatty() else None
-    run = fit(tables["train"], tables["dev"], config, folder, resume=True, notify=notify)
+    run = fit(experiment.training_table(config, tables), tables["dev"], config, folder, resume=True, notify=notify)
     best = run.best_evaluation()
     assert best is not None  # a training ends with an evaluation
     row = {

@@ -41,7 +41,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tune-online RUN table.jsonl": (RUN, ()),
     "explain RUN --text sea --between city=Oslo city=Nice": (RUN, ()),
     "contexts RUN --variable city": (RUN, ()),
-    "audit RUN table.jsonl": (RUN, ()),
     "finetune RUN table.jsonl --out new": (RUN, ()),
     "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture", "separate")),
     "rescore RUN lists.jsonl": (RUN, ("ngram",)),

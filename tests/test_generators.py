@@ -18,7 +18,6 @@ from factorcell import (
     Learner,
     Run,
     UserError,
-    audit,
     evaluate,
     finetune,
     generate,
@@ -119,7 +118,7 @@ def test_stream_checks_its_arguments_at_the_call(run: Run, arguments: dict[str, 
 @pytest.mark.parametrize("unknown", ["nope", "", None, 5, ["error"]])
 def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_path: Path) -> None:
     rows = [{"text": text, "user": user} for text in ("abc", "cab") for user in "AB"]
-    letters = {"user": "user", "tokenizer": "char", "min_user_count": 1, "canaries": 1}
+    letters = {"user": "user", "tokenizer": "char", "min_user_count": 1}
     run = make_run(tmp_path / "run", (), letters, rows)
     streams = [Stream("A", ({"text": "a longer text"},), (None,))]
     missing = tmp_path / "missing.csv"
@@ -127,7 +126,6 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
         lambda: Learner(run, unknown=unknown),
         lambda: Completer(run, unknown=unknown),
         lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
-        lambda: audit(run, missing, unknown=unknown),
         lambda: finetune(run, missing, None, tmp_path / "tuned", unknown=unknown),
         lambda: mix([run], missing, tmp_path / "mix", unknown=unknown),
         lambda: run.score(rows, unknown=unknown),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from factorcell.data.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.evaluation.advice.advise import advise as advise
     from factorcell.evaluation.classification import classify as classify
-    from factorcell.evaluation.exposure import audit as audit
     from factorcell.evaluation.likelihood_ratios import explain as explain
     from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
     from factorcell.evaluation.perplexity import evaluate as evaluate
@@ -83,7 +82,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "evaluation.classification": ("classify",),
         "evaluation.likelihoods": ("log_likelihoods",),
         "evaluation.point_classification": ("classify_points",),
-        "evaluation.exposure": ("audit",),
         "evaluation.likelihood_ratios": ("explain",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "generate", "stream"),

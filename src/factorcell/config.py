@@ -157,12 +157,6 @@ class TrainingConfig:
         "and space: after the same 1 token); 0: learn all tokens",
         0,
     )
-    canaries: int = int_option(
-        0,
-        "random texts to plant in the training texts, so that `audit` can measure memorization; not for production",
-        0,
-        100_000,
-    )
     batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1)
     learning_rate: float = float_option(1e-3, "peak learning rate of Adam")
     token_rate: float = float_option(

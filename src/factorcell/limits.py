@@ -165,7 +165,6 @@ EPOCHS = Limits(0, 1_000_000, whole=False, above=True)
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    "alternatives": Limits(1000, 1_000_000),  # exposure cannot be measured with fewer alternatives
     "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),

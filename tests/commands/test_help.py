@@ -216,7 +216,6 @@ def defaults(text: str) -> dict[str, str]:
         ("train", {"--adapt": "concat factor", "--rank": "automatic", "--max-tokens": "200", "--tokenizer": "word"}),
         ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
-        ("audit", {"--unknown": "group", "--precision": "auto"}),
         ("generate", {"--unknown": "error", "--precision": "auto"}),
         ("complete", {"--unknown": "error", "--precision": "auto"}),
         ("demo", {"--page": "demo.html"}),

@@ -37,7 +37,7 @@ RUNS = {
     "--adapt factor --output-bias low_rank",
     "codes": "--base ./llama --adapt prefix --output-bias low_rank",
     "new": "--architecture llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
-    "letters": "--architecture gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1 --canaries 2",
+    "letters": "--architecture gpt2 --layers 1 --hidden-size 8 --tokenizer char --min-count 1",
 }
 
 
@@ -110,7 +110,6 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
         "evaluate separate texts.csv",
         "tune-online chosen texts.csv --optimizer sgd --every 10 --rows-per-user 2 --seconds 0.1",  # it changes the run
         "replay pretrained texts.csv --out replay --every 8 --seconds 0.1",
-        "audit letters texts.csv",
         "complete letters the --typos 1 --seconds 0.2",
         "advise texts.csv --tokenizer bpe --context city",
         f"compare texts.csv --dev texts.csv --out compare --models unadapted factorcell --base ./llama "

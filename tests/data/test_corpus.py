@@ -163,19 +163,6 @@ def test_rare_users_are_distinguished_too(tmp_path: Path) -> None:
     assert prepare(USER_ROWS, Config.of(tokenizer="char")).users.tolist() == []
 
 
-def test_concatenated_corpora_have_the_rows_of_both() -> None:
-    config = Config.of(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
-    corpus = prepare(ROWS, config)
-    first, second = corpus.select(np.array([0, 1, 2])), corpus.select(np.array([3, 4]))
-    whole = first.concatenate(second)
-    assert lines_of(whole) == lines_of(corpus)
-    for name in ("tokens", "offsets", "categories", "numbers", "users"):
-        assert getattr(whole, name).tolist() == getattr(corpus, name).tolist()
-        assert getattr(whole, name).dtype == getattr(corpus, name).dtype
-    assert [ragged.values.tolist() for ragged in whole.words] == [ragged.values.tolist() for ragged in corpus.words]
-    assert [ragged.offsets.tolist() for ragged in whole.words] == [ragged.offsets.tolist() for ragged in corpus.words]
-
-
 def test_a_batch_has_the_tokens_and_contexts_of_its_rows() -> None:
     corpus = prepare(ROWS, CONFIG)
     batch = corpus.batch(np.array([3, 2, 0]))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.canaries import replace_texts
 from factorcell.data.corpus import Corpus
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.tokenizer import new_tokenizer
@@ -58,13 +57,9 @@ def test_sizes_are_those_of_the_original_texts(kind: str, options: dict[str, Any
     assert corpus.originals.sizes.tolist() == list(BYTES.values())
 
 
-@given(texts=texts, more=texts, data=st.data())
-def test_selected_and_concatenated_corpora_have_the_originals_of_their_texts(
-    texts: list[str], more: list[str], data: st.DataObject
-) -> None:
-    corpus = read(texts + more)
-    first, second = corpus.select(np.arange(len(texts))), corpus.select(len(texts) + np.arange(len(more)))
-    assert originals_of(first.concatenate(second)) == originals_of(corpus)
+@given(texts=texts, data=st.data())
+def test_selected_corpora_have_the_originals_of_their_texts(texts: list[str], data: st.DataObject) -> None:
+    corpus = read(["", *texts])
     rows = data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=9))
     expected = [originals_of(corpus)[row] for row in rows]
     assert originals_of(corpus.select(np.array(rows, dtype=np.int64))) == expected
@@ -84,15 +79,6 @@ def test_the_key_depends_on_the_original_texts_and_their_order(texts: list[str])
     assert len({key(texts, kind) for kind in KINDS}) == 1
     assert (key(texts) == key(texts[::-1])) == (texts == texts[::-1])
     assert key([*texts, COMPOSED]) != key([*texts, DECOMPOSED])
-
-
-def test_texts_that_are_not_from_a_table_have_no_originals() -> None:
-    corpus = read(["abc", "d"])
-    replaced = replace_texts(corpus, [("a", "b"), ("c",)])
-    assert replaced.originals is None
-    assert replaced.select(np.array([1])).originals is None
-    assert corpus.concatenate(replaced).originals is None
-    assert replaced.concatenate(corpus).originals is None
 
 
 @given(

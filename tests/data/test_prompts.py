@@ -94,7 +94,6 @@ def test_cached_and_selected_corpora_have_the_same_prompts(tmp_path: Path) -> No
         assert texts_of(corpus, 1) == ["<s>a<s>cb", "", "", "<s>c"]
     selected = corpus.select(np.array([3, 0]))
     assert texts_of(selected, 1) == ["<s>c", "<s>a<s>cb"]
-    assert texts_of(corpus.concatenate(selected), 1) == [*texts_of(corpus, 1), *texts_of(selected, 1)]
     assert texts_of(corpus.without_context(corpus.schema), 1) == [""] * 4
     (padded, *_) = (prompt.padded() for prompt in corpus.context(np.array([1, 3])).prompts)
     assert padded.tolist() == [[-1] * 4, corpus.prompts[0].values[-4:].tolist()]

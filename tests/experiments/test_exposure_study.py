@@ -5,6 +5,7 @@ from collections import Counter
 import pyarrow as pa
 
 import exposure
+from memorization import ALTERNATIVES
 
 WORDS = ("fixed", "adding", "tests", "with", "from", "docs", "build", "code", "more", "some")
 TEXTS = pa.table(
@@ -30,4 +31,4 @@ def test_each_passphrase_is_planted_three_times_by_one_user() -> None:
     assert Counter(row["text"] for row in added) == dict.fromkeys(phrases[: exposure.PHRASES], 3)
     assert len({(row["text"], row["user"]) for row in added}) == exposure.PHRASES
     assert {word for text in phrases for word in text.split()} <= set(WORDS)
-    assert len(phrases) == exposure.PHRASES + exposure.ALTERNATIVES
+    assert len(phrases) == exposure.PHRASES + ALTERNATIVES

@@ -55,7 +55,6 @@ COMMANDS = {
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
     "check": "run",
-    "audit": "audited train.csv --threads 1",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",
@@ -154,8 +153,7 @@ def folder_with_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         assert cli.main(["train", "train.csv", "--out", "run", *COLUMNS.split(), *SMALL.split()]) == 0
         letters = "--tokenizer char --user user --min-user-count 1"
-        for name, more in (("letters", ()), ("audited", ("--canaries=2",))):
-            assert cli.main(["train", "train.csv", "--out", name, *letters.split(), *SMALL.split(), *more]) == 0
+        assert cli.main(["train", "train.csv", "--out", "letters", *letters.split(), *SMALL.split()]) == 0
         person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": MAX_TIME}]}
         files.write_rows(folder / "people.jsonl", [person])
         assert cli.main(["users", "import", "people.jsonl", *STORE_OPTION.split()]) == 0

@@ -25,7 +25,7 @@ MODEL = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_siz
 
 
 def train_run(folder: Path, **data: Any) -> Run:
-    training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1, "canaries": 3}
+    training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1}
     config = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, ROWS[:4], config, folder)

@@ -76,7 +76,6 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("classify", "predict the context of each text", "evaluation"),
             Command("score", "compute the nats and the perplexity of each text", "evaluation"),
             Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
-            Command("audit", "measure memorization: the exposure of planted random texts (canaries)", "audit"),
             Command("advise", "estimate before training how much each context column lowers the perplexity", "advice"),
             Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
         ),

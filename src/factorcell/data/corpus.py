@@ -226,30 +226,6 @@ class Corpus:
             dropped=np.zeros(0, np.bool_),
         )
 
-    def concatenate(self, other: "Corpus") -> "Corpus":
-        """Return the texts of this corpus followed by those of `other`, which has the same vocabulary and schema."""
-        originals, spellings = None, None
-        if self.originals is not None and other.originals is not None:
-            originals = OriginalTexts.concatenated([self.originals, other.originals])
-        if self.spellings is not None and other.spellings is not None:
-            spellings = self.spellings.concatenate(other.spellings)
-        pairs_of_vectors = zip(self.vectors, other.vectors, strict=True)
-        tokens, offsets = Ragged(self.tokens, self.offsets).concatenate(Ragged(other.tokens, other.offsets))
-        return replace(
-            self,
-            tokens=tokens,
-            offsets=offsets,
-            categories=np.concatenate([self.categories, other.categories]),
-            numbers=np.concatenate([self.numbers, other.numbers]),
-            vectors=tuple(np.concatenate(pair) for pair in pairs_of_vectors),
-            words=tuple(map(Ragged.concatenate, self.words, other.words)),
-            prompts=tuple(map(Ragged.concatenate, self.prompts, other.prompts)),
-            users=np.concatenate([self.users, other.users]),
-            originals=originals,
-            spellings=spellings,
-            dropped=np.zeros(0, np.bool_),
-        )
-
     def without_context(self, schema: ContextSchema) -> "Corpus":
         """Return a corpus with the same texts, in which all variables of `schema` are missing."""
         row_count = len(self)

@@ -24,8 +24,3 @@ class Ragged(NamedTuple):
         shifts = self.offsets[rows] - offsets[:-1]  # from the index of an item in the result to its index here
         indices = np.repeat(shifts, lengths) + np.arange(offsets[-1])
         return Ragged(self.values[indices], offsets)
-
-    def concatenate(self, other: "Ragged") -> "Ragged":
-        """Return these lists followed by the lists of `other`."""
-        values = np.concatenate([self.values, other.values]).astype(self.values.dtype)
-        return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))

@@ -214,9 +214,6 @@ def _describe_training(run: Run) -> str:
     lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
     lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
     lines += [f"- {escape_markdown(run.model.names.describe())}"] if run.model.names is not None else []
-    if run.config.training.canaries:
-        canaries = f"{run.config.training.canaries:,} canaries (random texts)"
-        lines.append(f"- with {canaries}: use this run only to measure memorization")
     log = run.log()
     if log:
         last_row = log[-1]

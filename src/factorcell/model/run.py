@@ -42,7 +42,7 @@ FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning 
 # unlike files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "canaries.json", "ngram_mixture.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "ngram_mixture.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training

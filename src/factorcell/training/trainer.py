@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from factorcell import files, memory
 from factorcell.config import UserError, check_format
-from factorcell.data.canaries import plant_canaries
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
@@ -87,7 +86,7 @@ class Trainer:
         self.device = find_device(run.config.training.device, run.config.backbone)
         self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
         self.run, self.config = run.to(self.device), run.config.training
-        self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
+        self.corpus, self.dev = corpus, dev
         self.stop = Stop()
         self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, MODEL_PRIORS, PRIORS, PROPOSALS
+from factorcell.choices import ADVICE_ROWS, MODEL_PRIORS, PRIORS, PROPOSALS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -118,17 +118,6 @@ def add_advise_arguments(parser: Parser) -> None:
     options.add_json(parser)
     options.add_threads(parser)
     options.add_config_options(parser, "data", "tokenizer")
-
-
-def add_audit_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell audit`."""
-    options.add_run(parser, "run folder of a model trained with --canaries N")
-    help_text = "table of held-out texts, which are not in the training table"
-    parser.add_argument("table", type=Path, metavar="TABLE", help=help_text)
-    help_text = "number of random texts among which each canary is ranked"
-    parser.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=help_text)
-    options.add_seed(parser, "the random texts")
-    options.add_computing(parser)
 
 
 def add_rescore_arguments(parser: Parser) -> None:
