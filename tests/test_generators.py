@@ -29,7 +29,6 @@ from factorcell import (
 from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
-from factorcell.files import append_rows
 from factorcell.model.training_state import CHECKPOINT
 from tests.small_runs import ROWS, make_run
 
@@ -160,11 +159,9 @@ def test_a_training_checks_its_run_at_the_call(tmp_path: Path) -> None:
 
 
 def test_a_replay_checks_its_file_and_a_search_its_options_at_the_call(run: Run, tmp_path: Path) -> None:
-    row = {"system": "plain", "user": "ann", "position": 0, "prefix_length": 3}
-    append_rows(tmp_path / "rows.jsonl", [row])
     streams = [Stream("ann", ({"text": "a longer text"},), ("a lo",))]
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: replay({}, streams, tmp_path / "rows.jsonl"), "rows.jsonl"),
+        (lambda: replay({}, streams, tmp_path / "missing" / "rows.jsonl"), "rows.jsonl"),
         (lambda: try_rates(run, [], ["adagrad"]), "no texts"),
         (lambda: try_rates(run, streams, ["adagrad"]), "does not distinguish users"),
     ]
