@@ -311,18 +311,11 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     run.mixture = fitted.mixture
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
-    anonymous, with_users = run.config, run.config.with_options(user="city")
-    protected = with_users.with_options(min_users=2)
-    for config, remedy in [
-        (anonymous, ", or use the mixture (--ngram-mixture or --preset best)"),
-        (with_users, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
-        (protected, ""),
-    ]:
-        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=False)[-1]
-        assert line.endswith(f"train longer (this training made 2 passes){remedy}")
-        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=True)[-1]
-        assert line.endswith(remedy.removeprefix(", or ") or "train on more texts")
-        assert "train longer" not in line
+    assert fitted.notice(is_saved=True, has_option=True).endswith("; the run predicts with the mixture")
+    assert fitted.notice(is_saved=False, has_option=True).endswith(
+        "--ngram-mixture uses the mixture, which reproduces rare texts"
+    )
+    assert fitted.notice(is_saved=False, has_option=False).endswith("over the model alone")
 
 
 def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:

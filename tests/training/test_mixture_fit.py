@@ -66,18 +66,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert Run.open(tmp_path / "run").mixture is None
     assert not (tmp_path / "run" / mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
-    advice = next(line for line in notices if "--ngram-mixture" in line)
-    assert advice.startswith(
-        "the n-gram model alone is better than this model: train longer (this training made 1 pass)"
-    )
-
-
-def test_a_training_with_users_is_not_advised_to_use_the_preset(tmp_path: Path) -> None:
-    notices: list[str] = []
-    options = {**OPTIONS, "context": [], "user": "city", "min_user_count": 1}
-    fit(TRAIN, ROWS, Config.of(**options), tmp_path / "run", compare_ngram=True, notify=notices.append)
-    advice = next(line for line in notices if "--ngram-mixture" in line)
-    assert "--preset" not in advice
+    assert any("--ngram-mixture uses the mixture" in line for line in notices)
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
