@@ -17,7 +17,7 @@ On the command line the option `min_count` is `--min-count`, and the option `kin
 `--backbone` or `--head`.
 A repeatable option is a list in TOML and in Python.
 If a repeatable option has a fixed set of choices, `none` on the command line stands for an empty list.
-`compare`, `tune`, `finetune`, `separate` and `advise` accept only the options that they need.
+`compare`, `tune`, `finetune` and `advise` accept only the options that they need.
 
 The kinds of a tokenizer, backbone or head have different options; if an option does not exist for all kinds, the table
 names the kinds that have it.

@@ -40,7 +40,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.model.sizes import meta_model
 from factorcell.option_fields import HuggingFaceOptions
 from factorcell.training.fit import fit
-from factorcell.training.per_value import separate
+from separate import separate, separate_models
 from study import EXPERIMENTS_FOLDER, Baseline, Experiment, Measurement, Training
 
 HUB_BASE = "HuggingFaceTB/SmolLM2-135M"
@@ -241,7 +241,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     row: dict[str, Any] = {"size": {case.method.size: size}, "reference_parameters": parameters}
     if case.method_name == "separate":
         runs = separate(texts["train"], texts["dev"], config, folder, by=data_set.target, resume=True)
-        scorer, trained = runs, list(runs.runs.values())
+        scorer, trained = runs, separate_models(runs)
     elif case.method.trained:
         run = fit(texts["train"], texts["dev"], config, folder, resume=True)
         scorer, trained = run, [run]

@@ -33,7 +33,7 @@ from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums, accuracy_sums
-from factorcell.model.run import Run
+from factorcell.model.run import Run, training_facts
 from measures import MAX_DISTANCE, Cities
 from study import EXPERIMENTS_FOLDER, Row, current_commit, processor_name
 from tacl import SETS as TACL_SETS
@@ -95,7 +95,7 @@ def measure(data_set: DataSet, tables: Tables, folder: Path) -> Row:
     neural, mixture = Run.open(folder, mixture=False), Run.open(folder)
     if mixture.mixture is None:
         raise UserError(f"{folder}: expected a run with an n-gram mixture, got none")
-    row: Row = {"components": list(mixture.mixture.counts.names)}
+    row: Row = {"components": training_facts(folder)["ngram"]["components"][1:]}
     row |= perplexities(neural, mixture, tables["test"])
     row["time"] = relative_time(neural, mixture, corpora.first(tables["test"], TIMED_TEXTS))
     judged = corpora.first(tables["test"], data_set.judged_texts)

@@ -35,12 +35,12 @@ from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, a
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.evaluation.text_figures import sum_per_text, texts_digest
+from factorcell.model.mixture import FILE as MIXTURE
 from factorcell.model.ngram import NGram, count_ngrams
 from factorcell.model.scoring import Scorer
-from factorcell.training import mixture
-from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import SHARED, SeparateRuns, separate
+from factorcell.training.mixture import MixedModels, mix
 from measures import MAX_DISTANCE, Cities, calibrated_figures, frequent_values
+from separate import SHARED, run_folder, separate, separate_models
 from study import Baseline, Experiment, Measurement
 from tacl import SETS
 
@@ -190,20 +190,20 @@ def measure_separate(config: Config, tables: Tables, folder: Path, target: Targe
 def measure_mixture(config: Config, tables: Tables, folder: Path, target: Target) -> Measurement:
     """Measure the models of the row `separate` with the same seed, mixed with the model of all texts."""
     runs = train_separate(config, tables, folder.parent.with_name("separate") / folder.name, target)
-    if not (folder / mixture.INDEX_FILE).exists():
-        dev = labelled_table(tables, "dev")
-        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target_column(target), unknown="group")
-    return measure_models(runs, Mixture.open(folder), tables, target)
+    if not (folder / MIXTURE).exists():
+        folders = [runs.folder, run_folder(runs.folder, SHARED)]
+        mix(folders, labelled_table(tables, "dev"), folder, by=target_column(target), unknown="group")
+    return measure_models(runs, MixedModels.open(folder), tables, target)
 
 
-def train_separate(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
+def train_separate(config: Config, tables: Tables, folder: Path, target: Target) -> MixedModels:
     train, dev = (labelled_table(tables, part) for part in ("train", "dev"))
     return separate(train, dev, config, folder, by=target_column(target), resume=True)
 
 
-def measure_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measurement:
+def measure_models(runs: MixedModels, scorer: Scorer, tables: Tables, target: Target) -> Measurement:
     """Measure a scorer made of models for single values, with the sums of their parameters and minutes."""
-    trained = runs.runs.values()
+    trained = separate_models(runs)
     parameters, minutes = (
         sum(run.model.parameter_count() for run in trained),
         sum(run.training_minutes() for run in trained),

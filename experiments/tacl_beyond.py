@@ -16,10 +16,11 @@ import study
 import tacl
 from corpora import Tables
 from factorcell.config import Config
+from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
-from factorcell.training.mixture import Mixture
+from factorcell.training.mixture import MixedModels
 from measures import Cities
 from study import Baseline, Experiment, Measurement
 from tacl import SETS
@@ -47,8 +48,8 @@ def measure_ensemble(
     config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool
 ) -> Measurement:
     runs = factorcells(config, tables, folder, seeds or (config.training.seed,))
-    models: list[Scorer] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
-    ensemble = Mixture(folder, models, None, np.full((1, len(models)), 1 / len(models)))
+    models: list[Run | NGram] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
+    ensemble = MixedModels(folder, models)
     if ngram:
         ensemble = ensemble.fit(ensemble.prepare(tables["dev"], unknown="group"))
     row = {"weights": ensemble.weights[0].tolist(), "parameters": sum(run.model.parameter_count() for run in runs)}

@@ -36,7 +36,6 @@ SMALL = f"--epochs 0.5 --evaluations 1 --min-context-count 2 --min-user-count 2 
 ADDED_OPTIONS = {
     "train": f"{SMALL} --max-tokens 40",
     "compare": SMALL,
-    "separate": SMALL,
     "tune": "--epochs 0.5 --evaluations 1 --trials 1",
     "finetune": "--epochs 0.5 --evaluations 1",
     "generate": "--number 1",

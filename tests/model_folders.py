@@ -1,22 +1,19 @@
-"""Small model folders of each kind, with random weights: runs, an n-gram model, separate runs and a mixture."""
+"""Small model folders of each kind, with random weights: runs, an n-gram model and mixtures."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from factorcell import files
 from factorcell.completion import blend
 from factorcell.completion.online import LearningRule
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
-from factorcell.training import per_value
-from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import SeparateRuns, run_folder
+from factorcell.training.mixture import MixedModels
 from tests.small_runs import ROWS, make_letters, make_run
 
-MODELS = ("words", "kinds", "letters", "ngram", "separate", "mixture")
+MODELS = ("words", "kinds", "letters", "plain", "ngram", "inner", "mixture")
 OPTIONS: dict[str, Any] = {
     "adapt": ("concat", "factor", "scale", "prefix"),
     "output_bias": ("low_rank_each", "one_hot", "sparse", "hash"),
@@ -34,9 +31,13 @@ def make_models(folder: Path) -> None:
     make_run(folder / "kinds", **OPTIONS).save_weights({})
     save_letters(folder / "letters")
     ngram = NGram.fit(ROWS, run.config, folder / "ngram", tokenizer=run.tokenizer)
-    separate = save_separate(folder / "separate")
+    mixed = MixedModels(folder / "inner", [make_plain(folder / "plain"), run])
+    mixed.folder.mkdir()
+    mixed.save()
     weights = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
-    Mixture(folder / "mixture", [run, ngram, separate], run.schema.variable("city"), weights).save()
+    mixture = MixedModels(folder / "mixture", [run, ngram, mixed], run.schema.variable("city"), weights)
+    mixture.folder.mkdir()
+    mixture.save()
 
 
 def save_letters(folder: Path) -> None:
@@ -50,14 +51,8 @@ def save_letters(folder: Path) -> None:
     TextCounts({"ball game": 3, "bake bread": 4}, 7).save(folder / POPULARITY)
 
 
-def save_separate(folder: Path) -> SeparateRuns:
-    """Save separate runs: one of all texts, and one of each city."""
-    values = ["<unknown>", "Oslo", "Nice"]
-    folder.mkdir()
-    files.create_manifest(folder, (per_value.INDEX_FILE,))
-    files.write_versioned(folder / per_value.INDEX_FILE, {"by": "city", "values": values}, per_value.FORMAT)
-    for number in range(len(values)):
-        run = make_run(run_folder(folder, number), ("city",), adapt=(), output_bias=())
-        run.save_weights({})
-        files.write_json(run.folder / "training.json", {})
-    return SeparateRuns.open(folder)
+def make_plain(folder: Path) -> Run:
+    """Save an unadapted run."""
+    run = make_run(folder, ("city",), adapt=(), output_bias=())
+    run.save_weights({})
+    return run

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.completion.replay.summary import summarise
 from factorcell.evaluation.embeddings import fit_ellipses
 from factorcell.reports.demo import demo_page
 from factorcell.reports.embeddings import embeddings_page
 from factorcell.reports.explain import explanation_page
-from factorcell.reports.replay import replay_page
 from factorcell.reports.runs import run_report
 from factorcell.reports.search import search_page
 from tests.chromium import open_chromium
@@ -91,20 +89,16 @@ def many_runs() -> list[dict[str, Any]]:
 
 def static_pages() -> dict[str, str]:
     """Return the HTML of every page of the package `reports`, by name."""
-    from tests.completion.replay.test_summary import random_rows
     from tests.reports.test_explain import ROW
     from tests.reports.test_report import demo_results, two_runs
     from tests.reports.test_search import LOGS, trial_rows
 
-    systems = {"one": "factorcell", "two": "history"}
-    replayed = [{**row, "system": systems.get(row["system"], "mpc")} for row in random_rows(30)]
     return {
         "run": run_report(two_runs()[1:]),
         "runs": run_report(many_runs()),
         "demo": demo_page(demo_results()),
         "contexts": embeddings_page("hotels", contexts_results()),
         "explain": explanation_page("factorcell", [ROW, ROW]),
-        "replay": replay_page("queries.csv", summarise(replayed, "history", draws=50)),
         "tune": search_page("hotels", trial_rows(40), "rating", LOGS),
     }
 

@@ -15,8 +15,8 @@ from factorcell.data.corpus import Batch
 from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.count_models import NGRAM, CountModels
 from factorcell.model.language_model import Conditioning
+from factorcell.model.mixture import Mixture
 from factorcell.model.ngram import NGram, count_ngrams
-from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
@@ -151,5 +151,5 @@ def with_ngrams(run: Run, texts: Sequence[str] = ("abc", "cab", "ba", "abac")) -
     corpus = run.read(texts, [{}] * len(texts))
     ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
     counts = CountModels(ngram, None, (), (NGRAM,))
-    run.mixture = NGramMixture(run.model, run.schema, counts, np.tile([0.6, 0.4], (counts.length_count, 1)))
+    run.mixture = Mixture.of_run(run.model, run.schema, counts, np.tile([0.6, 0.4], (counts.length_count, 1)))
     return run

@@ -9,22 +9,19 @@ from factorcell import files, folders
 from factorcell.commands.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model import ngram
+from factorcell.model import mixture, ngram
 from factorcell.model.ngram import NGram
 from factorcell.service.stores.opening import open_store
-from factorcell.training import mixture, per_value
 from tests.small_runs import ROWS, make_run
 
 NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix, report and check accept"
 MIXTURE = "the folder of a mixture of models, which evaluate, mix and check accept"
-SEPARATE = "the folder of separate runs of the values of a column, which evaluate, mix, report and check accept"
 RUNS = "a folder of runs, such as "
 
 # Each path that is not a run, and the error about it.
 PATHS = {
     "ngram": NGRAM,
     "mixture": MIXTURE,
-    "separate": SEPARATE,
     "study": RUNS,
     "file": "a file",
     "empty": "a folder without config.json",
@@ -42,9 +39,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "explain RUN --text sea --between city=Oslo city=Nice": (RUN, ()),
     "contexts RUN --variable city": (RUN, ()),
     "finetune RUN table.jsonl --out new": (RUN, ()),
-    "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture", "separate")),
+    "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture")),
     "rescore RUN lists.jsonl": (RUN, ("ngram",)),
-    "mix RUN --dev table.jsonl --out new": (RUN, ("ngram", "mixture", "separate")),
+    "mix RUN --dev table.jsonl --out new": (RUN, ("ngram", "mixture")),
     "replay RUN table.jsonl --out new --user city": ("a run folder or a folder of runs", ("study",)),
     "report RUN --out new.html": (RUNS_EXPECTED, ("ngram", "study")),
     "users migrate RUN --store sqlite:///users.db": (RUN, ()),
@@ -54,13 +51,12 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all of `PATHS`, a table and n-best lists; mixture and separate runs are only an index file."""
+    """A folder with all of `PATHS`, a table and n-best lists; the mixture is only an index file."""
     folder = tmp_path_factory.mktemp("folder")
     config = Config.of(min_count=1)
     NGram.fit(prepare(ROWS, config), config, folder / "ngram")
-    for name, file in (("mixture", mixture.INDEX_FILE), ("separate", per_value.INDEX_FILE)):
-        (folder / name).mkdir()
-        (folder / name / file).write_text("{}")
+    (folder / "mixture").mkdir()
+    (folder / "mixture" / mixture.FILE).write_text("{}")
     make_run(folder / "study" / "trial-0000")
     (folder / "file").write_text("config.json")
     (folder / "empty").mkdir()
@@ -89,7 +85,7 @@ def test_the_error_says_what_the_path_contains(
 
 
 def test_other_models_are_recognized_by_their_files() -> None:
-    assert list(folders.OTHER_MODELS) == [ngram.FILE, per_value.INDEX_FILE, mixture.INDEX_FILE]
+    assert list(folders.OTHER_MODELS) == [ngram.FILE, mixture.FILE]
 
 
 @pytest.mark.parametrize("command", ["evaluate RUN table.jsonl", "report RUN --out new.html", "check RUN"])

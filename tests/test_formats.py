@@ -13,8 +13,7 @@ from factorcell.completion import blend, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.systems import find_config_and_columns
-from factorcell.model import ngram
-from factorcell.training import mixture, per_value
+from factorcell.model import mixture, ngram
 from tests.model_folders import make_models
 
 # For each file with a format number: the newest format, a function that opens the file, its name in error messages.
@@ -30,7 +29,6 @@ NUMBERED: dict[str, tuple[int, Opener, str]] = {
     "letters/online.json": (online.FORMAT, lambda folder: LearningRule.load(folder / "letters"), "online.json"),
     "letters/blend.json": (blend.FORMAT, lambda folder: BlendWeights.load(folder / "letters"), "blend.json"),
     "ngram/ngram.json": (ngram.FORMAT, lambda folder: open_scorer(folder / "ngram"), "ngram"),
-    "separate/separate.json": (per_value.FORMAT, lambda folder: open_scorer(folder / "separate"), "separate"),
     "mixture/mixture.json": (mixture.FORMAT, lambda folder: open_scorer(folder / "mixture"), "mixture"),
 }
 

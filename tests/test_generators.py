@@ -28,7 +28,6 @@ from factorcell import (
 from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
-from factorcell.files import append_rows
 from factorcell.model.training_state import CHECKPOINT
 from tests.small_runs import ROWS, make_run
 
@@ -127,7 +126,7 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
         lambda: Completer(run, unknown=unknown),
         lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
         lambda: finetune(run, missing, None, tmp_path / "tuned", unknown=unknown),
-        lambda: mix([run], missing, tmp_path / "mix", unknown=unknown),
+        lambda: mix([run.folder], missing, tmp_path / "mix", unknown=unknown),
         lambda: run.score(rows, unknown=unknown),
         lambda: evaluate(run, rows, unknown=unknown),
         lambda: generate(run, {}, unknown=unknown),
@@ -158,11 +157,9 @@ def test_a_training_checks_its_run_at_the_call(tmp_path: Path) -> None:
 
 
 def test_a_replay_checks_its_file_and_a_search_its_options_at_the_call(run: Run, tmp_path: Path) -> None:
-    row = {"system": "plain", "user": "ann", "position": 0, "prefix_length": 3}
-    append_rows(tmp_path / "rows.jsonl", [row])
     streams = [Stream("ann", ({"text": "a longer text"},), ("a lo",))]
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: replay({}, streams, tmp_path / "rows.jsonl"), "rows.jsonl"),
+        (lambda: replay({}, streams, tmp_path / "missing" / "rows.jsonl"), "rows.jsonl"),
         (lambda: try_rates(run, [], ["adagrad"]), "no texts"),
         (lambda: try_rates(run, streams, ["adagrad"]), "does not distinguish users"),
     ]

@@ -135,5 +135,5 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
             "differing": sum(ranks[row["system"]][at] != rank for at, rank in ranks[SERVED].items()),
         }
         for row in figures
-        if row["by"] == "all" and row["over"] == "queries"
+        if row["by"] == "all"
     ]

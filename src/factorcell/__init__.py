@@ -57,11 +57,9 @@ if TYPE_CHECKING:
     from factorcell.training.finetuning import finetune as finetune
     from factorcell.training.fit import fit as fit
     from factorcell.training.loop import train as train
-    from factorcell.training.mixture import Mixture as Mixture
+    from factorcell.training.mixture import MixedModels as MixedModels
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
-    from factorcell.training.per_value import SeparateRuns as SeparateRuns
-    from factorcell.training.per_value import separate as separate
     from factorcell.training.plan import Budget as Budget
     from factorcell.version import __version__ as __version__
 
@@ -101,8 +99,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "training.compare": ("compare",),
         "training.finetuning": ("finetune",),
         "training.fit": ("fit",),
-        "training.mixture": ("Mixture", "mix", "open_scorer"),
-        "training.per_value": ("SeparateRuns", "separate"),
+        "training.mixture": ("MixedModels", "mix", "open_scorer"),
         "training.loop": ("train",),
         "training.plan": ("Budget",),
         "version": ("__version__",),

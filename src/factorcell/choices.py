@@ -43,7 +43,6 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
 ONLY_WITH_BASE = ("adapt", "output_bias", "warmup")  # those that are chosen only with a pretrained base
 
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
-REPLAY_WINDOW = 9  # number of positions averaged in a point of the replay curve (thesis, figure 5.2)
 DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
 
 

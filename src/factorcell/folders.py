@@ -10,7 +10,6 @@ CONFIG = "config.json"  # the file that identifies a run folder
 # Folders of other models, by the file that identifies them: a description, and the commands that accept the folder.
 OTHER_MODELS = {
     "ngram.json": ("an n-gram model", "evaluate, rescore, mix, report and check"),
-    "separate.json": ("separate runs of the values of a column", "evaluate, mix, report and check"),
     "mixture.json": ("a mixture of models", "evaluate, mix and check"),
 }
 

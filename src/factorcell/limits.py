@@ -203,7 +203,6 @@ NUMBER_LIMITS = {
     "top_p": Limits(0, 1, whole=False, above=True),
     "trials": Limits(1, 1_000_000),
     "width": Limits(1, 1_000_000),
-    "window": Limits(1),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
 }

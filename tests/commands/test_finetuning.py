@@ -1,4 +1,4 @@
-"""The commands `finetune`, `separate` and `mix` on small tables."""
+"""The commands `finetune` and `mix` on small tables."""
 
 import json
 from pathlib import Path
@@ -53,33 +53,35 @@ def test_finetune_trains_the_chosen_parts_and_resumes(tables: Path, capsys: pyte
         main([*command, "--hidden-size", "3"])
 
 
-def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Train one run per dialect, mix them with weights per dialect, and evaluate both like a single run."""
-    train, dev, test = (str(tables / f"{name}.jsonl") for name in ("train", "dev", "test"))
-    assert (
-        main(["separate", train, "--dev", dev, "--by", "dialect", "--out", str(tables / "each"), *SMALL, *QUICK]) == 0
-    )
+def test_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Count the n-grams of each dialect, mix them with weights per dialect, and evaluate mixtures like a run."""
+    dev, test = (str(tables / f"{name}.jsonl") for name in ("dev", "test"))
+    runs = [str(tables / "run")]
+    for dialect in synthetic.NAMES:
+        rows = [row for row in files.read_rows(tables / "train.jsonl") if row["dialect"] == dialect]
+        files.write_rows(tables / f"{dialect}.jsonl", rows)
+        runs.append(str(tables / dialect))
+        table = str(tables / f"{dialect}.jsonl")
+        assert main(["baseline", "ngram", table, "--like", runs[0], "--out", runs[-1]]) == 0
     capsys.readouterr()
     perplexities = {}
-    runs = [str(tables / "each" / f"value-000{number}") for number in range(3)]
     assert main(["mix", *runs, "--dev", dev, "--by", "dialect", "--out", str(tables / "mix"), "--threads", "1"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[:3]] == ["1:", "2:", "3:"]
-    assert shown.count("coast") == 2
+    assert shown.count("\ncoast") == 2
     assert main(["mix", *runs, "--dev", dev, "--out", str(tables / "plain"), "--threads", "1", "--json"]) == 0
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sum(row["weights"]) == pytest.approx(1)
-    for name in ("run", "each", "mix", "plain"):
+    for name in ("run", "coast", "mix", "plain"):
         assert main(["evaluate", str(tables / name), test, "--by", "dialect", "--json", "--threads", "1"]) == 0
         whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         perplexities[name] = whole["perplexity"]
         assert sum(group["targets"] for group in groups) == whole["targets"]
         assert [row["kind"] for row in files.read_rows(tables / name / "results.jsonl")] == ["evaluate"]
     assert len(set(perplexities.values())) == 4
-    assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "each"), "--by", "dialect"]) == 0
-    assert f"gain over {tables / 'each'}" in capsys.readouterr().out
-    assert main(["report", str(tables / "each"), "--out", str(tables / "report.html")]) == 0
-    for name in ("each", "mix"):
+    assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "coast"), "--by", "dialect"]) == 0
+    assert f"gain over {tables / 'coast'}" in capsys.readouterr().out
+    for name in ("coast", "mix"):
         assert main(["check", str(tables / name)]) == 0
     assert main(["mix", *runs, str(tables / "nothing"), "--dev", dev, "--out", str(tables / "other")]) == 2
     assert "expected a run folder" in capsys.readouterr().err

@@ -173,7 +173,6 @@ def test_every_output_argument_is_checked_for_writing() -> None:
         ["compare"],
         ["tune"],
         ["finetune"],
-        ["separate"],
         ["demo"],
     ]  # these create their folder first
     for words in LEAVES:

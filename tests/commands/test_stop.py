@@ -17,7 +17,6 @@ COMMANDS = {  # arguments, the folder of the interrupted training, and the instr
     "train": ("train.jsonl --out run", "run", "repeat the command with --resume to continue"),
     "finetune": ("train.jsonl --out run", "run", "repeat the command with --resume to continue"),
     "compare": ("train.jsonl --out runs --models softmaxbias", "runs/softmaxbias", "with --resume to continue"),
-    "separate": ("train.jsonl --out runs --by dialect", "runs/value-0000", "with --resume to continue"),
     "tune": (
         "train.jsonl --out runs --trials 1 --models softmaxbias",
         "runs/trial-0000",
@@ -33,7 +32,7 @@ def test_an_interrupted_training_is_saved_and_can_be_resumed(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, folder, instruction = COMMANDS[command]
-    context = [] if command == "separate" else ["--context", "dialect"]
+    context = ["--context", "dialect"]
     words = [command, *arguments.split(), "--dev", "dev.jsonl", *context, *SMALL, *QUICK]
     monkeypatch.chdir(tmp_path)
     files.write_rows(tmp_path / "train.jsonl", synthetic.two_dialects(200, 1)[0])

@@ -25,8 +25,8 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
-from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import SeparateRuns
+from factorcell.training.mixture import MixedModels
+from separate import separate_models
 from tests.small_runs import make_run
 
 WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
@@ -153,11 +153,12 @@ def test_models_per_value_classify_by_likelihood(results_folder: Path) -> None:
         rows_by_name_and_seed(results_folder),
         results_folder / "tables" / "agnews_words-test-1.parquet",
     )
-    separate = SeparateRuns.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
-    mixture = Mixture.open(results_folder / "tacl_baselines_agnews" / "mixture" / "0")
+    separate = MixedModels.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
+    mixture = MixedModels.open(results_folder / "tacl_baselines_agnews" / "mixture" / "0")
     truth = corpora.read(table)["section"].to_pylist()
     values = separate.schema.variable("section").values
-    runs = [separate.runs[number] for number in range(len(values))]
+    runs = separate_models(separate)
+    shared = runs[0].prepare(table)
     texts = [{**row, "section": ""} for row in corpora.read(table).to_pylist()]
     nats = [[scored["nats"] for scored in run.score(texts, unknown="group")] for run in runs]
     best = [values[1 + place] for place in np.array(nats[1:]).argmin(0)]
@@ -166,7 +167,7 @@ def test_models_per_value_classify_by_likelihood(results_folder: Path) -> None:
     )
     assert mixture.variable is not None
     corpus = separate.prepare(table)
-    per_target = np.array([run.nats(corpus) for run in runs], dtype=float)
+    per_target = np.array([run.nats(shared) for run in runs], dtype=float)
     begins = np.append(0, np.cumsum(corpus.lengths)[:-1])
     scores = []
     for number, value in enumerate(values[1:], 1):
@@ -206,7 +207,7 @@ def test_only_candidate_values_are_predicted(results_folder: Path) -> None:
     """Texts of other values are not judged."""
     log = np.log([[0.6, 0.1, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.3, 0.3]])
     classification = Classification(("x", "y", "z"), log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
-    run = SeparateRuns.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
+    run = MixedModels.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
     restricted = tacl_baselines.TargetValues("c", ["z", "y"], ("c",)).restrict(classification, corpus)
     measurement = tacl_baselines.measure_accuracy(restricted)
@@ -322,7 +323,7 @@ def test_a_mixture_of_one_model_classifies_as_classify_does(results_folder: Path
     run, table = Run.open(folder), results_folder / "tables" / "agnews_words-test-1.parquet"
     values = run.schema.variable("section").values[1:]
     target_values = tacl_baselines.TargetValues("section", values, ("section", *values))
-    single_model = Mixture(folder, [run], None, np.ones((1, 1)))
+    single_model = MixedModels(folder, [run])
     classification, expected = target_values.classify(single_model, table), classify(run, table, "section")
     np.testing.assert_allclose(classification.probabilities, expected.probabilities, rtol=1e-4)
     assert classification.key == expected.key

@@ -51,7 +51,6 @@ COMMANDS = {
     "compare": f"train.csv --dev train.csv --out new --models unadapted {COLUMNS} {SMALL}",
     "tune": f"train.csv --out new --trials 1 {COLUMNS} {SMALL}",
     "finetune": f"run train.csv --out new {QUICK}",
-    "separate": f"train.csv --by city --out new {SMALL}",
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
     "check": "run",

@@ -107,7 +107,7 @@ def test_undamaged_folders_pass_the_check(models_folder: Path) -> None:
         texts = {finding.path.name: finding.text for finding in findings if finding.path.parent == models_folder / name}
         assert {text for file, text in texts.items() if file.endswith(".json")} == {"unchanged since it was written"}
     findings = check(models_folder / "mixture")
-    assert {finding.path.parent.name for finding in findings} >= {"mixture", "words", "ngram", "separate", "value-0001"}
+    assert {finding.path.parent.name for finding in findings} >= {"mixture", "words", "ngram", "inner", "plain"}
     words = {finding.path.name: finding.text for finding in check(models_folder / "words")}
     assert words["log.jsonl"] == "readable, not in the manifest"
     assert "README.md" not in words
@@ -149,20 +149,18 @@ BLENDS: list[Change] = [dict.fromkeys(FEATURES, value) for value in NOT_NUMBERS]
 ORDERS: list[Change] = [{"order": value} for value in (0, "3", True, 10**9, None)]
 NGRAMS: list[Change] = [*ORDERS, {"data": []}, {"data": None}]
 NO_LISTS: tuple[Any, ...] = (3, None, {}, [], "abc")
-SEPARATES: list[Change] = [{"values": value} for value in NO_LISTS]
 WEIGHTS: tuple[Any, ...] = (
     [], "x", [[1.0]], [[1], [1, 2]], [[math.nan] * 3] * 3, [[2.0, -1.0, 0.0]] * 3, [[0.5, 0.0, 0.0]] * 3,
 )  # fmt: skip
 MIXTURES: list[Change] = [
     *({"weights": value} for value in WEIGHTS),
     *({"models": value} for value in ([], 3, [1, 2, 3], None)),
-    *({"values": "x"}, {"counts": [1.5]}, {"by": 3}),
+    *({"by": value} for value in (3, "x", {}, {"name": "city", "values": "x", "counts": []})),
 ]
 CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
     "letters/online.json": (RULES, LearningRule.load),
     "letters/blend.json": (BLENDS, BlendWeights.load),
     "ngram/ngram.json": (NGRAMS, NGram.open),
-    "separate/separate.json": (SEPARATES, open_scorer),
     "mixture/mixture.json": (MIXTURES, open_scorer),
 }
 WRONG_VALUES = [(name, change, read) for name, (changes, read) in CHANGES.items() for change in changes]

@@ -48,7 +48,6 @@ COMMANDS: dict[str, str] = {
 SLOW: dict[str, str] = {
     "tune-online": "tune-online {letters} {table} --time at --rows-per-user 2 --optimizer sgd --seconds 0.05",
     "replay": "replay {letters} {table} --compare plain,online --user {column} --time at --out {fresh} --seconds 0.05",
-    "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
     "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",
     "tune": "tune {table} --dev {table} --context {column} --out {fresh} --trials 1 {small}",
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",

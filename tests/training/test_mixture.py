@@ -17,7 +17,7 @@ from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model.run import Run
 from factorcell.model.scoring import mixed_nats
-from factorcell.training.mixture import Mixture, mix, open_scorer
+from factorcell.training.mixture import MixedModels, mix, open_scorer
 from factorcell.training.mixture_weights import fit_weights
 from tests import small_runs
 
@@ -47,7 +47,7 @@ def test_weights_of_two_models_agree_with_golden_section_search(seed: int, stren
     nats = generator.exponential(2.0, (300, 2)) + np.array([0.0, 0.2 * seed])
     prior = strength * np.array([0.3, 0.7])
     weights = fit_weights(nats, prior)
-    assert weights[0] == pytest.approx(golden_section(nats, prior), abs=1e-4)
+    assert weights[0] == pytest.approx(golden_section(nats, prior), abs=5e-4)
     assert weights.sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -90,6 +90,10 @@ def make_runs(folder: Path) -> list[Run]:
     return runs
 
 
+def folders(runs: list[Run]) -> list[Path]:
+    return [run.folder for run in runs]
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
     return make_runs(tmp_path)
@@ -102,7 +106,7 @@ def expected_nats(runs: list[Run], row: dict[str, Any], weights: Array) -> Array
 
 
 def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Path) -> None:
-    mixed, rows = mix(runs, small_runs.ROWS, tmp_path / "mix", by="city")
+    mixed, rows = mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="city")
     assert [row["value"] for row in rows] == ["all texts", "Oslo", "Nice"]
     corpus = mixed.prepare(small_runs.ROWS)
     expected: list[float] = []
@@ -124,7 +128,7 @@ def expected_nats_of_unknown(runs: list[Run], row: dict[str, Any], weights: Arra
 
 
 def test_mixed_probabilities_of_all_next_tokens_sum_to_one(runs: list[Run], tmp_path: Path) -> None:
-    mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "mix")
+    mixed, _ = mix(folders(runs), small_runs.ROWS, tmp_path / "mix")
     total = 0.0
     for token in ("", *mixed.tokenizer.tokens[3:]):  # the text ends or continues after "sun"
         row = {**small_runs.ROWS[0], "text": f"sun {token}".strip()}
@@ -135,28 +139,28 @@ def test_mixed_probabilities_of_all_next_tokens_sum_to_one(runs: list[Run], tmp_
 
 
 def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run], tmp_path: Path) -> None:
-    mixed, rows = mix(runs, small_runs.ROWS, tmp_path / "mix", by="stars")
+    mixed, rows = mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="stars")
     assert sum(row["targets"] for row in rows[1:]) == rows[0]["targets"]
     for number, run in enumerate(runs):
         nats = run.nats(run.prepare(small_runs.ROWS))
         assert rows[0]["alone"][number] == pytest.approx(float(np.exp(nats.mean())), rel=1e-5)
-    plain, (row,) = mix(runs, small_runs.ROWS, tmp_path / "plain")
+    plain, (row,) = mix(folders(runs), small_runs.ROWS, tmp_path / "plain")
     assert row["perplexity"] <= min(row["alone"]) + 1e-6
     assert rows[0]["perplexity"] < row["perplexity"], "each value has separate weights"
-    assert np.allclose(plain.weights[0], mixed.weights[0])
+    assert np.allclose(plain.weights[0], mixed.weights[0], atol=1e-3)
     assert rows[0]["weights"] == mixed.weights[0].tolist()
 
 
 def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "a")
-    mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "a" / "mix", by="city")
+    mixed, _ = mix(folders(runs), small_runs.ROWS, tmp_path / "a" / "mix", by="city")
     expected = mixed.nats(mixed.prepare(small_runs.ROWS))
     shutil.move(tmp_path / "a", tmp_path / "b")
     opened = open_scorer(tmp_path / "b" / "mix")
-    assert isinstance(opened, Mixture)
+    assert isinstance(opened, MixedModels)
     assert np.array_equal(opened.nats(opened.prepare(small_runs.ROWS)), expected)
     twice, _ = mix(
-        [opened, open_scorer(tmp_path / "b" / "run2")], small_runs.ROWS, tmp_path / "b" / "twice", by="stars"
+        [tmp_path / "b" / "mix", tmp_path / "b" / "run2"], small_runs.ROWS, tmp_path / "b" / "twice", by="stars"
     )
     again = open_scorer(tmp_path / "b" / "twice")
     corpus = again.prepare(small_runs.ROWS)
@@ -170,7 +174,7 @@ def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_mixture_as_a_baseline_reads_its_context(runs: list[Run], tmp_path: Path) -> None:
-    mixed, _ = mix(runs[:1], small_runs.ROWS, tmp_path / "mix", by="city")
+    mixed, _ = mix(folders(runs[:1]), small_runs.ROWS, tmp_path / "mix", by="city")
     row = evaluate(runs[0], small_runs.ROWS, baseline=mixed)
     assert row["gain"] == pytest.approx(0, abs=1e-6)
     assert row["perplexity_without"] == pytest.approx(row["perplexity"])
@@ -181,20 +185,20 @@ def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path
     other = type(tokenizer)(tokenizer.options, Vocabulary([*tokenizer.tokens[:-1], "other"]))
     other_vocabulary = Run(tmp_path / "other", runs[2].config, other, runs[2].schema)
     with pytest.raises(UserError, match=r"run0 and .*other: cannot mix models with different vocabularies"):
-        mix([runs[0], other_vocabulary], small_runs.ROWS, tmp_path / "mix")
+        MixedModels(tmp_path / "mix", [runs[0], other_vocabulary])
     data = dataclasses.replace(runs[2].config.data, max_tokens=4)
     shorter = Run(
         tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].tokenizer, runs[2].schema
     )
     with pytest.raises(UserError, match=r"run0 and .*shorter: cannot mix models that read texts differently"):
-        mix([runs[0], shorter], small_runs.ROWS, tmp_path / "mix")
+        MixedModels(tmp_path / "mix", [runs[0], shorter]).prepare(small_runs.ROWS)
     with pytest.raises(UserError, match="no column 'town'"):
-        mix(runs, small_runs.ROWS, tmp_path / "mix", by="town")
+        mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="town")
     with pytest.raises(UserError, match="at least one model"):
         mix([], small_runs.ROWS, tmp_path / "mix")
     assert not (tmp_path / "mix").exists()
     with pytest.raises(UserError, match="run0: exists already"):
-        mix(runs, small_runs.ROWS, runs[0].folder)
+        mix(folders(runs), small_runs.ROWS, runs[0].folder)
     with pytest.raises(UserError, match="nothing: expected a run folder, got a path that does not exist"):
         open_scorer(tmp_path / "nothing")
 
@@ -214,6 +218,8 @@ def test_each_model_reads_its_own_context_columns(tmp_path: Path) -> None:
             for parameter in run.model.parameters():
                 parameter.normal_(0, 0.5)
         runs.append(run)
-    mixture = Mixture(tmp_path / "mix", runs, None, np.full((1, 4), 0.25))
+    mixture = MixedModels(tmp_path / "mix", runs)
     alone = np.stack([run.nats(run.prepare(rows)) for run in runs], axis=1)
-    np.testing.assert_allclose(mixture.model_nats(mixture.prepare(rows)), alone, rtol=1e-6)
+    nats, groups = mixture.model_nats(mixture.prepare(rows))
+    np.testing.assert_allclose(nats, alone, rtol=1e-5)
+    assert not groups.any()

@@ -20,7 +20,6 @@ from factorcell.training import loop, mixture_fit, rules
 from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
-from factorcell.training.per_value import separate
 from factorcell.training.plan import Budget, Plan, plan, resumed_plan, unspecified_options
 from factorcell.training.trainer import Trainer
 from tests.small_runs import ROWS
@@ -223,18 +222,6 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
     lines.clear()
     fit(ROWS, ROWS, unadapted, tmp_path / "unadapted", notify=lines.append)
     assert "an unadapted model: it does not read the context columns city" in lines
-
-
-def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
-    options = {
-        **OPTIONS,
-        "data": {"min_context_count": 2},
-        "training": {"precision": "float32"},
-        "tokenizer": {"kind": "char", "min_count": 1},
-    }
-    runs = separate(ROWS * 2, ROWS, options, tmp_path / "each", by="city", budget=Budget(preset="quick"))
-    passes = [run.config.training.epochs for run in runs.runs.values()]
-    assert passes[0] < min(passes[1:])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The commands `finetune`, `separate` and `mix`, which train models for several domains and combine them."""
+"""The commands `finetune` and `mix`, which train models for several domains and combine them."""
 
 import argparse
 from typing import Any
@@ -8,8 +8,7 @@ from factorcell.finite import format_number
 from factorcell.model.run import Run, training_facts
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import summary
-from factorcell.training.mixture import mix, open_scorer
-from factorcell.training.per_value import separate
+from factorcell.training.mixture import mix
 from factorcell.training.proximal import ALL
 
 Row = dict[str, Any]
@@ -39,30 +38,20 @@ def run_finetune(arguments: argparse.Namespace) -> None:
     terminal.show_table(change_rows, ("part", "values", "moved"))
 
 
-def run_separate(arguments: argparse.Namespace) -> None:
-    """Run `factorcell separate`."""
-    specified, budget = options.prepare_training(arguments)
-    separate(
-        arguments.train,
-        arguments.dev,
-        specified,
-        arguments.out,
-        by=arguments.by,
-        budget=budget,
-        resume=arguments.resume,
-        notify=terminal.notify,
-    )
-    command = f"factorcell evaluate {arguments.out} TABLE --by {arguments.by}"
-    terminal.notify(f"to evaluate each text with the run of its value: {command}")
-
-
 def run_mix(arguments: argparse.Namespace) -> None:
     """Run `factorcell mix`."""
-    models = [options.open_on_device(open_scorer, path, arguments) for path in arguments.runs]
-    _, rows = mix(models, arguments.dev, arguments.out, by=arguments.by, unknown=arguments.unknown)
+    _, rows = mix(
+        arguments.runs,
+        arguments.dev,
+        arguments.out,
+        by=arguments.by,
+        unknown=arguments.unknown,
+        device=arguments.device,
+        precision=arguments.precision,
+    )
     if arguments.json:
         return terminal.show_json(rows)
-    model_columns = [str(number) for number in range(1, len(models) + 1)]
+    model_columns = [str(number) for number in range(1, len(arguments.runs) + 1)]
     for column, path in zip(model_columns, arguments.runs, strict=True):
         terminal.show(f"{column}: {path}")
     terminal.show("", "weights")

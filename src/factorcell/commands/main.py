@@ -62,7 +62,6 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("compare", "train the models of the papers on the same texts and compare them", "training"),
             Command("tune", "search for good options in many trials; each trial writes a run folder", "training"),
             Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
-            Command("separate", "train one unadapted model for each value of a column", "finetuning"),
             Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
             Command("report", "write an HTML page about one or more runs", "training"),
             Command("check", "check that the files of a run folder are complete and unchanged", "training"),

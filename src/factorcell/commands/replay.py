@@ -1,28 +1,25 @@
 """The command `replay`, which evaluates completion systems on a log of texts."""
 
 import argparse
-from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from factorcell import digests, files
+from factorcell import files
 from factorcell.commands import terminal
 from factorcell.commands.completion import choose_column, choose_time_column
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
-from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes, read_streams, replay
+from factorcell.completion.replay.streams import PrefixDraw, estimate_seconds, find_seen_prefixes, read_streams, replay
 from factorcell.config import UserError
-from factorcell.data.tables import table_name
 from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.model.run import Run
 from factorcell.reports import replay as replay_report
 
-FORMAT = 1  # of runs.json
-
 
 def run_replay(arguments: argparse.Namespace) -> None:
     """Run `factorcell replay`."""
+    if not files.is_new(arguments.out):
+        raise files.folder_exists_error(arguments.out)
     if arguments.compare is None:
         items = systems.available_systems(arguments.run)
     else:
@@ -63,65 +60,20 @@ def run_replay(arguments: argparse.Namespace) -> None:
             Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device, precision=arguments.precision
         ),
     )
-    runs = systems.find_runs(opened_systems)
-    terminal.notify(*training_warnings(runs))
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
+    text_column = config.data.text
+    estimates = estimate_seconds(opened_systems, streams, text_column=text_column)
+    minutes = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in estimates.items())
+    terminal.notify(f"estimated minutes: {minutes}; together {sum(estimates.values()) / 60:.1f}")
+    files.create_new_folder(arguments.out)
     rows_path = arguments.out / "rows.jsonl"
-    _check_unchanged(runs, _describe_systems(items, arguments), arguments.out)
-    row_generator = replay(
-        opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
+    rows = list(
+        replay(opened_systems, streams, rows_path, text_column=text_column, seen_prefixes=seen_prefixes, progress=True)
     )
-    for _ in row_generator:  # the generator writes the rows to the file
-        pass
-    # The file may also have rows of other systems, which an earlier command replayed.
-    rows = [row for row in files.read_rows(rows_path) if row["system"] in opened_systems]
-    summary = replay_summary.summarise(rows, base_name, window=arguments.window, seed=arguments.seed)
+    summary = replay_summary.summarise(rows, base_name, seed=arguments.seed)
     summary["popular_texts"] = systems.count_popular_texts(opened_systems)
     files.write_json(arguments.out / "summary.json", summary)
-    files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
     _show(summary, arguments)
-
-
-def _describe_systems(items: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the run folder of each system, and the options that its rows depend on."""
-    folders = systems.select_folders(arguments.run, items)
-    train = None if arguments.train is None else str(arguments.train.resolve())
-    model_options = {
-        "seconds": arguments.seconds,
-        "unknown": arguments.unknown,
-        "precision": arguments.precision,
-        "no_ngram_mixture": arguments.no_ngram_mixture,
-    }
-    descriptions = {}
-    for name, _ in map(systems.split_item, items):
-        run = str(folders[name].resolve()) if name in folders else None
-        options = {} if name in systems.SYSTEMS_WITHOUT_MODEL else model_options
-        descriptions[name] = {"run": run, "train": train, **options}
-    return descriptions
-
-
-def _check_unchanged(runs: Sequence[Run], descriptions: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Raise a `UserError` if a system or the files of a run differ from an earlier replay into the same folder.
-
-    The `descriptions` are the run folder and the options of each system.
-    """
-    record, rows_path = folder / "runs.json", folder / "rows.jsonl"
-    earlier = files.read_versioned(record, FORMAT) if record.exists() else {"digests": {}, "systems": {}}
-    manifests = {str(run.folder.resolve()): run.folder / digests.FILE for run in runs}
-    current = {name: digests.sha256_of(path.read_bytes()) for name, path in manifests.items() if path.exists()}
-    for name, digest in current.items():
-        if earlier["digests"].get(name, digest) != digest:
-            change = "has changed since the rows were written, for example by tune-online"
-            raise UserError(f"{rows_path}: {name} {change}; choose another folder")
-    for name, description in descriptions.items():
-        earlier_description = earlier["systems"].get(name, description)
-        for entry, value in description.items():
-            expected = earlier_description[entry]
-            if expected != value:
-                fault = f"system {name}: expected {entry} {expected!r} as in the earlier replay, got {value!r}"
-                raise UserError(f"{rows_path}: {fault}; choose another folder")
-    content = {"digests": earlier["digests"] | current, "systems": {**earlier["systems"], **descriptions}}
-    files.write_versioned(record, content, FORMAT)
 
 
 def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -129,5 +81,9 @@ def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
         return terminal.show_json(summary["rows"])
     terminal.show(f"{summary['queries']:,} queries of {summary['users']:,} users")
     terminal.show_table(*replay_report.replay_table(summary))
+    for rows, columns in (replay_report.group_table(summary, by) for by in replay_report.GROUPS):
+        if rows:
+            terminal.show("")
+            terminal.show_table(rows, columns)
     terminal.notify(*replay_report.popular_text_notices(summary))
-    return terminal.notify(f"rows.jsonl, summary.json and report.html are in {arguments.out}")
+    return terminal.notify(f"rows.jsonl and summary.json are in {arguments.out}")

@@ -42,7 +42,7 @@ from factorcell.model.devices import FLOAT32
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 
 INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once

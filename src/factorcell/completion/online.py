@@ -35,7 +35,7 @@ from factorcell.data.private_content import find_private_content
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
 from factorcell.data.tokens import truncated_mask
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 from factorcell.model.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]

@@ -24,7 +24,7 @@ from factorcell.data.bpe import BpeTokenizer
 from factorcell.data.context import Context
 from factorcell.model.attention_cache import CacheState
 from factorcell.model.backbone import BackboneState
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 
 # The covers of a prefix have similar numbers of tokens, and Z includes those that are slightly longer than a text.
 MORE_TOKENS = 8

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from factorcell.data.context import Context
 from factorcell.model.backbone import BackboneState, StateBuffer
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 
 Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end token
 Floats = NDArray[np.float64]

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from factorcell import limits
 from factorcell.completion.search import Ids, PrefixState, Stop
 from factorcell.completion.suggestions import Suggestion
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 from factorcell.model.run import Run
 
 Ints = NDArray[np.int64]

@@ -67,7 +67,7 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
     Texts are cut after `max_tokens` tokens, as in training.
 
     Args:
-        run: A run, an n-gram model, a mixture or separate runs.
+        run: A run, an n-gram model or a mixture.
         source: A path, rows, a data frame, or a corpus that `run` has prepared.
         baseline: A model over which the gain is measured.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or

@@ -20,7 +20,7 @@ from factorcell.generation.choosing import Constraints, Sampler, choose_tokens
 from factorcell.model.backbone import BackboneState, Conditions
 from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, TokenRequest, TopRequest, next_tokens
 from factorcell.model.language_model import Conditioning, LanguageModel
-from factorcell.model.ngram_mixture import Predictor
+from factorcell.model.mixture import Predictor
 from factorcell.model.output import ContextBias, SoftmaxHead
 
 # Maximum number of texts whose log probabilities are computed at once, so that they fit into a processor's cache.

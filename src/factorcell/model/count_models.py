@@ -16,12 +16,16 @@ References:
 Shapes: B texts, N texts that are extended token by token, T targets, V vocabulary, K values (value K is missing).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from factorcell.data.schema import Variable
+from factorcell import files
+from factorcell.data.schema import ContextSchema, Variable
 from factorcell.model.ngram import NGram, estimate_discounts
 from factorcell.model.value_counts import ValueCounts, find_pairs
 
@@ -86,7 +90,7 @@ class CountModels:
 
         Args:
             tokens: The tokens of texts, each from its start token on (B, T + 1).
-            values: The value of each text (B,).
+            values: The value of each text (B,), -1 where it is missing.
 
         Returns:
             Probabilities (components, B, T), and the length l of the longest counted history of each target (B, T).
@@ -101,12 +105,17 @@ class CountModels:
         for name in self.names:
             probabilities = base
             if name == VALUE:
-                probabilities = self._by_value(histories, grams, np.repeat(values, size - 1))
+                probabilities = self._by_value(histories, grams, np.repeat(self._indices(values), size - 1))
             elif name == CACHE:
                 counted, total = _cached_counts(tokens)
                 probabilities = (counted.ravel() + CACHE_PRIOR * base) / (total.ravel() + CACHE_PRIOR)
             parts.append(probabilities.reshape(count, size - 1))
         return np.stack(parts), history_lengths.reshape(count, size - 1)
+
+    def _indices(self, values: Ids) -> Ids:
+        """Replace -1, a missing value, by K."""
+        assert self.variable is not None
+        return np.where(values < 0, len(self.variable.values), values)
 
     def _by_value(self, histories: list[Ids], grams: list[Ids], values: Ids) -> Floats:
         """Return the probability (T,) of each target in the component `value`; the values are those of the targets."""
@@ -132,20 +141,33 @@ class CountModels:
             probabilities[rows, tokens] += order.first_terms(gram_ids, values[rows])
         return np.where((values < len(self.variable.values))[:, None], probabilities, of_all_texts)
 
-    def of_all_tokens(self, histories: Ids, recent: Ids, values: Ids) -> list[Floats]:
-        """Compute the probabilities (N, V) of every next token under each component.
+    def step(self, tokens: Ids, state: Ids | None, values: Ids) -> tuple[list[Floats], Ids, Ids]:
+        """Read one token of each text.
 
         Args:
-            histories: The ids of the histories in the n-gram model (N, orders).
-            recent: The last tokens of each text (N, `CACHE_SIZE`), as in `MixtureState`.
-            values: The value of each text (N,).
+            tokens: The tokens (N,).
+            state: The state of the texts before the tokens; None for start tokens. A row has the ids of the histories
+                in the n-gram model, and then the last `CACHE_SIZE` tokens, the last one first, or -1 where there is
+                none.
+            values: The value of each text (N,), -1 where it is missing.
+
+        Returns:
+            The probabilities (N, V) of every next token under each component, the lengths of the longest counted
+            histories (N,), and the state after the tokens.
         """
+        if state is None:
+            before = self.ngram.empty_histories(len(tokens))
+            recent = np.full((len(tokens), CACHE_SIZE), -1, dtype=np.int64)
+        else:
+            before, recent = np.split(state, [self.length_count], axis=1)
+            recent = np.concatenate([tokens[:, None], recent[:, :-1]], axis=1)
+        histories = self.ngram.extend_histories(before, tokens)
         base = self.ngram.probabilities(list(histories.T))
         parts = []
         for name in self.names:
             probabilities = base
             if name == VALUE:
-                probabilities = self._of_all_tokens_by_value(list(histories.T), values)
+                probabilities = self._of_all_tokens_by_value(list(histories.T), self._indices(values))
             elif name == CACHE:
                 decays = CACHE_DECAY ** np.arange(recent.shape[1]) * (recent >= 0)
                 total = decays.sum(1, keepdims=True) + CACHE_PRIOR
@@ -153,7 +175,35 @@ class CountModels:
                 rows, places = np.nonzero(recent >= 0)
                 np.add.at(probabilities, (rows, recent[rows, places]), (decays / total)[rows, places])
             parts.append(probabilities)
-        return parts
+        return parts, longest_history_lengths(histories), np.concatenate([histories, recent], axis=1)
+
+    def to_files(self) -> tuple[files.Row, dict[str, Tensor]]:
+        """Return what a file stores: an entry of a JSON file, and tensors. `from_files` is the inverse."""
+        tensors = self.ngram.to_tensors()
+        for n, order in enumerate(self.orders, 1):
+            tensors[f"value_keys{n}"] = torch.from_numpy(order.counts.keys)
+            tensors[f"value_counts{n}"] = torch.from_numpy(order.counts.counts.astype(np.int32))
+        entry = {
+            "order": self.length_count,
+            "components": list(self.names),
+            "column": None if self.variable is None else self.variable.name,
+            "shares": [order.share for order in self.orders],
+        }
+        return entry, tensors
+
+    @classmethod
+    def from_files(
+        cls, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], ngram: NGram, schema: ContextSchema
+    ) -> "CountModels":
+        """Return the components that `to_files` stored; damaged contents raise a `KeyError` or `ValueError`."""
+        if entry["column"] is None:
+            return cls(ngram, None, (), entry["components"])
+        variable, orders = schema.variable(entry["column"]), []
+        for n, (share, grams) in enumerate(zip(entry["shares"], ngram.grams, strict=True), 1):
+            arrays = (tensors[f"value_{name}{n}"].numpy().astype(np.int64) for name in ("keys", "counts"))
+            counts = ValueCounts(len(variable.values), *arrays)
+            orders.append(ValueOrder(counts, grams.keys, len(ngram.tokenizer), float(share)))
+        return cls(ngram, variable, orders, entry["components"])
 
 
 def longest_history_lengths(histories: Ids) -> Ids:

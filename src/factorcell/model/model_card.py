@@ -16,7 +16,7 @@ from factorcell.escapes import escape_hidden
 from factorcell.finite import format_number, is_number
 from factorcell.model import saved_results
 from factorcell.model.adapters import weight_adapters
-from factorcell.model.ngram_mixture import FILE as MIXTURE_FILE
+from factorcell.model.mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
 from factorcell.model.used_options import used_options

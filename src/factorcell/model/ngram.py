@@ -310,18 +310,7 @@ class NGram(TextModel):
 
         `histories` has an array (T,) for each order, with the id of the history of each target.
         """
-        weights = [np.ones(len(histories[0]))]  # for each order, the product of the backoffs of all higher orders
-        for tables, history_ids in zip(
-            self.order_tables[:0:-1], histories[:0:-1], strict=True
-        ):  # from the highest order to 2
-            weights.insert(0, weights[0] * tables.backoff[history_ids])
-        unigrams = self.order_tables[0]
-        probabilities: Floats = np.outer(weights[0], unigrams.discounted[:-1] + unigrams.backoff[0] * self.uniform)
-        for tables, history_ids, weight in zip(self.order_tables[1:], histories[1:], weights[1:], strict=True):
-            target_indices, gram_ids = tables.followers(history_ids)
-            tokens = tables.keys[gram_ids] % tables.vocabulary_size
-            probabilities[target_indices, tokens] += tables.discounted[gram_ids] * weight[target_indices]
-        probabilities[:, self.tokenizer.specials.start] = 0.0
+        *_, probabilities = self.probabilities_by_order(histories)
         return probabilities
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:

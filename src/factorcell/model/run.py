@@ -30,9 +30,9 @@ from factorcell.model import sizes, training_state
 from factorcell.model.devices import AUTO, FLOAT32, find_device, find_precision
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel, with_identified_base
-from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
+from factorcell.model.mixture import Mixture, Predictor, open_mixture
 from factorcell.model.reading import TextModel
-from factorcell.model.scoring import check_lengths, score_rows
+from factorcell.model.scoring import check_lengths, put_batch, score_rows
 from factorcell.model.value_names import find_names
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
@@ -42,7 +42,7 @@ FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning 
 # unlike files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "ngram_mixture.json"),
+    *("popularity.jsonl", "online.json", "blend.json", "mixture.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
@@ -92,7 +92,7 @@ class Run(TextModel):
             names = find_names(config, schema, tokenizer)
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names, tokenizer.known_count)
         self.model.eval()
-        self.mixture: NGramMixture | None = None
+        self.mixture: Mixture | None = None
         self.precision, self.fingerprint = FLOAT32, b""
         self.was_training = False
 
@@ -287,9 +287,7 @@ class Run(TextModel):
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
             for batch in self.batches(corpus):
-                batch_nats = self.predictor(batch).cpu().numpy()
-                for text_nats, row, length in zip(batch_nats, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
-                    nats[starts[row] : starts[row] + length] = text_nats[:length]
+                put_batch(nats, self.predictor(batch).cpu().numpy(), batch, starts)
         return nats
 
     def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:

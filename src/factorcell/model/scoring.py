@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
@@ -66,6 +66,15 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
     lowest = nats.min(axis=-1, keepdims=True)
     mixed: NDArray[np.float64] = lowest[..., 0] - np.log((np.exp(lowest - nats) * weights).sum(axis=-1))
     return mixed
+
+
+def put_batch(values: NDArray[Any], batch_values: NDArray[Any], batch: Batch, starts: NDArray[np.int64]) -> None:
+    """Copy the values of the targets of a batch (B, T, ...) to the places of the targets in a corpus (targets, ...).
+
+    `starts` are the `target_offsets` of the corpus.
+    """
+    for text_values, row, length in zip(batch_values, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+        values[starts[row] : starts[row] + length] = text_values[:length]
 
 
 def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], str]) -> None:

@@ -11,18 +11,15 @@ from factorcell.lazy import lazy_exports
 if TYPE_CHECKING:
     from factorcell.training.finetuning import finetune as finetune
     from factorcell.training.loop import train as train
-    from factorcell.training.mixture import Mixture as Mixture
+    from factorcell.training.mixture import MixedModels as MixedModels
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
-    from factorcell.training.per_value import SeparateRuns as SeparateRuns
-    from factorcell.training.per_value import separate as separate
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "finetuning": ("finetune",),
-        "mixture": ("Mixture", "mix", "open_scorer"),
-        "per_value": ("SeparateRuns", "separate"),
+        "mixture": ("MixedModels", "mix", "open_scorer"),
         "loop": ("train",),
     },
 )

@@ -1,6 +1,6 @@
 """Check a model folder: compare the files that determine results with the manifest (`digests`), then open the model."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.model.training_state import NoWeightsYetError, describe_unfinished
-from factorcell.training.mixture import Mixture, open_scorer
-from factorcell.training.per_value import SeparateRuns
+from factorcell.training.mixture import MixedModels, open_scorer
 from factorcell.training.proximal import StartingPoint
 
 READERS: dict[str, Callable[[Path], Any]] = {  # readers, by file name, of the files that opening a model does not read
@@ -42,7 +41,7 @@ class Finding:
 
 
 def check(folder: str | Path) -> list[Finding]:
-    """Check the run, n-gram model, separate runs or mixture in a folder.
+    """Check the run, n-gram model or mixture in a folder.
 
     Args:
         folder: The folder of the model. If the model consists of other models, their folders are checked too.
@@ -66,11 +65,7 @@ def check(folder: str | Path) -> list[Finding]:
         return findings if is_reported else [*findings, Finding(folder, is_valid=False, text=str(error))]
     unfinished = describe_unfinished(folder, model.config.training.patience) if isinstance(model, Run) else None
     findings.append(Finding(folder, is_valid=True, text=f"opens; {unfinished}" if unfinished else "opens"))
-    submodels: Iterable[Any] = ()
-    if isinstance(model, SeparateRuns):
-        submodels = model.runs.values()
-    elif isinstance(model, Mixture):
-        submodels = model.models
+    submodels = model.models if isinstance(model, MixedModels) else []
     return [*findings, *(finding for submodel in submodels for finding in check(submodel.folder))]
 
 

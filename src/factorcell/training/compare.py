@@ -195,10 +195,7 @@ def _evaluate_mixture(
     source, dev, table = tables
     ngram = NGram.open(ngram_folder)
     fitted = fit_mixture(run, *read_corpora(source, dev, run.config, progress=False), ngram)
-    for line in fitted.notices(
-        run.config.training.epochs, run.config, is_saved=False, stopped_improving=run.stopped_improving()
-    ):
-        emit_notice(notify, f"{run.folder.name}: {line}")
+    emit_notice(notify, f"{run.folder.name}: {fitted.notice(is_saved=False, has_option=False)}")
     run.mixture = fitted.mixture
     row, figures = _perplexities(run, table)
     row |= {"model": name, "predictor": f"mixture with {run.folder.name}", "seed": run.config.training.seed}

@@ -198,16 +198,8 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    for line in fitted.notices(
-        _passes_made(run, corpus), run.config, is_saved=is_saved, stopped_improving=run.stopped_improving()
-    ):
-        emit_notice(notify, line)
+    emit_notice(notify, fitted.notice(is_saved=is_saved, has_option=not run.config.training.min_users))
     return {**fitted.to_row(), "is_saved": is_saved}
-
-
-def _passes_made(run: Run, corpus: Corpus) -> float:
-    """Return the number of passes of a training over its texts, rounded to two significant digits."""
-    return float(f"{run.log()[-1]['tokens'] / max(1, corpus.target_count):.2g}")
 
 
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:

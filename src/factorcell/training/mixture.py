@@ -1,68 +1,94 @@
-"""A linear mixture of models, p(token) = sum_k w_k p_k(token), whose weights maximize the likelihood of a table.
+"""Mixtures of several models, in a folder of their own: runs, n-gram models and other mixtures.
 
-Expectation maximization fits the weights for all texts, and then the weights for each value of a column
-(`mixture_weights`). If a value has few targets, a prior keeps its weights near those for all texts.
+`model.mixture` computes the probabilities. The weights maximize the likelihood of a table: those for all texts, or
+those for each value of a column (`mixture_weights`).
 
-Shapes: N targets, M models.
+Shapes: N targets, M models, G groups of targets.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.choices import check_unknown
-from factorcell.config import DataConfig, UserError
-from factorcell.data.corpus import Corpus
+from factorcell.config import Config, DataConfig, UserError
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.results import open_model
+from factorcell.folders import CONFIG
 from factorcell.model.devices import AUTO, FLOAT32
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer, mixed_nats
-from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
-from factorcell.training.per_value import INDEX_FILE as SEPARATE_INDEX_FILE
-from factorcell.training.per_value import SeparateRuns
+from factorcell.model.kernels import library
+from factorcell.model.mixture import FILE, FORMAT, Mixture, Predictor, context_parts, read_weights
+from factorcell.model.ngram import NGram
+from factorcell.model.run import MAX_BATCH_TOKENS, Run
+from factorcell.model.scoring import mixed_nats
+from factorcell.training.mixture_weights import fit_weights_by_group
 
-INDEX_FILE = "mixture.json"
-FORMAT = 1  # version of the index file
-
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
-class Mixture:
-    """A linear mixture of models with the same vocabulary.
+class MixedModels:
+    """A linear mixture of models with the same vocabulary, which scores texts like a run.
 
-    A corpus of a mixture contains the column of `variable`, if any, and then the context columns of each model.
+    A corpus has the column of `variable`, if any, and then the context columns of the models; models with the same
+    variables share their columns.
 
     Args:
         folder: The folder of the mixture.
         models: The models.
         variable: The context variable whose values have separate weights, or None.
-        weights: The weights (values, M). Row 0 has the weights for all texts, and each further row those for one value
-            of the variable.
+        weights: The weights (G, M). Row 0 has the weights of texts without a known value of the variable, and each
+            further row those of one of its values. By default, all models have the same weight.
     """
 
-    def __init__(self, folder: Path, models: Sequence[Scorer], variable: Variable | None, weights: Array) -> None:
-        self.folder, self.models, self.variable, self.weights = folder, list(models), variable, weights
-        self.tokenizer = models[0].tokenizer
+    def __init__(
+        self,
+        folder: Path,
+        models: Sequence["Model"],
+        variable: Variable | None = None,
+        weights: Floats | None = None,
+    ) -> None:
+        self.folder, self.models, self.variable = folder, list(models), variable
+        self.config: Config = models[0].config
+        self.tokenizer: Tokenizer = models[0].tokenizer
         for model in models:
             if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(f"{models[0].folder} and {model.folder}: cannot mix models with different vocabularies")
-        mixture_variables = () if variable is None else (variable,)
-        model_variables = (variable for model in models for variable in model.schema.variables)
-        self.schema = ContextSchema((*mixture_variables, *model_variables))
-        runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # n-gram models have no precision
-        self.precision: str = runs[0].precision if runs else FLOAT32
+        self.precision: str = next((model.precision for model in models if not isinstance(model, NGram)), FLOAT32)
+        self.schemas: list[ContextSchema] = []  # the distinct schemas of the models
+        for model in models:
+            if model.schema not in self.schemas:
+                self.schemas.append(model.schema)
+        schemas = [ContextSchema(() if variable is None else (variable,)), *self.schemas]
+        self.schema: ContextSchema = ContextSchema(tuple(part for schema in schemas for part in schema.variables))
+        _, *parts = context_parts(schemas)
+        if weights is None:
+            groups = 1 if variable is None else len(variable.values)
+            weights = np.full((groups, len(models)), 1 / len(models))
+        self.predictor = Mixture(
+            [_predictor_of(model) for model in models],
+            [parts[self.schemas.index(model.schema)] for model in models],
+            weights,
+            column=None if variable is None else 0,
+        )
+
+    @property
+    def weights(self) -> Floats:
+        """The weights (G, M)."""
+        return self.predictor.weights
 
     @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "Mixture":
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "MixedModels":
         """Open a mixture that `save` wrote.
 
         Args:
@@ -74,43 +100,28 @@ class Mixture:
             UserError: If a file is missing or not valid.
         """
         folder = Path(folder)
-        saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
+        saved = files.read_versioned(folder / FILE, FORMAT, folder)
         try:
             paths = [folder / path for path in saved["models"]]
-            have_ngrams = [bool(value) for value in saved["have_ngrams"]]
-            column = {"name": saved["by"], "kind": "category", "values": saved["values"], "counts": saved["counts"]}
-            schema = ContextSchema.from_dict({"variables": [column] if saved["by"] else []})
+            by = None if saved["by"] is None else {**saved["by"], "kind": "category"}
+            schema = ContextSchema.from_dict({"variables": [by] if by else []})
             variable = next(iter(schema.variables), None)
-            weights = np.array(saved["weights"], dtype=np.float64)
-            has_valid_shape = weights.shape == (1 if variable is None else len(variable.values), len(paths))
-            has_valid_shape &= len(have_ngrams) == len(paths)
-            # These comparisons also reject NaN.
-            if not (paths and has_valid_shape and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):
-                raise ValueError("expected weights of at least 0 that sum to 1 over the models, for each value")
+            weights = read_weights(saved, 1 if variable is None else len(variable.values), len(paths))
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / INDEX_FILE}: not a mixture ({error})") from None
-        models: list[Scorer] = []
-        for path, has_ngrams in zip(paths, have_ngrams, strict=True):
-            if has_ngrams:
-                models.append(open_scorer(path, device=device, precision=precision))
-            else:
-                models.append(Run.open(path, mixture=False, device=device, precision=precision))
-        return cls(folder, models, variable, weights)
+            raise UserError(f"{folder / FILE}: not a mixture ({error})") from None
+        return cls(folder, [open_scorer(path, device=device, precision=precision) for path in paths], variable, weights)
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        files.create_new_folder(self.folder)
-        files.create_manifest(self.folder, (INDEX_FILE,))
-        variable = self.variable or Variable("", "category")
+        files.create_manifest(self.folder, (FILE,))
+        variable = self.variable
         content = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
-            "have_ngrams": [not isinstance(model, Run) or model.mixture is not None for model in self.models],
-            "by": variable.name or None,
-            "values": variable.values,
-            "counts": variable.counts,
+            "counts": None,
+            "by": variable and {"name": variable.name, "values": variable.values, "counts": variable.counts},
             "weights": self.weights.tolist(),
         }
-        files.write_versioned(self.folder / INDEX_FILE, content, FORMAT)
+        files.write_versioned(self.folder / FILE, content, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts with every model, and combine the context columns of all models in one corpus.
@@ -118,69 +129,59 @@ class Mixture:
         Raises:
             UserError: If the models read the texts as different tokens.
         """
-        corpora = [model.prepare(source, unknown=unknown) for model in self.models]
-        for model, corpus in zip(self.models, corpora, strict=True):
-            if not np.array_equal(corpus.tokens, corpora[0].tokens):
+        read, corpora = list[Any](), list[Corpus]()
+        for model in self.models:
+            if (what := (model.config.data, model.config.tokenizer, model.schema)) in read:
+                continue
+            read.append(what)
+            corpora.append(model.prepare(source, unknown=unknown))
+            if not np.array_equal(corpora[-1].tokens, corpora[0].tokens):
                 raise UserError(
                     f"{self.models[0].folder} and {model.folder}: cannot mix models that read texts differently "
                     "(tokenizer, lower case, punctuation or longest text)"
                 )
-        category_columns = [corpus.categories for corpus in corpora]
+        parts = [next(corpus for corpus in corpora if corpus.schema == schema) for schema in self.schemas]
+        corpus = corpora[0]
+        category_columns = [part.categories for part in parts]
         if self.variable is not None:
             _, value_indices = _read_values(source, self.variable)
-            category_columns.insert(0, value_indices[corpora[0].source_rows, None])
+            category_columns.insert(0, value_indices[corpus.source_rows, None])
         return replace(
-            corpora[0],
+            corpus,
             schema=self.schema,
             categories=np.concatenate(category_columns, axis=1),
-            numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
-            vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
-            words=tuple(words for corpus in corpora for words in corpus.words),
-            prompts=tuple(prompt for corpus in corpora for prompt in corpus.prompts),
+            numbers=np.concatenate([part.numbers for part in parts], axis=1),
+            vectors=tuple(vectors for part in parts for vectors in part.vectors),
+            words=tuple(words for part in parts for words in part.words),
+            prompts=tuple(prompt for part in parts for prompt in part.prompts),
         )
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of all targets of `corpus`, text after text."""
-        target_weights = np.repeat(self.weights[self.weight_rows(corpus)], corpus.lengths, axis=0)
-        return mixed_nats(self.model_nats(corpus), target_weights).astype(np.float32)
+        nats, groups = self.model_nats(corpus)
+        return mixed_nats(nats, self.weights[groups]).astype(np.float32)
 
-    def model_nats(self, corpus: Corpus) -> Array:
-        """Return the nats (N, M) of every target under each model."""
-        # For each kind of variable, the columns of a model begin where those of the model before it end.
-        nats_by_model, starts = [], [int(self.variable is not None), 0, 0, 0, 0]
-        for model in self.models:
-            schema = model.schema
-            kinds = (schema.categories, schema.numbers, schema.vectors, schema.texts, schema.prompts)
-            ends = [start + len(variables) for start, variables in zip(starts, kinds, strict=True)]
-            categories, numbers, vectors, texts, prompts = (slice(*bounds) for bounds in zip(starts, ends, strict=True))
-            model_corpus = replace(
-                corpus,
-                schema=schema,
-                categories=corpus.categories[:, categories],
-                numbers=corpus.numbers[:, numbers],
-                vectors=corpus.vectors[vectors],
-                words=corpus.words[texts],
-                prompts=corpus.prompts[prompts],
-            )
-            starts = ends
-            nats_by_model.append(model.nats(model_corpus).astype(np.float64))
-        return np.stack(nats_by_model, axis=1)
+    def model_nats(self, corpus: Corpus) -> tuple[Floats, NDArray[np.int64]]:
+        """Return the nats (N, M) of every target under each model, and the row of `weights` of each target (N,)."""
+        with torch.inference_mode(), library.precision(self.precision, self.predictor.device):
+            return self.predictor.target_nats(corpus, self._batches(corpus))
 
-    def fit(self, corpus: Corpus) -> "Mixture":
+    def _batches(self, corpus: Corpus) -> Iterator[Batch]:
+        for rows in corpus.batches(MAX_BATCH_TOKENS, max_texts=self.predictor.texts_at_once):
+            yield corpus.batch(rows).to(self.predictor.device)
+
+    def fit(self, corpus: Corpus) -> "MixedModels":
         """Return a mixture of the same models whose weights maximize the likelihood of `corpus`."""
-        nats = self.model_nats(corpus)
-        row_of_target = np.repeat(self.weight_rows(corpus), corpus.lengths)
-        weights = np.empty_like(self.weights)
-        weights[0] = fit_weights(nats)
-        for row in range(1, len(weights)):
-            weights[row] = fit_weights(nats[row_of_target == row], PRIOR_TARGETS * weights[0])
-        return Mixture(self.folder, self.models, self.variable, weights)
+        nats, groups = MixedModels(self.folder, self.models, self.variable).model_nats(corpus)
+        weights = fit_weights_by_group(nats, groups, len(self.weights))
+        return MixedModels(self.folder, self.models, self.variable, weights)
 
-    def weight_rows(self, corpus: Corpus) -> NDArray[np.int64]:
-        """Return the row of `weights` for each text (texts,): that of its value, or 0 for a missing or new value."""
-        if self.variable is None:
-            return np.zeros(len(corpus), dtype=np.int64)
-        return np.maximum(corpus.categories[:, 0], 0).astype(np.int64)
+
+Model = Run | NGram | MixedModels
+
+
+def _predictor_of(model: Model) -> Predictor:
+    return Mixture.of_ngram(model) if isinstance(model, NGram) else model.predictor
 
 
 def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
@@ -199,16 +200,25 @@ def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.
 
 
 def mix(
-    models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "group"
-) -> tuple[Mixture, list[files.Row]]:
+    folders: Sequence[str | Path],
+    dev: Any,
+    folder: str | Path,
+    *,
+    by: str | None = None,
+    unknown: str = "group",
+    device: str = "cpu",
+    precision: str = AUTO,
+) -> tuple[MixedModels, list[files.Row]]:
     """Fit a mixture to a table and save it.
 
     Args:
-        models: Runs, n-gram models, separate runs or mixtures that have the same vocabulary.
+        folders: The folders of the models: runs, n-gram models or mixtures that have the same vocabulary.
         dev: The table whose likelihood is maximized.
         folder: The folder of the mixture.
         by: A column; each of its values has separate weights.
         unknown: How to read context values that training never saw: "error", "group" or "expected".
+        device: The device to compute on: "cpu", "cuda" or "auto".
+        precision: The precision of matrix products: "float32", "bfloat16" or "auto".
 
     Returns:
         The mixture, and result rows: one for all texts, and one for each value. A row has the `perplexity` of the
@@ -220,25 +230,27 @@ def mix(
     folder = Path(folder)
     if not files.is_new(folder):
         raise files.folder_exists_error(folder)
-    if not models:
+    if not folders:
         raise UserError("models: a mixture needs at least one model")
     check_unknown(unknown)
+    models = [open_scorer(path, device=device, precision=precision) for path in folders]
     variable, names = None, ["all texts"]
     if by is not None:
         variable, _ = _read_values(dev, Variable(by, "category"))
         _, *frequent_values = variable.values  # the first is the unknown value
         names += frequent_values
-    equal_weights = np.full((len(names), len(models)), 1 / len(models))
-    mixture = Mixture(folder, models, variable, equal_weights)
+    mixture = MixedModels(folder, models, variable)
     corpus = mixture.prepare(dev, unknown=unknown)
-    mixture = mixture.fit(corpus)
+    nats_by_model, groups = mixture.model_nats(corpus)
+    weights_by_group = fit_weights_by_group(nats_by_model, groups, len(mixture.weights))
+    mixture = MixedModels(folder, models, variable, weights_by_group)
+    files.create_new_folder(folder)
     mixture.save()
-    nats_by_model, nats_of_mixture = mixture.model_nats(corpus), mixture.nats(corpus).astype(np.float64)
-    row_of_target = np.repeat(mixture.weight_rows(corpus), corpus.lengths)
+    nats_of_mixture = mixed_nats(nats_by_model, weights_by_group[groups])
     rows = []
-    for index, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
+    for index, (name, weights) in enumerate(zip(names, weights_by_group, strict=True)):
         # The row 0 is for all texts.
-        is_included = row_of_target == index if index else np.ones(len(row_of_target), dtype=bool)
+        is_included = groups == index if index else np.ones(len(groups), dtype=bool)
         row = {
             "value": name,
             "targets": int(is_included.sum()),
@@ -250,8 +262,8 @@ def mix(
     return mixture, rows
 
 
-def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> Scorer:
-    """Open the run, n-gram model, separate runs or mixture in a folder.
+def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> Model:
+    """Open the run, n-gram model or mixture in a folder.
 
     Args:
         folder: The folder of the model.
@@ -265,8 +277,6 @@ def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUT
         UserError: If the folder does not contain a model, or a file is not valid.
     """
     folder = Path(folder)
-    if (folder / INDEX_FILE).is_file():
-        return Mixture.open(folder, device=device, precision=precision)
-    if (folder / SEPARATE_INDEX_FILE).is_file():
-        return SeparateRuns.open(folder, device=device, precision=precision)
+    if (folder / FILE).is_file() and not (folder / CONFIG).is_file():  # a run may have a mixture too
+        return MixedModels.open(folder, device=device, precision=precision)
     return open_model(folder, device, precision)

@@ -1,34 +1,32 @@
 """Fit the n-gram mixture of a trained run: count n-grams in its training texts, fit the weights on development texts.
 
 The weights W_l of targets whose longest counted history has l tokens maximize the likelihood of the development texts.
-A prior of 100 targets keeps them near the weights of all targets (`mixture_weights.fit_weights`).
+A prior keeps them near the weights of all targets (`mixture_weights`).
 Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the mixture
 comes from it too, so no text is predicted with weights that were fitted on it.
 
-Shapes: B texts, T targets, M components, K values.
+Shapes: T targets, M components, K values.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.bootstrap import Interval
-from factorcell.config import Config
-from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.model.count_models import CACHE, NGRAM, VALUE, CountModels, ValueOrder
+from factorcell.model.mixture import Mixture
 from factorcell.model.ngram import DEFAULT_CHARACTER_ORDER, DEFAULT_ORDER, NGram, count_ngrams
-from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
 from factorcell.model.scoring import mixed_nats
 from factorcell.model.value_counts import ValueCounts
-from factorcell.training.mixture_weights import PRIOR_TARGETS, fit_weights
+from factorcell.training.mixture_weights import fit_weights_by_group
 
 MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
 MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
@@ -36,7 +34,6 @@ COMPARED_ORDER, COMPARED_CHARACTER_ORDER = 3, 6  # highest orders that are count
 MAX_COMPARED_TARGETS = 2_000_000  # training targets in which these are counted
 SHARES = tuple(step / 20 for step in range(21))  # candidates for s_n
 MIN_IMPROVEMENT = 0.002  # nats per target that a further component must gain
-TOLERANCE = 1e-7  # EM ends if an iteration gains fewer nats per target
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -48,19 +45,19 @@ class MixtureFit:
 
     Attributes:
         mixture: The mixture.
+        components: The names of its components.
         neural: The perplexity of the neural model.
         ngram: The perplexity of the n-gram model.
         mixed: The perplexity of the mixture, by cross-validation.
         gain: The gain of the mixture over the neural model, with its interval.
-        ngram_gain: The gain of the n-gram model over the neural model.
     """
 
-    mixture: NGramMixture
+    mixture: Mixture
+    components: Sequence[str]
     neural: float
     ngram: float
     mixed: float
     gain: Interval
-    ngram_gain: Interval
 
     @property
     def is_better(self) -> bool:
@@ -69,61 +66,24 @@ class MixtureFit:
 
     def to_row(self) -> files.Row:
         """Return the figures as a row for training.json."""
-        components = ["neural", *self.mixture.counts.names]
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
-        return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
+        return {"components": self.components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notices(self, passes: float, config: Config, *, is_saved: bool, stopped_improving: bool) -> list[str]:
-        """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
+    def notice(self, *, is_saved: bool, has_option: bool) -> str:
+        """Return a one-line notice about the perplexities.
 
         Args:
-            passes: The number of passes of the training.
-            config: The config of the run. If the run distinguishes users, no preset makes a mixture; if `min_users` is
-                set, no option does.
             is_saved: Whether the run predicts with the mixture.
-            stopped_improving: Whether the training stopped improving, so that a longer one would not help.
+            has_option: Whether the option `ngram_mixture` is allowed, to name it if the mixture is better.
         """
-        gain = self.gain.to_text(".1f", 100.0, "%")
-        line = (
+        use = "; the run predicts with the mixture" if is_saved else ""
+        if self.is_better and has_option and not is_saved:
+            use = "; --ngram-mixture uses the mixture, which reproduces rare texts"
+        return (
             f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, "
-            f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {gain} over the model alone"
+            f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {self.gain.to_text('.1f', 100.0, '%')} over the "
+            f"model alone{use}"
         )
-        if is_saved:
-            return [f"{line}; the run predicts with the mixture"]
-        if not self.is_better:
-            return [line]
-        passes_text = "1 pass" if passes == 1 else f"{passes:g} passes"
-        is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
-        weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        remedies = [] if stopped_improving else [f"train longer (this training made {passes_text})"]
-        if not config.training.min_users:
-            rare_texts = "--ngram-mixture, which reproduces rare texts of users"
-            options = rare_texts if config.data.user else "--ngram-mixture or --preset best"
-            remedies.append(f"use the mixture ({options})")
-        return [line, f"{weakness}{', or '.join(remedies) or 'train on more texts'}"]
-
-
-@dataclass(frozen=True)
-class _DevFigures:
-    """The nats of each development target under all components, and what its weights depend on.
-
-    Attributes:
-        nats: The nats (T, M).
-        names: The names of the components, without `neural` (M - 1).
-        history_lengths: The length of the longest counted history of each target (T,).
-        halves: The half of the development texts to which each target belongs (T,).
-        length_count: The number of lengths that the longest counted history can have.
-    """
-
-    nats: Floats
-    names: tuple[str, ...]
-    history_lengths: Ids
-    halves: Ids
-    length_count: int
-
-    def of_components(self, names: Sequence[str]) -> Floats:
-        """Return the nats under the neural model and the components `names`."""
-        return self.nats[:, [0, *(self.names.index(name) + 1 for name in names)]]
 
 
 def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = None) -> MixtureFit:
@@ -138,27 +98,25 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
     Returns:
         The mixture and its perplexities; nothing is saved.
     """
-    ngram = ngram or _count_ngrams(run.folder, run.config, corpus)
     corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
+    if ngram is None:
+        order = DEFAULT_CHARACTER_ORDER if corpus.tokenizer.is_character_level else DEFAULT_ORDER
+        ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, order))
     variable, orders = _best_value_counts(run, ngram, corpus, sample)
-    names = [NGRAM, *([VALUE] if variable else []), CACHE]
-    counts = CountModels(ngram, variable, orders, names)
-    uniform = np.full((counts.length_count, len(names) + 1), 1 / (len(names) + 1))
-    figures = _dev_figures(run, NGramMixture(run.model, run.schema, counts, uniform), sample)
-    chosen, mixed = _choose_components(figures)
-    weights = _fit_weights_by_history(figures, chosen, np.ones(len(mixed), dtype=bool))
+    counts = CountModels(ngram, variable, orders, [NGRAM, *([VALUE] if variable else []), CACHE])
+    with run.scoring():
+        mixture = Mixture.of_run(run.model, run.schema, counts)
+        nats, groups = mixture.target_nats(sample, run.batches(sample))
+    chosen, mixed = _choose_components(nats, groups, counts, np.repeat(np.arange(len(sample)) % 2, sample.lengths))
+    weights = fit_weights_by_group(nats[:, _columns(counts, chosen)], groups, counts.length_count)
     if VALUE not in chosen:
         variable, orders = None, []
-    counts = CountModels(ngram, variable, orders, chosen)
-    mixture = NGramMixture(run.model, run.schema, counts, weights)
-    sums = [
-        text_figures.figures_from_nats(nats, sample)["perplexity"]
-        for nats in (figures.nats[:, 0], figures.of_components([NGRAM])[:, 1], mixed)
-    ]
+    mixture = Mixture.of_run(run.model, run.schema, CountModels(ngram, variable, orders, chosen), weights)
+    sums = [text_figures.figures_from_nats(part, sample)["perplexity"] for part in (nats[:, 0], nats[:, 1], mixed)]
     with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
         neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
-    gain, ngram_gain = (perplexity.gain(part, sums[0]) for part in (sums[2], sums[1]))
-    return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
+    gain = perplexity.gain(sums[2], sums[0])
+    return MixtureFit(mixture, ["neural", *chosen], neural, alone, together, gain)
 
 
 def limit_targets(corpus: Corpus, count: int) -> Corpus:
@@ -167,11 +125,6 @@ def limit_targets(corpus: Corpus, count: int) -> Corpus:
         return corpus
     texts = max(1, len(corpus) * count // corpus.target_count)
     return corpus.select(np.sort(np.random.default_rng(0).permutation(len(corpus))[:texts]))
-
-
-def _count_ngrams(folder: Path, config: Config, corpus: Corpus) -> NGram:
-    order = DEFAULT_CHARACTER_ORDER if corpus.tokenizer.is_character_level else DEFAULT_ORDER
-    return NGram(folder, config, corpus.tokenizer, count_ngrams(limit_targets(corpus, MAX_COUNTED_TARGETS), order))
 
 
 def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
@@ -245,45 +198,34 @@ def _values_of_texts(corpus: Corpus, column: int) -> Ids:
     return np.where(values < 0, len(corpus.schema.categories[column].values), values)
 
 
-def _dev_figures(run: Run, mixture: NGramMixture, dev: Corpus) -> _DevFigures:
-    """Compute the nats of all development targets under every component."""
-    count, starts = dev.target_count, target_offsets(dev)
-    nats, history_lengths = np.zeros((count, len(mixture.counts.names) + 1)), np.zeros(count, dtype=np.int64)
-    with run.scoring():
-        for batch in run.batches(dev):
-            batch_nats, batch_lengths = mixture.component_nats(batch, mixture.condition(batch.context))
-            for index, (row, length) in enumerate(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)):
-                targets = slice(starts[row], starts[row] + length)
-                nats[targets], history_lengths[targets] = batch_nats[index, :length], batch_lengths[index, :length]
-    halves = np.repeat(np.arange(len(dev)) % 2, dev.lengths)
-    return _DevFigures(nats, tuple(mixture.counts.names), history_lengths, halves, mixture.counts.length_count)
+def _columns(counts: CountModels, names: Sequence[str]) -> list[int]:
+    """Return the columns of the neural model and the components `names` in the nats of all components."""
+    return [0, *(counts.names.index(name) + 1 for name in names)]
 
 
-def _choose_components(figures: _DevFigures) -> tuple[tuple[str, ...], Floats]:
+def _choose_components(nats: Floats, groups: Ids, counts: CountModels, halves: Ids) -> tuple[tuple[str, ...], Floats]:
     """Choose the components by cross-validation.
+
+    Args:
+        nats: The nats of the development targets under all components (T, M).
+        groups: The length of the longest counted history of each target (T,).
+        counts: The components without `neural`.
+        halves: The half of the texts, 0 or 1, to which each target belongs (T,).
 
     Returns:
         The names of the components without `neural`, and the nats of each target (T,) in the mixture whose weights were
         fitted on the other half of the texts.
     """
-    optional = figures.names[1:]
+    _, *optional = counts.names
     best: tuple[float, tuple[str, ...], Floats] | None = None
     for names in dict.fromkeys([(NGRAM,), *((NGRAM, name) for name in optional), (NGRAM, *optional)]):
-        mixed = np.empty(len(figures.nats))
+        parts, mixed = nats[:, _columns(counts, names)], np.empty(len(nats))
         for half in (0, 1):
-            weights = _fit_weights_by_history(figures, names, figures.halves != half)
-            rows = figures.halves == half
-            mixed[rows] = mixed_nats(figures.of_components(names)[rows], weights[figures.history_lengths[rows]])
+            is_used, is_held_out = halves != half, halves == half
+            weights = fit_weights_by_group(parts[is_used], groups[is_used], counts.length_count)
+            mixed[is_held_out] = mixed_nats(parts[is_held_out], weights[groups[is_held_out]])
         mean = float(mixed.mean())
         if best is None or mean < best[0] - MIN_IMPROVEMENT:
             best = mean, names, mixed
     assert best is not None  # the first set of components always exists
     return best[1:]
-
-
-def _fit_weights_by_history(figures: _DevFigures, names: Sequence[str], is_used: NDArray[np.bool_]) -> Floats:
-    """Fit the weights (lengths of the longest counted history, M) on the targets that `is_used` (T,) marks."""
-    nats, history_lengths = figures.of_components(names)[is_used], figures.history_lengths[is_used]
-    prior = PRIOR_TARGETS * fit_weights(nats, tolerance=TOLERANCE)
-    parts = [nats[history_lengths == length] for length in range(figures.length_count)]
-    return np.stack([fit_weights(part, prior, TOLERANCE) for part in parts])

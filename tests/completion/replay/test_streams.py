@@ -1,4 +1,4 @@
-"""Streams, drawn prefixes, the order of a replay, and resumption with the same rows."""
+"""Streams, drawn prefixes, the order of a replay, and its estimated duration."""
 
 import hashlib
 import itertools
@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from factorcell import progress
+from factorcell import files, progress
 from factorcell.completion.replay.streams import (
+    ESTIMATED_TEXTS,
     SUGGESTION_COUNT,
     PrefixDraw,
     Stream,
     System,
+    estimate_seconds,
     find_seen_prefixes,
     partial_rank_of,
     rank_of,
@@ -228,54 +230,25 @@ def test_rows_have_the_figures_of_each_text(tmp_path: Path) -> None:
     assert {row["seen"] for row in replay({"spy": RecordingSystem([])}, [stream], tmp_path / "blind.jsonl")} == {None}
 
 
-def test_an_interrupted_replay_resumes_with_the_same_rows(tmp_path: Path) -> None:
-    streams = read_streams(many_rows(), DATA, draw=PrefixDraw(2))
+def test_a_replay_empties_the_file_first(tmp_path: Path) -> None:
+    streams, path = read_streams(many_rows(), DATA, draw=PrefixDraw(2)), tmp_path / "rows.jsonl"
     assert not all(stream.judged_prefixes for stream in streams)  # streams without judged texts are skipped
-
-    def systems(calls: list[tuple[Any, ...]]) -> dict[str, RecordingSystem]:
-        return {name: RecordingSystem(calls, name) for name in ("one", "two")}
-
-    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
-    every = list(replay(systems([]), streams, whole))
-    for count in range(len(every)):
-        part.unlink(missing_ok=True)
-        interrupted = replay(systems([]), streams, part)
-        list(itertools.islice(interrupted, count))
-        interrupted.close()
-        calls: list[tuple[Any, ...]] = []
-        list(replay(systems(calls), streams, part))
-        assert without_seconds(part) == without_seconds(whole)
-        started = [(name, user) for name, what, user in (first[:3] for first in calls) if what == "start"]
-        done = [(row["system"], row["user"]) for row in every[:count]]
-        assert not set(started) & set(done)
-    content = whole.read_bytes()
-    for size in range(0, len(content), 97):
-        part.write_bytes(content[:size])
-        list(replay(systems([]), streams, part))
-        assert without_seconds(part) == without_seconds(whole)
-
-
-def test_systems_can_be_added_later(tmp_path: Path) -> None:
-    streams, path = read_streams(many_rows(), DATA), tmp_path / "rows.jsonl"
     first = list(replay({"one": RecordingSystem([])}, streams, path))
-    second = list(replay({"one": RecordingSystem([]), "two": RecordingSystem([])}, streams, path))
-    assert {row["system"] for row in second} == {"two"}
-    assert len(second) == len(first)
-    assert list(replay({"one": RecordingSystem([]), "two": RecordingSystem([])}, streams, path)) == []
+    assert len(list(replay({"two": RecordingSystem([])}, streams, path))) == len(first)
+    assert {row["system"] for row in files.read_rows(path)} == {"two"}
 
 
-def test_other_streams_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    list(replay({"spy": RecordingSystem([])}, read_streams(many_rows(), DATA), path))
-    content = path.read_bytes()
-    for other in (
-        read_streams(many_rows(), DATA, draw=PrefixDraw(seed=1)),
-        read_streams(many_rows(), DATA, draw=PrefixDraw(2)),
-        read_streams(many_rows(3), DATA),
-    ):
-        with pytest.raises(UserError, match="the file was written with other texts or options; choose"):
-            list(replay({"spy": RecordingSystem([])}, other, path))
-        assert path.read_bytes() == content
+def test_the_duration_is_estimated_from_the_first_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, calls = read_streams(many_rows(), DATA), list[tuple[Any, ...]]()
+    seconds = iter(range(1000))
+    monkeypatch.setattr("factorcell.completion.replay.streams.time.perf_counter", lambda: float(next(seconds)))
+    estimates = estimate_seconds({"one": RecordingSystem(calls, "one")}, streams)
+    texts = next(stream for stream in streams if stream.judged_prefixes).rows[:ESTIMATED_TEXTS]
+    assert [call[2] for call in calls if call[1] == "learn"] == [row["text"] for row in texts]
+    total = sum(len(stream.rows) for stream in streams if stream.judged_prefixes)
+    judged = sum(call[1] == "suggest" for call in calls)
+    elapsed = 1 + len(texts) + 3 * judged  # every reading of the clock takes a second
+    assert estimates == {"one": pytest.approx(total * elapsed / len(texts))}
 
 
 @pytest.mark.parametrize(

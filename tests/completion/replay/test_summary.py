@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from factorcell.bootstrap import MIN_UNITS
-from factorcell.completion.replay.summary import FIGURES, MIN_USERS, join_systems, summarise
+from factorcell.completion.replay.summary import FIGURES, join_systems, summarise
 from factorcell.config import UserError
 
 Row = dict[str, Any]
@@ -55,12 +55,10 @@ def figures_of(rows: list[Row]) -> dict[str, float]:
     return figures | {"perplexity": math.exp(nats / targets) if targets else math.nan}
 
 
-def find_row(summary: Row, system: str, over: str = "queries", by: str = "all", value: str = "all") -> Row:
+def find_row(summary: Row, system: str, by: str = "all", value: str = "all") -> Row:
     """Return one row of a summary."""
     (matching,) = [
-        entry
-        for entry in summary["rows"]
-        if (entry["system"], entry["over"], entry["by"], entry["value"]) == (system, over, by, value)
+        entry for entry in summary["rows"] if (entry["system"], entry["by"], entry["value"]) == (system, by, value)
     ]
     return dict(matching)
 
@@ -73,17 +71,14 @@ def test_figures_agree_with_hand_computed_values() -> None:
         row("one", "ben", 0, 2, nats=2.0, targets=1),
     ]
     summary = summarise(rows, "one", draws=10)
-    assert (summary["queries"], summary["users"], summary["curve"]) == (4, 2, [])
-    over_queries, over_users = find_row(summary, "one"), find_row(summary, "one", "users")
+    assert (summary["queries"], summary["users"]) == (4, 2)
+    over_queries = find_row(summary, "one")
     assert over_queries["mrr"] == pytest.approx((1 + 0.25 + 0 + 0.5) / 4)
-    assert over_users["mrr"] == pytest.approx(((1 + 0.25 + 0) / 3 + 0.5) / 2)
     assert over_queries["success_1"] == pytest.approx(1 / 4)
-    assert over_users["success_1"] == pytest.approx((1 / 3 + 0) / 2)
     assert over_queries["success_10"] == pytest.approx(3 / 4)
     assert over_queries["partial_mrr"] == pytest.approx((1 + 0.5 + 0.1 + 0.5) / 4)
     assert over_queries["saved"] == pytest.approx((3 + 3 + 1 + 3) / 4)
     assert over_queries["perplexity"] == pytest.approx(math.exp(8 / 9))
-    assert over_users["perplexity"] == pytest.approx(math.exp((6 / 8 + 2) / 2))
     assert {entry["by"] for entry in summary["rows"]} == {"all", "prefix_length", "query_length", "queries_seen"}
 
 
@@ -103,21 +98,15 @@ def test_figures_of_every_group_agree_with_a_slow_loop() -> None:
         "queries_seen": lambda entry, label: is_within(label, entry["position"]),
     }
     assert {entry["by"] for entry in summary["rows"]} == set(members)
-    counted: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    counted: defaultdict[tuple[str, str], int] = defaultdict(int)
     for entry in summary["rows"]:
         sample = [r for r in rows if r["system"] == entry["system"] and members[entry["by"]](r, entry["value"])]
         users = list(dict.fromkeys(r["user"] for r in sample))
         assert (entry["queries"], entry["users"]) == (len(sample), len(users))
-        counted[entry["by"], entry["system"], entry["over"]] += entry["queries"]
+        counted[entry["by"], entry["system"]] += entry["queries"]
         whole = figures_of(sample)
-        parts = [figures_of([r for r in sample if r["user"] == user]) for user in users]
         for figure in FIGURES:
-            if entry["over"] == "queries":
-                expected = whole[figure]
-            elif figure == "perplexity":
-                expected = math.exp(np.mean([math.log(part[figure]) for part in parts]))
-            else:
-                expected = float(np.mean([part[figure] for part in parts]))
+            expected = whole[figure]
             if math.isnan(expected):
                 assert entry["system"] == "three"
                 assert entry[figure] is entry[f"{figure}_low"] is None
@@ -180,61 +169,13 @@ def test_groups_of_few_users_have_no_intervals() -> None:
         ]
 
     summary = summarise([*rows_of(MIN_UNITS, 0), *rows_of(MIN_UNITS - 1, 1)], "two", draws=5)
-    for over in ("queries", "users"):
-        many_users, few_users = find_row(summary, "one", over), find_row(summary, "one", over, "queries_seen", "1")
-        assert (many_users["users"], few_users["users"]) == (MIN_UNITS, MIN_UNITS - 1)
-        assert [many_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, 0.75, 0.75]
-        assert [few_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, None, None]
-        assert [few_users[f"mrr{end}"] for end in ("", "_low", "_high")] == [1, None, None]
-        assert "mrr" in many_users["ahead"]
-        assert few_users["ahead"] == []
-
-
-@pytest.mark.parametrize("window", [1, 9, 10])
-def test_the_curve_agrees_with_a_slow_loop(window: int) -> None:
-    rows = random_rows(25, seed=4)
-    curve = summarise(rows, "two", window=window, draws=50)["curve"]
-    expected = {}
-    for system in ("one", "three"):
-        for position in range(40):
-            nearby = [entry for entry in rows if abs(entry["position"] - position) <= window // 2]
-            sums = {
-                name: sum(1 / entry["rank"] for entry in nearby if entry["system"] == name and entry["rank"])
-                for name in (system, "two")
-            }
-            if len({entry["user"] for entry in nearby}) >= MIN_USERS and sums["two"]:
-                expected[system, position] = sums[system] / sums["two"] - 1
-    actual = {(entry["system"], entry["queries_seen"]): entry["improvement"] for entry in curve}
-    assert actual == pytest.approx(expected)
-    assert len(actual) > 20
-    for entry in curve:
-        assert entry["improvement_low"] <= entry["improvement"] <= entry["improvement_high"]
-        nearby = [r for r in rows if abs(r["position"] - entry["queries_seen"]) <= window // 2 and r["system"] == "two"]
-        assert (entry["queries"], entry["users"]) == (len(nearby), len({r["user"] for r in nearby}))
-
-
-def test_intervals_of_the_curve_agree_with_a_slow_bootstrap() -> None:
-    rows = [
-        {**entry, "rank": None} if entry["system"] == "two" and int(entry["user"][-1]) % 2 else entry
-        for entry in random_rows(40, 8)
-    ]
-    np.random.default_rng(3).shuffle(rows)
-    curve = summarise(rows, "one", window=21, draws=2000)["curve"]
-    (point,) = [entry for entry in curve if (entry["system"], entry["queries_seen"]) == ("two", 10)]
-    sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: {"one": 0.0, "two": 0.0, "three": 0.0})
-    for entry in rows:
-        if entry["position"] <= 20 and entry["rank"]:
-            sums[entry["user"]][entry["system"]] += 1 / entry["rank"]
-    users, random, draws_of_figures = sorted({entry["user"] for entry in rows}), np.random.default_rng(5), []
-    for _ in range(2000):
-        sample = [sums[users[number]] for number in random.integers(len(users), size=len(users))]
-        draws_of_figures.append(sum(entry["two"] for entry in sample) / sum(entry["one"] for entry in sample) - 1)
-    low, high = np.quantile(draws_of_figures, (0.025, 0.975))
-    assert point["improvement_low"] == pytest.approx(low, abs=0.1 * (high - low))
-    assert point["improvement_high"] == pytest.approx(high, abs=0.1 * (high - low))
-    small = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(MIN_USERS)]
-    assert len(summarise(small, "one", draws=3)["curve"]) == 1
-    assert summarise(small[1:], "one", draws=3)["curve"] == []
+    many_users, few_users = find_row(summary, "one"), find_row(summary, "one", "queries_seen", "1")
+    assert (many_users["users"], few_users["users"]) == (MIN_UNITS, MIN_UNITS - 1)
+    assert [many_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, 0.75, 0.75]
+    assert [few_users[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == [0.75, None, None]
+    assert [few_users[f"mrr{end}"] for end in ("", "_low", "_high")] == [1, None, None]
+    assert "mrr" in many_users["ahead"]
+    assert few_users["ahead"] == []
 
 
 def test_queries_that_not_all_systems_judged_are_omitted() -> None:

@@ -195,6 +195,7 @@ def test_nats_of_a_mixture_are_those_of_its_neural_model_for_the_user_mixed_with
     for position, (token, target) in enumerate(pairwise(tokens)):
         with torch.no_grad():
             logs, model_state = run.model.step(torch.tensor([token]), conditioning, model_state)
+        assert run.mixture.counts is not None
         counted, lengths = run.mixture.counts.of_targets(batch.tokens.numpy(), np.zeros(1, dtype=np.int64))
         neural_weight, ngram_weight = run.mixture.weights[lengths[0, position]]
         nats -= math.log(neural_weight * float(logs[0, target].exp()) + ngram_weight * counted[0][0, position])

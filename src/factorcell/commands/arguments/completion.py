@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from factorcell.choices import ONLINE_OPTIMIZERS, REPLAY_WINDOW
+from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -49,7 +49,7 @@ def add_replay_arguments(parser: Parser) -> None:
     help_text += "learning, for the unknown user), online (the run with online learning), blend, names of runs in RUN, "
     help_text += "or NAME=FOLDER for a run elsewhere (default: all systems that RUN supports)"
     parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
-    help_text = "folder for rows, summary and page; the command continues a replay that the folder already contains"
+    help_text = "new folder for rows and summary"
     options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")
     parser.add_argument("--base", metavar="NAME", help="system to compare the others to (default: the first)")
     help_text = "table of training texts, to distinguish seen prefixes from unseen ones"
@@ -58,11 +58,8 @@ def add_replay_arguments(parser: Parser) -> None:
     parser.add_argument("--user", metavar="COLUMN", help=help_text)
     _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
     options.add_seed(parser, "the random prefixes and the bootstrap intervals")
-    help_text = "number of consecutive queries of a user that are averaged for each point of the improvement curve"
-    parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=help_text)
     options.add_no_ngram_mixture(parser)
     options.add_computing(parser)
-    parser.optional.set_defaults(resume_hint="; repeat the command to continue with the remaining users")
 
 
 def _add_stream_options(parser: Parser, every_help: str) -> None:

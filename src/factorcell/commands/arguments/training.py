@@ -79,19 +79,9 @@ def add_finetune_arguments(parser: Parser) -> None:
     options.add_config_options(parser, "training", run_defaults=SMALL_DATA_DEFAULTS)
 
 
-def add_separate_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell separate`."""
-    options.add_training_files(parser)
-    help_text = "train one model for each value of this column"
-    parser.add_argument("--by", required=True, metavar="COLUMN", help=help_text)
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
-    parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER_HELP)
-    options.add_config_options(parser)
-
-
 def add_mix_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell mix`."""
-    help_text = "folders of runs, or folders written by `baseline ngram`, separate or mix"
+    help_text = "folders of runs, or folders written by `baseline ngram` or mix"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
     parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this column")
@@ -108,7 +98,7 @@ def add_report_arguments(parser: Parser) -> None:
 
 def add_check_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell check`."""
-    options.add_run(parser, "folder of a run or an n-gram model, or a folder written by separate or mix")
+    options.add_run(parser, "folder of a run or an n-gram model, or a folder written by mix")
     options.add_json(parser)
 
 

@@ -30,6 +30,7 @@ from factorcell.data.values import category_name, is_missing, short_repr, to_sec
 from factorcell.progress import progress_bar
 
 MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
+ESTIMATED_TEXTS = 5  # number of texts from which `estimate_seconds` estimates the duration of a replay
 SUGGESTION_COUNT = 10  # maximum number of suggestions that a replay judges
 
 Row = dict[str, Any]
@@ -223,30 +224,24 @@ def replay(
 ) -> Generator[Row]:
     """Return a generator that replays every stream with every system and yields a row for each judged text.
 
-    Each row is also appended to a file.
-
-    The rows of a stream are written together, once a system has completed the whole stream. A system skips streams for
-    which the file already has its rows.
+    Each row is also appended to a file, which is emptied first. The rows of a stream are written together, once a
+    system has completed the whole stream.
 
     Args:
         systems: The systems by name.
         streams: The streams.
-        path: The file to which rows are appended.
+        path: The file to which rows are written.
         text_column: The column of the texts.
         seen_prefixes: The prefixes with which training texts begin, or None if the training texts are not known.
         progress: Whether to show a progress bar.
-
-    Raises:
-        UserError: The file has rows with other texts or prefixes than the streams.
     """
-    finished = _retain_finished(path, streams)
-    judged_streams = [stream for stream in streams if stream.judged_prefixes]
-    remaining = [(stream, name) for stream in judged_streams for name in systems if (name, stream.user) not in finished]
+    pairs = [(stream, name) for stream in streams if stream.judged_prefixes for name in systems]
+    files.write_rows(path, ())
 
     def write() -> Generator[Row]:
-        total = sum(len(stream.rows) for stream, _ in remaining)
+        total = sum(len(stream.rows) for stream, _ in pairs)
         with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
-            for stream, name in remaining:
+            for stream, name in pairs:
                 bar.set_postfix_str(name, refresh=False)
                 rows = []
                 for row in _replay_stream(systems[name], stream, text_column):
@@ -295,25 +290,20 @@ def _judge(text: str, prefix: str, suggested_texts: Sequence[str], position: int
     }
 
 
-def _retain_finished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
-    """Retain only the rows of finished streams in the file; return the system and the user of each."""
-    if not path.exists():
-        return set()
-    rows = files.read_rows(path)
-    written_prefixes: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)  # by system and user
-    for row in rows:
-        written_prefixes[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
-    judged_prefixes = {stream.user: stream.judged_prefixes for stream in streams}
-    for (_, user), prefixes in written_prefixes.items():
-        if prefixes != judged_prefixes.get(user, [])[: len(prefixes)]:
-            raise UserError(f"{path}: the file was written with other texts or options; choose another folder")
-    finished = {
-        (name, user)
-        for (name, user), prefixes in written_prefixes.items()
-        if len(prefixes) == len(judged_prefixes[user])
-    }
-    files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in finished))
-    return finished
+def estimate_seconds(
+    systems: Mapping[str, System], streams: Sequence[Stream], *, text_column: str = "text"
+) -> dict[str, float]:
+    """Return the estimated duration of a replay for each system, from the first `ESTIMATED_TEXTS` texts of a stream."""
+    judged_streams = [stream for stream in streams if stream.judged_prefixes]
+    total, estimates = sum(len(stream.rows) for stream in judged_streams), dict[str, float]()
+    for name, system in systems.items():
+        for stream in judged_streams[:1]:
+            part = Stream(stream.user, stream.rows[:ESTIMATED_TEXTS], stream.prefixes[:ESTIMATED_TEXTS])
+            begin = time.perf_counter()
+            for _ in _replay_stream(system, part, text_column):
+                pass
+            estimates[name] = total * (time.perf_counter() - begin) / len(part.rows)
+    return estimates
 
 
 def _length(text: str) -> int:

@@ -4,12 +4,12 @@ A query is one judged text of a stream (see `replay.streams`). A figure is a rat
 
     sum_u a_u / sum_u b_u
 
-In a mean over queries, a_u is the sum of the values of the user's queries, and b_u is the number of these queries. A
-perplexity is exp of the ratio; its a_u is a sum of nats, and its b_u a sum of targets. In a mean over users, a_u is the
-user's own ratio, and b_u is 1. Intervals are 95 % bootstrap intervals over users. All systems and groups use the same
-draws of users, so differences are paired. Groups of fewer than ten users have no intervals.
+a_u is the sum of the values of the user's queries, and b_u is the number of these queries. A perplexity is exp of the
+ratio; its a_u is a sum of nats, and its b_u a sum of targets. Intervals are 95 % bootstrap intervals over users. All
+systems and groups use the same draws of users, so differences are paired. Groups of fewer than ten users have no
+intervals.
 
-Shapes: S systems, N queries that all systems judged, U users, D draws of users, W positions in a stream.
+Shapes: S systems, N queries that all systems judged, U users, D draws of users.
 """
 
 import math
@@ -22,10 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, limits
-from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, check_choice
 
-MIN_USERS = 10  # the curve has no point for positions with the queries of fewer users
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # The first value of each range of prefix lengths, query lengths and positions; the last range has no end.
 PREFIX_LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
@@ -105,7 +103,6 @@ def summarise(
     rows: Sequence[Mapping[str, Any]],
     base: str,
     *,
-    window: int = REPLAY_WINDOW,
     draws: int = bootstrap.DRAW_COUNT,
     seed: int = 0,
 ) -> Row:
@@ -114,23 +111,21 @@ def summarise(
     Args:
         rows: The rows that `replay` has written.
         base: The system with which the others are compared.
-        window: Number of neighbouring positions from which a point of the curve is computed.
         draws: Number of bootstrap draws.
         seed: The seed of the draws.
 
     Returns:
         The summary. Each of its `rows` has the figures of one system for one group of queries. The entries `by` and
-        `value` of a row name the group; the group of all queries comes first. The entry `over` says whether the figures
-        are means over queries or over users. Each figure has an interval (`_low` and `_high`) and a `_difference` from
-        `base`, also with an interval; `perplexity_change` is the relative difference, which only systems with the same
-        targets as `base` have. In groups of fewer than ten users, the ends of intervals are None. The entry `ahead`
-        lists the figures in which the system is significantly better than all others. The `curve` of the summary has
-        the improvement of the MRR over `base` for each number of earlier queries of a user.
+        `value` of a row name the group; the group of all queries comes first. Each figure has an interval (`_low` and
+        `_high`) and a `_difference` from `base`, also with an interval; `perplexity_change` is the relative difference,
+        which only systems with the same targets as `base` have. In groups of fewer than ten users, the ends of
+        intervals are None. The entry `ahead` lists the figures in which the system is significantly better than all
+        others.
 
     Raises:
         UserError: The base system is unknown, or no query was judged by all systems.
     """
-    window, seed = limits.check(window=window, seed=seed)
+    [seed] = limits.check(seed=seed)
     queries = join_systems(rows)
     check_choice("base system", base, queries.systems)
     user_count = int(queries.users.max()) + 1
@@ -148,9 +143,7 @@ def summarise(
         "queries": len(queries.users),
         "users": user_count,
         "draws": draws,
-        "window": window,
         "rows": group_rows,
-        "curve": list(_curve_rows(queries, draw_counts, base, window)),
         "milliseconds": _time_rows(rows),
     }
 
@@ -158,25 +151,24 @@ def summarise(
 def _group_rows(
     queries: JudgedQueries, in_group: Flags, draw_counts: Floats, base: str, by: str, value: str
 ) -> Iterator[Row]:
-    """Yield the rows of one group of queries: means over queries and then means over users, each for all systems."""
+    """Yield the rows of one group of queries, one for each system."""
     query_count, user_count = int(in_group.sum()), len(np.unique(queries.users[in_group]))
     base_index = queries.systems.index(base)
     has_targets_of_base = (queries.targets == queries.targets[base_index]).all(axis=1)  # (S,)
-    for over in ("queries", "users"):
-        facts = {"by": by, "value": value, "over": over, "queries": query_count, "users": user_count}
-        rows: list[Row] = [{"system": name, **facts, "ahead": []} for name in queries.systems]
-        for figure in FIGURES:
-            points = _compute_points(queries, figure, in_group, draw_counts, over)
-            base_points = points[:, base_index]
-            for row, system_points, is_comparable in zip(rows, points.T, has_targets_of_base, strict=True):
-                row |= _interval_entries(figure, system_points, user_count)
-                if row["system"] != base:
-                    row |= _interval_entries(f"{figure}_difference", system_points - base_points, user_count)
-                    if figure == "perplexity" and is_comparable:
-                        row |= _interval_entries("perplexity_change", system_points / base_points - 1, user_count)
-            if (best := _clear_winner(points, figure, user_count)) is not None:
-                rows[best]["ahead"].append(figure)
-        yield from rows
+    facts = {"by": by, "value": value, "queries": query_count, "users": user_count}
+    rows: list[Row] = [{"system": name, **facts, "ahead": []} for name in queries.systems]
+    for figure in FIGURES:
+        points = _compute_points(queries, figure, in_group, draw_counts)
+        base_points = points[:, base_index]
+        for row, system_points, is_comparable in zip(rows, points.T, has_targets_of_base, strict=True):
+            row |= _interval_entries(figure, system_points, user_count)
+            if row["system"] != base:
+                row |= _interval_entries(f"{figure}_difference", system_points - base_points, user_count)
+                if figure == "perplexity" and is_comparable:
+                    row |= _interval_entries("perplexity_change", system_points / base_points - 1, user_count)
+        if (best := _clear_winner(points, figure, user_count)) is not None:
+            rows[best]["ahead"].append(figure)
+    yield from rows
 
 
 def _clear_winner(points: Floats, figure: str, user_count: int) -> int | None:
@@ -197,17 +189,13 @@ def _clear_winner(points: Floats, figure: str, user_count: int) -> int | None:
     return None if best is None else int(systems[best])
 
 
-def _compute_points(queries: JudgedQueries, figure: str, in_group: Flags, draw_counts: Floats, over: str) -> Floats:
+def _compute_points(queries: JudgedQueries, figure: str, in_group: Flags, draw_counts: Floats) -> Floats:
     """Return one figure of all systems (1 + D, S): in row 0 for all users, in the other rows for draws of users."""
     users, user_count = queries.users[in_group], draw_counts.shape[1]
     values = queries.values[figure][:, in_group]
     divisors = queries.targets[:, in_group] if figure == "perplexity" else np.ones_like(values)
     numerator = _sum_by_user(values, users, user_count)
     denominator = _sum_by_user(divisors, users, user_count)
-    if over == "users":
-        has_queries = denominator > 0
-        numerator = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=has_queries)
-        denominator = has_queries.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = (draw_counts @ numerator.T) / (draw_counts @ denominator.T)
     return np.exp(ratios) if figure == "perplexity" else ratios
@@ -226,42 +214,6 @@ def _interval_entries(name: str, points: Floats, user_count: int) -> Row:
     if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return dict(bootstrap.percentile_interval(points, user_count).to_row(name))
-
-
-def _curve_rows(queries: JudgedQueries, draw_counts: Floats, base: str, window: int) -> Iterator[Row]:
-    """Yield the relative improvement of the MRR over `base` by the number of earlier queries (thesis 2018, figure 5.2).
-
-    A point is a ratio of sums over the `window` positions around it, or over fewer at both ends of the curve. A mean of
-    ratios would give too much weight to positions with few queries.
-    """
-    base_index, half_window = queries.systems.index(base), window // 2
-    sums = _sum_by_position(queries, draw_counts)
-    for position in range(sums.shape[2]):
-        begin, end = max(0, position - half_window), position + half_window + 1
-        in_window = (begin <= queries.positions) & (queries.positions < end)
-        user_count = len(np.unique(queries.users[in_window]))
-        if user_count < MIN_USERS:
-            continue
-        totals = sums[:, :, begin:end].sum(axis=2)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gains = totals / totals[base_index] - 1
-        for name, gain in zip(queries.systems, gains, strict=True):
-            if name != base and np.isfinite(gain[0]):
-                query_count = int(in_window.sum())
-                row = {"system": name, "queries_seen": position, "queries": query_count, "users": user_count}
-                yield row | _interval_entries("improvement", gain, user_count)
-
-
-def _sum_by_position(queries: JudgedQueries, draw_counts: Floats) -> Floats:
-    """Return the sum of reciprocal ranks of each system, for each draw of users and each position (S, 1 + D, W)."""
-    position_count = int(queries.positions.max()) + 1
-    sums = np.zeros((len(queries.systems), len(draw_counts), position_count))
-    order = np.argsort(queries.positions, kind="stable")
-    bounds = np.searchsorted(queries.positions[order], np.arange(position_count + 1))
-    for position, (begin, end) in enumerate(pairwise(bounds.tolist())):
-        at_position = order[begin:end]  # at most one query of each user
-        sums[:, :, position] = queries.values["mrr"][:, at_position] @ draw_counts[:, queries.users[at_position]].T
-    return sums
 
 
 def _group_by_range(values: Ints, starts: Sequence[int]) -> tuple[list[str], Ints]:

@@ -23,7 +23,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 
 from factorcell.config import UserError
-from factorcell.model import ngram_mixture
+from factorcell.model import mixture
 from factorcell.model.devices import AUTO
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
@@ -146,7 +146,7 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
                 "add --keys FILE, or serve on localhost"
             )
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK_NAMES, options.host)))
-    if options.mixture and (options.run / ngram_mixture.FILE).is_file():
+    if options.mixture and (options.run / mixture.FILE).is_file():
         notify(MIXTURE_NOTICE)
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host

@@ -1,105 +1,55 @@
 """Separate models as a baseline for adaptation: one for each value of a column, and a shared one for all texts.
 
-    FOLDER/separate.json        the column and its values; the index of a value is the number of its run
     FOLDER/value-0000           the run trained on all texts, which scores texts with a rare, missing or new value
     FOLDER/value-0001 ...       the run trained on the texts of each value, the most frequent value first
+    FOLDER/mixture.json         a mixture that gives the run of the value of each text the weight 1
 
 All runs are unadapted and have the same vocabulary, so their perplexities are comparable.
+
+    python experiments/separate.py TRAIN --dev DEV --by COLUMN --out FOLDER [--config CONFIG] [--resume]
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell import files
-from factorcell.config import MODELS, UserError
-from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.config import MODELS, Config, UserError
+from factorcell.data.corpus import Corpus
 from factorcell.data.tables import table_name
-from factorcell.model.devices import AUTO
+from factorcell.folders import CONFIG
+from factorcell.model.mixture import FILE
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     Notify,
     emit_notice,
     locked_run_folder,
-    not_resumable_error,
     prepare_to_resume,
     read_corpora,
     train_with_notices,
     write_training_facts,
 )
+from factorcell.training.mixture import MixedModels
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
 from factorcell.training.schedule import TimeLimit
 
-INDEX_FILE = "separate.json"
-FORMAT = 1  # version of the index file
 SHARED = 0  # index of the unknown value in the schema, and of the run trained on all texts
-
-
-class SeparateRuns:
-    """One run per value of a context variable; each text is scored by the run of its value.
-
-    Args:
-        folder: The folder that contains the run folders.
-        runs: The runs by the index of their value in the schema; the run trained on all texts has index 0.
-    """
-
-    def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
-        self.folder, self.runs = folder, runs
-        shared = runs[SHARED]
-        self.tokenizer, self.schema = shared.tokenizer, shared.schema
-        self.precision = shared.precision
-
-    @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "SeparateRuns":
-        """Open the runs that `separate` wrote.
-
-        Args:
-            folder: The folder that contains the run folders.
-            device: The device to compute on: "cpu", "cuda" or "auto".
-            precision: The precision of matrix products: "float32", "bfloat16" or "auto".
-
-        Raises:
-            UserError: If a run is not completely trained.
-        """
-        folder = Path(folder)
-        values = files.read_versioned(folder / INDEX_FILE, FORMAT, folder).get("values")
-        if not isinstance(values, list) or not values:
-            raise UserError(f"{folder / INDEX_FILE}: expected a list of values, got {values!r}")
-        runs: dict[int, Run] = {}
-        for index in range(len(values)):
-            path = run_folder(folder, index)
-            if not _is_trained(path):
-                raise UserError(f"{folder}: the training of {path.name} is not complete; resume it with --resume")
-            runs[index] = Run.open(path, device=device, precision=precision)
-        return cls(folder, runs)
-
-    def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
-        """Read texts from rows, a table or a file; `unknown` is the policy for values that training never saw."""
-        return self.runs[SHARED].prepare(source, unknown=unknown)
-
-    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the nats of all targets of `corpus`; each text is scored by the run of its value."""
-        nats = np.zeros(corpus.target_count, dtype=np.float32)
-        offsets = target_offsets(corpus)
-        run_of_text = np.maximum(corpus.categories[:, 0], SHARED)  # a missing or new value has the index -1
-        for index in np.unique(run_of_text).tolist():
-            rows = np.flatnonzero(run_of_text == index)
-            selected = corpus.select(rows)
-            # The position in `nats` of each target of `selected`: the texts of `selected` have other offsets there.
-            shifts = offsets[rows] - target_offsets(selected)[:-1]
-            positions = np.repeat(shifts, selected.lengths) + np.arange(selected.target_count)
-            nats[positions] = self.runs[index].nats(selected)
-        return nats
 
 
 def run_folder(folder: Path, index: int) -> Path:
     """Return the run folder of a value, by the index of the value in the schema."""
     return folder / f"value-{index:04d}"
+
+
+def separate_models(mixture: MixedModels) -> list[Run]:
+    """Return the runs of a mixture that `separate` made."""
+    return [model for model in mixture.models if isinstance(model, Run)]
 
 
 def separate(
@@ -112,7 +62,7 @@ def separate(
     budget: Budget | None = None,
     resume: bool = False,
     notify: Notify | None = None,
-) -> SeparateRuns:
+) -> MixedModels:
     """Train an unadapted run on all texts, and one on the texts of each value of a column.
 
     Args:
@@ -127,13 +77,14 @@ def separate(
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
-        The trained runs.
+        The mixture of the trained runs, which scores each text with the run of its value.
 
     Raises:
         UserError: If the folder exists, the column has no frequent value, or a table or an option is not valid.
     """
     folder = Path(folder)
-    if not resume and not files.is_new(folder, (*initial_files(), INDEX_FILE)):
+    is_resumable = resume and not (folder / CONFIG).exists()
+    if not is_resumable and not files.is_new(folder, initial_files()):
         raise files.folder_exists_error(folder, resumable=True)
     options = _unadapted_options(config, by)
     base_config = config_with_defaults(options)
@@ -142,12 +93,7 @@ def separate(
     if len(values) == 1:
         minimum = base_config.data.min_context_count
         raise UserError(f"{by}: no value has at least {minimum} texts; lower the minimum (--min-context-count)")
-    if files.is_new(folder, (*initial_files(), INDEX_FILE)):
-        folder.mkdir(parents=True, exist_ok=True)
-        files.create_manifest(folder, (INDEX_FILE,))
-        files.write_versioned(folder / INDEX_FILE, {"by": by, "values": values}, FORMAT)
-    else:
-        _check_same_values(folder, by, values)
+    runs = list[Run]()
     for index, value in enumerate(values):
         path = run_folder(folder, index)
         with locked_run_folder(path, resume, notify) as should_resume:
@@ -168,20 +114,11 @@ def separate(
                 train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
-    return SeparateRuns.open(folder)
-
-
-def _check_same_values(folder: Path, by: str, values: Sequence[str]) -> None:
-    """Raise a `UserError` if the stopped call of `separate` had another column or other values.
-
-    The name of a run folder contains the index of a value, so with other values the wrong runs would be resumed.
-    """
-    saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
-    if saved.get("by") != by:
-        raise not_resumable_error(folder, "by", saved.get("by"), by)
-    if saved.get("values") != list(values):
-        causes = "other training data, or another --min-context-count"
-        raise UserError(f"{folder}: cannot resume with other values of {by} ({causes}); choose another folder")
+        runs.append(Run.open(path))
+    mixture = MixedModels(folder, runs, corpus.schema.variable(by), np.eye(len(values)))
+    if not (folder / FILE).exists():
+        mixture.save()
+    return mixture
 
 
 def _unadapted_options(config: ConfigLike, by: str) -> ConfigLike:
@@ -202,3 +139,30 @@ def _texts_of(corpus: Corpus, index: int) -> Corpus:
 
 def _is_trained(folder: Path) -> bool:
     return (folder / "training.json").exists()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train the models of a table; return an exit status."""
+    parser = argparse.ArgumentParser(description="Train one unadapted model for each value of a column.")
+    parser.add_argument("train", type=Path, help="training table")
+    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the texts are held out)")
+    parser.add_argument("--by", required=True, help="column whose values get separate models")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the run folders")
+    parser.add_argument("--config", type=Path, help="file of options, as for `factorcell train`")
+    parser.add_argument("--resume", action="store_true", help="resume stopped trainings in --out")
+    options = parser.parse_args(argv)
+
+    def notify(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    try:
+        config: ConfigLike = Config.load(options.config) if options.config else {}
+        separate(options.train, options.dev, config, options.out, by=options.by, resume=options.resume, notify=notify)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

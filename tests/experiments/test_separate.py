@@ -11,10 +11,12 @@ from factorcell import evaluate, files
 from factorcell.config import Config, UserError
 from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
-from factorcell.training.mixture import open_scorer
-from factorcell.training.per_value import SeparateRuns, separate
+from factorcell.training.mixture import MixedModels, open_scorer
+from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
+from separate import main, separate, separate_models
 from tests import synthetic
+from tests.small_runs import ROWS
 
 Rows = list[dict[str, Any]]
 
@@ -34,12 +36,12 @@ def texts(rows: int, seed: int) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> SeparateRuns:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> MixedModels:
     folder = tmp_path_factory.mktemp("separate") / "runs"
     return separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
 
 
-def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -> None:
+def test_each_text_has_the_nats_of_the_run_of_its_value(trained: MixedModels) -> None:
     rows: Rows = [*texts(40, 3), {"text": "ash fir", "dialect": "island"}]
     corpus = trained.prepare(rows, unknown="group")
     whole, begin = trained.nats(corpus), 0
@@ -59,30 +61,34 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -
     assert len(trained.prepare(rows[:-1], unknown="error")) == len(rows) - 1  # a rare value is accepted
 
 
-def test_separate_runs_predict_their_dialects_better(trained: SeparateRuns) -> None:
+def test_separate_runs_predict_their_dialects_better(trained: MixedModels) -> None:
     rows: Rows = synthetic.two_dialects(200, 4)[0]
     corpus = trained.prepare(rows)
     for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
         assert row["gain"] > 0.05
-        shared = evaluate(trained.runs[0], trained.prepare([r for r in rows if r["dialect"] == row["value"]]))
+        shared = evaluate(
+            separate_models(trained)[0], trained.prepare([r for r in rows if r["dialect"] == row["value"]])
+        )
         assert row["perplexity_without"] == pytest.approx(shared["perplexity"], rel=1e-5)
     opened = open_scorer(trained.folder)
-    assert isinstance(opened, SeparateRuns)
+    assert isinstance(opened, MixedModels)
     assert np.array_equal(opened.nats(corpus), trained.nats(corpus))
 
 
-def test_the_folder_of_separate_runs_lists_their_values(trained: SeparateRuns) -> None:
-    index = files.read_json(trained.folder / "separate.json")
-    assert index["by"] == "dialect"
-    assert index["values"] == list(trained.schema.variables[0].values)
+def test_the_folder_of_separate_runs_lists_their_values(trained: MixedModels) -> None:
+    index = files.read_json(trained.folder / "mixture.json")
+    values = index["by"]["values"]
+    assert index["by"]["name"] == "dialect"
+    assert values == list(trained.schema.variables[0].values)
+    assert index["weights"] == np.eye(3).tolist()
     counts = [files.read_json(trained.folder / f"value-000{n}" / "training.json")["texts"] for n in range(3)]
     assert counts == [302, *trained.schema.variables[0].counts[1:]]
     card = (trained.folder / "value-0002" / "README.md").read_text(encoding="utf-8")
-    assert f"from `rows, dialect {index['values'][2]}`" in card
+    assert f"from `rows, dialect {values[2]}`" in card
 
 
 def test_separate_training_resumes_at_the_run_that_was_stopped(
-    trained: SeparateRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: MixedModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, folder = Trainer.step, tmp_path / "runs"
 
@@ -95,7 +101,7 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
         patch.setattr(Trainer, "step", interrupted_step)
         with pytest.raises(KeyboardInterrupt):
             separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
-    with pytest.raises(UserError, match=r"the training of value-0001 is not complete; resume it with --resume"):
+    with pytest.raises(UserError, match="expected a run folder, got a folder of runs"):
         open_scorer(folder)
     with pytest.raises(UserError, match="exists already"):
         separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
@@ -112,18 +118,18 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
         assert all(torch.equal(a, b) for a, b in zip(resumed, expected, strict=True))
 
 
-def test_a_refused_resume_leaves_the_folder_as_it_was(trained: SeparateRuns) -> None:
+def test_a_refused_resume_leaves_the_folder_as_it_was(trained: MixedModels) -> None:
     before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
     changes = (
-        ({"town": "coast"}, "town", "expected by = 'dialect' as before, got 'town'"),
-        ({"dialect": "coast"}, "dialect", "cannot resume with other values"),
+        ({"town": "coast"}, "town", "cannot resume; expected context = "),
+        ({"dialect": "coast"}, "dialect", "cannot resume with other training data"),
     )
     for change, by, message in changes:
         train, dev = ([{**row, **change} for row in rows] for rows in (texts(300, 1), texts(60, 2)))
         with pytest.raises(UserError, match=message):
             separate(train, dev, make_config(), trained.folder, by=by, resume=True)
     run = trained.folder / "value-0001"
-    with pytest.raises(UserError, match=r"separate.json: there is no such file"):
+    with pytest.raises(UserError, match="exists already"):
         separate(texts(300, 1), texts(60, 2), make_config(), run, by="dialect", resume=True)
     assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == before
 
@@ -146,3 +152,25 @@ def test_a_column_without_frequent_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'accent'"):
         separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="accent")
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "data": {"min_context_count": 2},
+        "training": {"precision": "float32"},
+        "tokenizer": {"kind": "char", "min_count": 1},
+    }
+    runs = separate(ROWS * 2, ROWS, options, tmp_path / "each", by="city", budget=Budget(preset="quick"))
+    passes = [run.config.training.epochs for run in separate_models(runs)]
+    assert passes[0] < min(passes[1:])
+
+
+def test_the_script_trains_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write_rows(tmp_path / "train.jsonl", texts(60, 1))
+    files.write_json(tmp_path / "config.json", make_config(epochs=1).to_dict())
+    words = [str(tmp_path / "train.jsonl"), "--by", "dialect", "--out", str(tmp_path / "runs")]
+    assert main([*words, "--config", str(tmp_path / "config.json")]) == 0
+    assert "all texts -> " in capsys.readouterr().err
+    assert isinstance(open_scorer(tmp_path / "runs"), MixedModels)
+    assert main(words) == 2
+    assert "exists already" in capsys.readouterr().err

@@ -23,10 +23,9 @@ from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.run_warnings import mixed_comparison_notices
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.model import model_card, ngram_mixture, saved_results
+from factorcell.model import mixture, model_card, saved_results
 from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
 from factorcell.model.ngram import NGram, count_ngrams, estimate_discounts
-from factorcell.model.ngram_mixture import NGramMixture
 from factorcell.model.run import Run
 from factorcell.reports.runs import report_page
 from factorcell.service.http import server
@@ -48,7 +47,7 @@ def with_mixture(run: Run) -> Run:
     ]
     counts = CountModels(ngram, variable, orders, (NGRAM, VALUE, CACHE))
     weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.length_count)
-    run.mixture = NGramMixture(run.model, run.schema, counts, weights)
+    run.mixture = mixture.Mixture.of_run(run.model, run.schema, counts, weights)
     return run
 
 
@@ -99,8 +98,9 @@ def kneser_ney_step(by_value: list[Counter[tuple[int, ...]]], value: int, gram: 
 
 def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> list[float]:
     """Compute the probability of each target with counts from dictionaries, and the nats of the neural model."""
-    mixture = run.mixture
-    assert mixture is not None
+    assert run.mixture is not None
+    assert run.mixture.counts is not None
+    weights, ngram = run.mixture.weights, run.mixture.counts.ngram
     corpus = run.prepare([row])
     texts = run.prepare(ROWS)
     parts = np.split(texts.tokens, texts.offsets[1:-1])
@@ -110,11 +110,11 @@ def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> lis
         for value in range(len(run.schema.categories[0].values))
     ]
     (value,) = corpus.categories[:, 0].tolist()
-    blocks = mixture.counts.ngram.blocks(corpus)
-    of_all_texts = list(mixture.counts.ngram.target_probabilities_by_order(*next(blocks)[:2]))
+    blocks = ngram.blocks(corpus)
+    of_all_texts = list(ngram.target_probabilities_by_order(*next(blocks)[:2]))
     with torch.no_grad():
         neural = np.exp(-run.model(run.batch(corpus, np.array([0]))).double().numpy()[0])
-    base = np.exp(-mixture.counts.ngram.nats(corpus))
+    base = np.exp(-ngram.nats(corpus))
     results = []
     for place in range(1, len(ids)):
         in_value = 1 / (len(run.tokenizer) - 1)
@@ -135,7 +135,7 @@ def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> lis
             or any(ids[place - length : place] == part[i : i + length] for part in all_texts for i in range(len(part)))
         )
         components = [neural[place - 1], base[place - 1], in_value, cache]
-        results.append(float(mixture.weights[longest] @ components))
+        results.append(float(weights[longest] @ components))
     return results
 
 
@@ -229,10 +229,10 @@ def test_the_command_completes_with_the_neural_model_alone(
     assert character_run.mixture is not None
     character_run.mixture.save(character_run.folder)
     command = ["complete", str(character_run.folder), "the s", "--context", "city=Oslo", "--json"]
-    for options, mixture in (([], True), (["--no-ngram-mixture"], False)):
+    for options, is_mixed in (([], True), (["--no-ngram-mixture"], False)):
         assert main([*command, *options]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        completer = Completer(Run.open(character_run.folder, mixture=mixture))
+        completer = Completer(Run.open(character_run.folder, mixture=is_mixed))
         expected = completer.complete("the s", context={"city": "Oslo"}, k=10)
         assert [row["text"] for row in rows] == [suggestion.text for suggestion in expected]
         log_probs = [math.log(row["probability"]) for row in rows]
@@ -246,10 +246,10 @@ def test_the_command_classifies_with_the_neural_model_alone(
     files.write_rows(table, ROWS)
     command = ["classify", str(run.folder), str(table), "--target", "city", "--priors", "uniform", "--json"]
     nats = []
-    for options, mixture in (([], True), (["--no-ngram-mixture"], False)):
+    for options, is_mixed in (([], True), (["--no-ngram-mixture"], False)):
         assert main([*command, *options]) == 0
         nats.append(json.loads(capsys.readouterr().out.splitlines()[0])["value_nats"])
-        expected = classify(Run.open(run.folder, mixture=mixture), table, "city", priors="uniform").metrics()
+        expected = classify(Run.open(run.folder, mixture=is_mixed), table, "city", priors="uniform").metrics()
         assert nats[-1] == pytest.approx(expected["value_nats"], abs=1e-6)
     assert abs(nats[0] - nats[1]) > 1e-4
 
@@ -290,16 +290,16 @@ def test_likelihoods_of_candidates_are_those_of_the_mixture(run: Run) -> None:
     "damage",
     [
         {"weights": [[1.0]]},
-        {"column": "stars2"},
-        {"order": 9},
+        {"counts": {"column": "stars2"}},
+        {"counts": {"order": 9}},
         {"weights": [[0.5, 0.5, 0.5, 0.5]] * 3},
     ],
 )
 def test_a_damaged_mixture_is_refused(run: Run, damage: dict[str, Any]) -> None:
-    path = run.folder / ngram_mixture.FILE
+    path = run.folder / mixture.FILE
     content = files.read_json(path)
-    files.write_json(path, content | damage)
-    with pytest.raises(UserError, match=ngram_mixture.FILE):
+    files.write_json(path, content | damage | {"counts": content["counts"] | damage.get("counts", {})})
+    with pytest.raises(UserError, match=mixture.FILE):
         Run.open(run.folder)
 
 
@@ -311,18 +311,11 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     run.mixture = fitted.mixture
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
-    anonymous, with_users = run.config, run.config.with_options(user="city")
-    protected = with_users.with_options(min_users=2)
-    for config, remedy in [
-        (anonymous, ", or use the mixture (--ngram-mixture or --preset best)"),
-        (with_users, ", or use the mixture (--ngram-mixture, which reproduces rare texts of users)"),
-        (protected, ""),
-    ]:
-        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=False)[-1]
-        assert line.endswith(f"train longer (this training made 2 passes){remedy}")
-        line = fitted.notices(2.0, config, is_saved=False, stopped_improving=True)[-1]
-        assert line.endswith(remedy.removeprefix(", or ") or "train on more texts")
-        assert "train longer" not in line
+    assert fitted.notice(is_saved=True, has_option=True).endswith("; the run predicts with the mixture")
+    assert fitted.notice(is_saved=False, has_option=True).endswith(
+        "--ngram-mixture uses the mixture, which reproduces rare texts"
+    )
+    assert fitted.notice(is_saved=False, has_option=False).endswith("over the model alone")
 
 
 def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:
