@@ -22,7 +22,7 @@ COMMANDS = {
     "train": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "new", *TRAINING],
     "tune": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--trials", "1", *TRAINING],
     "separate": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--by", "city", *TRAINING],
-    "baseline bayes": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
+    "baseline linear": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
     "evaluate": ["run", "bare.jsonl"],
     "score": ["run", "bare.jsonl"],
     "finetune": ["run", "bare.jsonl", "--out", "tuned"],
