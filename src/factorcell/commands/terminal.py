@@ -105,7 +105,14 @@ def warnings_as_notices() -> Iterator[None]:
     handler = NoticeHandler(logging.WARNING)
     show_warning = warnings.showwarning
     logger.addHandler(handler)
-    warnings.showwarning = lambda message, category, *_: notify(f"{category.__name__}: {message}")
+    shown: set[str] = set()  # libraries reset the record of warnings with which Python recognizes repeated ones
+
+    def show_once(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if (line := f"{category.__name__}: {message}") not in shown:
+            shown.add(line)
+            notify(line)
+
+    warnings.showwarning = show_once
     try:
         yield
     finally:

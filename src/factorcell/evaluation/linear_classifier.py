@@ -13,7 +13,6 @@ probability. A missing value, or a value that no training text has, has weight z
 Shapes: B texts, K values of the target, F features.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,7 +38,7 @@ MAX_WEIGHTS = 1 << 22  # maximum number of weights of n-grams; the least frequen
 MAX_VALUES = 256  # targets with more values have no classifier
 MAX_RANGES, TEXTS_PER_RANGE = 256, 20  # maximum number of ranges of a number; minimum mean number of texts in a range
 INVERSE_PENALTY = 3.0  # C of scikit-learn
-MAX_ITERATIONS, TOLERANCE = 20, 1e-3
+MAX_ITERATIONS, TOLERANCE = 1000, 1e-2  # about 10 passes over the texts are enough
 READING_COST = 10  # cost of reading a feature, relative to that of fitting its weight for one value
 SMOOTHING = 0.1  # weight of a text without features that each value gets, so that its probability is not zero
 BLOCK_TOKENS = 1 << 19  # tokens of the texts that are classified at once
@@ -114,7 +113,6 @@ class LinearClassifier:
     def _fit_weights(self, texts: Corpus) -> "LinearClassifier":
         """Return the classifier with the weights that fit these texts."""
         from scipy.sparse import csr_array, hstack, vstack
-        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
         labels, size, blocks = target_labels(texts, self.target.name), len(self.names), self._features(texts)
@@ -124,17 +122,13 @@ class LinearClassifier:
         regression = LogisticRegression(
             C=INVERSE_PENALTY, solver="saga", max_iter=MAX_ITERATIONS, tol=TOLERANCE, random_state=0
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # further iterations hardly change the predictions
-            regression.fit(
-                csr_array((examples.data, *indices), (examples.shape[0], max(1, features.shape[1]))),
-                np.append(labels, np.arange(size)),
-                np.append(np.ones(len(labels)), np.full(size, SMOOTHING)),
-            )
-        weights, bias = (
-            regression.coef_.T[: features.shape[1]].astype(np.float64),
-            regression.intercept_.astype(np.float64),
+        regression.fit(
+            csr_array((examples.data, *indices), (examples.shape[0], max(1, features.shape[1]))),
+            np.append(labels, np.arange(size)),
+            np.append(np.ones(len(labels)), np.full(size, SMOOTHING)),
         )
+        weights = regression.coef_.T[: features.shape[1]].astype(np.float64)
+        bias = regression.intercept_.astype(np.float64)
         if size == 2:  # scikit-learn has the weights of the second value relative to the first
             weights, bias = np.append(-weights, weights, axis=1) / 2, np.append(-bias, bias) / 2
         counts = np.asarray(features.sum(0))

@@ -112,16 +112,8 @@ def fit(
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram, notify)
-        write_training_facts(
-            run,
-            corpus,
-            dev_corpus,
-            source,
-            chosen=unspecified_options(config),
-            ngram=ngram,
-            minutes=minutes,
-            held_out=held_out,
-        )
+        save_classifiers(run, corpus, held_out, minutes)
+        write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
         for line in (*conditional_prior.training_notices(run), *effect_notices(run, run.schema.columns())):
             emit_notice(notify, line)
     if minutes is not None:
@@ -275,6 +267,14 @@ def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tu
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
+def save_classifiers(run: Run, corpus: Corpus, held_out: Corpus, minutes: float | None = None) -> None:
+    """Fit the conditional priors and the linear baselines of a run, at a cost that fits the minutes of its training."""
+    minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
+    max_cost = classifier_cost(minutes, len(possible_targets(run)))
+    conditional_prior.save_priors(run, corpus, held_out, max_cost)
+    save_baselines(run, corpus, held_out, max_cost)
+
+
 def write_training_facts(
     run: Run,
     corpus: Corpus,
@@ -284,10 +284,8 @@ def write_training_facts(
     finetuned: files.Row | None = None,
     ngram: files.Row | None = None,
     chosen: Sequence[str] = (),
-    minutes: float | None = None,
-    held_out: Corpus | None = None,
 ) -> None:
-    """Write the files that complete the folder of a trained run: training.json, counts, classifiers, the model card.
+    """Write the files that complete the folder of a trained run: training.json, counts, and the model card.
 
     A run with users, whose tokenizer has characters or pieces of words, also gets counts of its popular texts.
 
@@ -299,8 +297,6 @@ def write_training_facts(
         finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
         ngram: The row `ngram` of training.json, which compares the run with an n-gram model.
         chosen: The names of the options that were chosen automatically; the run may not use all of them.
-        minutes: The time limit of the training.
-        held_out: All development texts, of which `dev` may be a part, to measure classifiers; by default `dev`.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
@@ -314,10 +310,6 @@ def write_training_facts(
         row["ngram"] = ngram
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
-    minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
-    max_cost = classifier_cost(minutes, len(possible_targets(run)))
-    conditional_prior.save_priors(run, corpus, held_out or dev, max_cost)
-    save_baselines(run, corpus, held_out or dev, max_cost)
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
