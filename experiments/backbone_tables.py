@@ -23,7 +23,8 @@ from commits import first_per_user
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.conditional_prior import ConditionalPrior, possible_targets, training_log_prior
+from factorcell.evaluation.conditional_prior import fit_prior, training_log_prior
+from factorcell.evaluation.linear_classifier import MAX_VALUES
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length
 MIN_JUDGED_TEXTS = 100
@@ -202,10 +203,9 @@ def log_priors(data_set: DataSet, train: Rows, rows: Rows, names: Sequence[str])
     )
     corpus = prepare([{**row, "text": "a"} for row in train], config)
     variable = corpus.schema.variable(data_set.target)
-    if variable not in possible_targets(corpus.schema):
+    if not (len(corpus.schema.embedded.variables) > 1 and 2 <= len(variable.values) - 1 <= MAX_VALUES):
         return np.broadcast_to(training_log_prior(variable, names), (len(rows), len(names)))
-    prior = ConditionalPrior(corpus.schema, data_set.target)
-    prior.fit(corpus)
+    prior = fit_prior(corpus, data_set.target)
     texts = [{**row, "text": "a"} for row in rows]
     judged = prepare(texts, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     return prior.candidate_log_probs(judged, names)

@@ -308,7 +308,7 @@ def measure_linear(config: Config, texts: Tables, data_set: DataSet) -> Measurem
     names, truth, _ = backbone_measures.candidates(texts)
     judged = backbone_measures.judged_rows(texts, data_set.target)
     train, test = baselines.read_train_and_test(texts["train"], judged, data_set.target, config)
-    classification = baselines.LinearClassifier(train, seed=config.training.seed)(test)
+    classification = baselines.classify_with_linear_baseline(train, test)
     places = [classification.names.index(name) for name in names]
     return backbone_measures.measure_classification(
         apply_bayes_rule(names, classification.log_posterior[:, places], truth)

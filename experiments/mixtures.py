@@ -145,7 +145,7 @@ def uniform_accuracies(neural: Run, mixture: Run, target: str | Cities, judged: 
 def combination(mixture: Run, target: str, judged: Path, tables: Tables) -> Row:
     """Return the accuracies of the mixture with the default prior, of the linear classifier and of both combined."""
     calibration = corpora.first(tables["dev"], CALIBRATION_TEXTS)
-    result = classify(mixture, judged, target, calibrate=calibration, train=tables["train"], combine=True)
+    result = classify(mixture, judged, target, calibrate=calibration, combine=True)
     combined = text_accuracies(result)
     row: Row = {"priors": result.priors, "weights": result.combination_weights, "accuracy_combined": combined.ratio}
     for name in ("model", "linear"):

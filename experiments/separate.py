@@ -32,6 +32,7 @@ from factorcell.training.fit import (
     locked_run_folder,
     prepare_to_resume,
     read_corpora,
+    save_classifiers,
     train_with_notices,
     write_training_facts,
 )
@@ -113,6 +114,7 @@ def separate(
                 emit_notice(notify, f"{'all texts' if index == SHARED else value_name} -> {path}")
                 train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
+                save_classifiers(run, train_texts, dev_texts)
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
         runs.append(Run.open(path))
     mixture = MixedModels(folder, runs, corpus.schema.variable(by), np.eye(len(values)))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from classifiers import FastText
 from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
@@ -37,7 +38,7 @@ class Judge:
     ) -> None:
         self.target, self.config = target, baselines.with_target(config, target)
         self.train, unseen = baselines.read_train_and_test(train, held_out, target, self.config, tokenizer=tokenizer)
-        self.classify, self.training_ngrams = baselines.FastTextClassifier(self.train), np.unique(ngrams(self.train))
+        self.classify, self.training_ngrams = FastText(self.train), np.unique(ngrams(self.train))
         names = self.train.schema.categories[0].values[1:]
         self.scale = np.array([float(order.index(name) if order else name) for name in names])
         self.real = self._figures(unseen)[0]

@@ -23,6 +23,7 @@ import pyarrow as pa
 import corpora
 import study
 import tacl
+from classifiers import FastText, NaiveBayes
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
@@ -233,12 +234,12 @@ def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, t
 
 
 def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
-    """Return a function that classifies texts, trained on a corpus with n-grams up to `order`."""
+    """Return a function that classifies texts, trained on a corpus; fastText reads n-grams up to `order`."""
     if kind == "bayes":
-        return lambda texts: baselines.classify_with_naive_bayes(corpus, texts, priors="uniform")[0]
+        return NaiveBayes(corpus)
     if kind == "linear":
-        return baselines.LinearClassifier(corpus, order=order, seed=seed)
-    return baselines.FastTextClassifier(corpus, order=order, seed=seed)
+        return partial(baselines.classify_with_linear_baseline, corpus)
+    return FastText(corpus, order=order, seed=seed)
 
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:

@@ -3,8 +3,6 @@
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError, SkipTestWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import estimator_checks
 
 from factorcell.config import UserError
-from factorcell.extras import install_command
 from factorcell.model.run import Run
-
-sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-
-from sklearn.base import clone  # noqa: E402
-from sklearn.exceptions import NotFittedError, SkipTestWarning  # noqa: E402
-from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer  # noqa: E402
-from sklearn.utils import estimator_checks  # noqa: E402
-
-from factorcell.sklearn import ContextClassifier  # noqa: E402
+from factorcell.sklearn import ContextClassifier
 
 TEXTS = ["the sea is cold", "sun and sand", "cold cold sea", "sand in the sun"] * 5
 LABELS = ["north", "south", "north", "south"] * 5
@@ -234,13 +227,6 @@ def test_check_estimator_passes_and_omits_the_checks_with_numbers() -> None:
 def test_parameters_are_documented() -> None:
     documentation = inspect.getdoc(ContextClassifier) or ""
     assert all(f"{name}: " in documentation for name in inspect.signature(ContextClassifier).parameters)
-
-
-def test_a_missing_library_is_an_error_with_its_installation() -> None:
-    source = "import sys; sys.modules['sklearn'] = None; import factorcell; factorcell.fit; import factorcell.sklearn"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    message = "factorcell.sklearn requires the package scikit-learn, which is not installed"
-    assert done.stderr.splitlines()[-1] == f"ImportError: {message}; {install_command('analysis')}"
 
 
 def test_mistakes_give_one_line_without_remedies_of_other_functions() -> None:

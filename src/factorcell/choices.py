@@ -10,8 +10,7 @@ from factorcell.limits import check_choice
 # Policies for values that training never saw: `error` refuses a value, `group` reads it as a rare value, and `expected`
 # reads it as a missing value.
 UNKNOWN_POLICIES = ("error", "group", "expected")
-PRIORS = ("uniform", "training")  # prior probabilities of the classes in a classification
-MODEL_PRIORS = ("conditional", *PRIORS)  # those of a language model, which can also depend on other context columns
+PRIORS = ("conditional", "uniform", "training")  # prior probabilities of the values in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
 SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
 PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early

@@ -1,4 +1,4 @@
-"""A classifier of texts with the interface of scikit-learn, which the extra `analysis` installs.
+"""A classifier of texts with the interface of scikit-learn.
 
     from factorcell.sklearn import ContextClassifier
 
@@ -23,6 +23,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 
 from factorcell import lock
 from factorcell.config import DataConfig, UserError
@@ -32,20 +36,10 @@ from factorcell.data.schema import UNKNOWN_VALUE
 from factorcell.data.tables import is_column, open_table, to_value_list
 from factorcell.data.values import is_missing
 from factorcell.evaluation.classification import classify
-from factorcell.extras import missing_package_error
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget, SpecifiedOptions
-
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted
-except ImportError as error:
-    message = str(missing_package_error("factorcell.sklearn", "scikit-learn", "analysis"))
-    raise ImportError(message, name=error.name) from None
 
 CLASS = "class"  # the context column of a run that contains the class
 UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads

@@ -64,8 +64,8 @@ def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.Cap
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
-        "priors.safetensors", "training.json", "training.lock", "unigrams.safetensors", "vocabulary.txt",
-        "weights.safetensors",
+        "linear.safetensors", "priors.safetensors", "training.json", "training.lock", "unigrams.safetensors",
+        "vocabulary.txt", "weights.safetensors",
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ TRAINING = ["--context", "city", "--context", "stars", *SMALL, *QUICK]
 COMMANDS = {
     "train": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "new", *TRAINING],
     "tune": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--trials", "1", *TRAINING],
-    "baseline bayes": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
+    "baseline linear": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
     "evaluate": ["run", "bare.jsonl"],
     "score": ["run", "bare.jsonl"],
     "finetune": ["run", "bare.jsonl", "--out", "tuned"],

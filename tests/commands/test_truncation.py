@@ -62,7 +62,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate, baseline": ("evaluate run test.jsonl --baseline grams", "test"),
     "classify": ("classify run test.jsonl --target city --calibrate dev.jsonl", "test dev"),
     "baseline ngram": ("baseline ngram train.jsonl --like run --out OUT", "train"),
-    "baseline bayes": ("baseline bayes train.jsonl --target city --test test.jsonl --like run", "train test"),
     "baseline linear": ("baseline linear train.jsonl --target city --test test.jsonl --like run", "train test"),
     "mix": ("mix run grams --dev dev.jsonl --out OUT", "dev"),
     "advise": ("advise train.jsonl *READS", "train"),
@@ -103,7 +102,6 @@ def test_results_count_truncated_texts(folder: Path, capsys: pytest.CaptureFixtu
         ["evaluate", run, test],
         ["evaluate", str(folder / "grams"), test],
         ["classify", run, test, "--target", "city"],
-        ["baseline", "bayes", train, "--target", "city", "--test", test, "--like", run],
         ["baseline", "linear", train, "--target", "city", "--test", test, "--like", run],
     ):
         assert main([*command, "--json"]) == 0

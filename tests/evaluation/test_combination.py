@@ -1,6 +1,7 @@
 """The linear baseline of a run, and its combination with the model, against a grid search over weights."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
-from factorcell.evaluation.baselines import LinearClassifier, read_train_and_test
+from factorcell.evaluation.baselines import classify_with_linear_baseline, read_train_and_test
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.combination import (
-    LinearBaseline,
     fit_combination,
+    load_baselines,
     relative_path,
     training_table,
     weighted_posterior,
 )
+from factorcell.evaluation.linear_classifier import load_facts
 from factorcell.model.run import Run, training_facts
 from factorcell.training.fit import fit
 from tests.small_runs import ROWS, make_run
@@ -88,46 +90,32 @@ def run(tmp_path: Path, tables: tuple[Path, Path, Path]) -> Run:
 
 
 def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, tables: tuple[Path, Path, Path]) -> None:
-    train, _, test = tables
-    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
-    corpora = read_train_and_test(train, test, "place", run.config, **options)
-    expected = LinearClassifier(corpora[0])(corpora[1])
-    result = classify(run, test, "place", train=train, values=["hill", "beach"])
-    name = "linear baseline (reads n-grams of up to 2 words, kind)"
-    names = [result.names[index] for index in result.other_predictions[name]]
-    assert names == [expected.names[index] for index in expected.predicted]
-    row = result.metrics()["others"][-1]
-    assert (row["classifier"], row["accuracy"]) == (name, expected.metrics()["accuracy"])
-    assert row["difference_low"] <= row["difference"] <= row["difference_high"]
-    assert row["difference"] == pytest.approx(result.metrics()["accuracy"] - row["accuracy"])
-
-
-def test_the_linear_baseline_and_the_command_read_rare_values_alike(
-    tmp_path: Path, tables: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
     train, dev, test = tables
-    for path in tables:  # every second `kind` becomes a rare value if the place is a beach; all values of `id` are rare
-        rows = [{**row, "id": f"{path.stem} {index}"} for index, row in enumerate(files.read_rows(path))]
-        rare = [row["place"] == "beach" and index % 2 == 1 for index, row in enumerate(rows)]
-        kinds = [row["id"] if is_rare else row["kind"] for row, is_rare in zip(rows, rare, strict=True)]
-        files.write_rows(path, [{**row, "kind": kind} for row, kind in zip(rows, kinds, strict=True)])
-    context = ["kind", "id"]
-    config = Config.of(context=("place", *context), min_count=1, min_context_count=2, epochs=0.1, hidden_size=4)
-    run = fit(train, dev, config, tmp_path / "run")
-    corpora = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer, context=context)
-    expected = LinearClassifier(corpora[0])(corpora[1])
-    baseline = LinearBaseline.fit(run, train, "place", context)
-    assert baseline.name == "linear baseline (reads n-grams of up to 2 words, kind)"
-    posterior = baseline.log_posterior(run.prepare(test, unknown="group"), expected.names)
-    np.testing.assert_allclose(posterior, expected.log_posterior, atol=1e-6)
-    without_id = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer, context=["kind"])
-    np.testing.assert_allclose(LinearClassifier(without_id[0])(without_id[1]).log_posterior, posterior, atol=1e-6)
-    text_only = read_train_and_test(train, test, "place", run.config, tokenizer=run.tokenizer)
-    assert not np.allclose(LinearClassifier(text_only[0])(text_only[1]).log_posterior, posterior, atol=0.1)
-    command = ["baseline", "linear", str(train), "--test", str(test), "--target", "place", "--like", str(run.folder)]
-    assert main([*command, "--context", "kind", "--context", "id"]) == 0
-    notices = capsys.readouterr().err
-    assert "the classifier reads n-grams of up to 2 words, kind\nit ignores id: all training texts" in notices
+    options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
+    expected = classify_with_linear_baseline(*read_train_and_test(train, test, "place", run.config, **options))
+    result = classify(run, test, "place", values=["hill", "beach"])
+    names = [result.names[index] for index in result.other_predictions["linear baseline"]]
+    assert names == [expected.names[index] for index in expected.predicted]
+    metrics = result.metrics()
+    row = metrics["others"][-1]
+    assert (row["classifier"], row["accuracy"]) == ("linear baseline", expected.metrics()["accuracy"])
+    assert metrics["linear_accuracy"] == row["accuracy"]
+    assert row["difference_low"] <= row["difference"] <= row["difference_high"]
+    assert row["difference"] == pytest.approx(metrics["accuracy"] - row["accuracy"])
+    facts = load_facts(run.folder / "linear.safetensors")["place"]
+    on_dev = classify_with_linear_baseline(*read_train_and_test(train, dev, "place", run.config, **options)).metrics()
+    assert (facts["texts"], facts["accuracy"]) == (60, on_dev["accuracy"])
+
+
+def test_users_and_targets_with_many_values_get_no_baseline(tmp_path: Path, tables: tuple[Path, Path, Path]) -> None:
+    rows = [{**row, "who": f"u{index % 3}"} for index, row in enumerate(files.read_rows(tables[0]))]
+    config = Config.of(context=("place",), user="who", min_count=1, min_context_count=2, epochs=0.1, hidden_size=4)
+    run = fit(rows, rows, config, tmp_path / "users")
+    assert list(load_baselines(run.folder, run.schema)) == ["place"]
+    with pytest.raises(
+        UserError, match=r"combination: .*: no linear baseline of who \(3 values\); `factorcell baseline"
+    ):
+        classify(run, rows, "who", combine=True, calibrate=rows)
 
 
 def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path, Path]) -> None:
@@ -138,12 +126,13 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     assert conditional.log_prior is not None
     options: dict[str, Any] = {"tokenizer": run.tokenizer, "context": ["kind"]}
     train_and_test = read_train_and_test(tables[0], test, "place", run.config, **options)
-    linear = LinearClassifier(train_and_test[0])(train_and_test[1])
+    linear = classify_with_linear_baseline(*train_and_test)
     assert linear.names == result.names
+    temperature = classify(run, test, "place", priors="uniform", calibrate=dev).temperature
     log_probs = {
-        "likelihood": uniform.log_posterior,
+        "likelihood": uniform.at_temperature(temperature).log_posterior,
         "conditional prior": conditional.log_prior,
-        "linear classifier": linear.log_posterior,
+        "linear baseline": linear.log_posterior,
     }
     expected = weighted_posterior(result.combination_weights, log_probs)
     np.testing.assert_allclose(result.log_posterior, expected, atol=1e-4)
@@ -157,33 +146,36 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     assert "temperature" not in metrics
     without_prior = classify(run, test, "place", combine=True, calibrate=dev, priors="uniform")
     assert without_prior.combination_weights is not None
-    assert list(without_prior.combination_weights) == ["likelihood", "linear classifier"]
+    assert list(without_prior.combination_weights) == ["likelihood", "linear baseline"]
 
 
-def test_the_linear_baseline_reads_only_columns_of_the_texts(run: Run, tables: tuple[Path, Path, Path]) -> None:
-    texts = [{"text": row["text"], "place": row["place"]} for row in files.read_rows(tables[2])]
-    result = classify(run, texts, "place", train=tables[0], unknown="expected")
-    corpora = read_train_and_test(tables[0], texts, "place", run.config, tokenizer=run.tokenizer)
-    expected = LinearClassifier(corpora[0])(corpora[1])
-    row = result.metrics()["others"][-1]
-    assert (row["classifier"], row["accuracy"]) == (
-        "linear baseline (reads n-grams of up to 2 words)",
-        expected.metrics()["accuracy"],
-    )
-
-
-def test_an_impossible_combination_is_an_error(run: Run, tables: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    train, dev, test = tables
+def test_an_impossible_combination_is_an_error(run: Run, tables: tuple[Path, Path, Path]) -> None:
+    _, dev, test = tables
     with pytest.raises(UserError, match=r"combination: expected a table of held-out texts .*; add --calibrate DEV"):
         classify(run, test, "place", combine=True)
-    with pytest.raises(UserError, match=r"rows: expected texts with at least two values of place, got fewer"):
-        classify(run, test, "place", train=[{"text": "sun", "place": "hill"}])
-    with pytest.raises(UserError, match="no column 'place'"):
-        classify(run, test, "place", train=[{"text": "sun"}])
-    train.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(UserError, match=r"combination: the training table that .* does not exist; add --train TABLE"):
+    (run.folder / "linear.safetensors").unlink()
+    with pytest.raises(
+        UserError, match=r"combination: .*: no linear baseline of place \(2 values\); train the run again"
+    ):
         classify(run, test, "place", combine=True, calibrate=dev)
+    result = classify(run, test, "place")
+    assert result.metrics()["linear_accuracy"] is None
     assert training_facts(run.folder)["path"] == "../train.jsonl"
+
+
+def test_a_combination_in_which_the_likelihood_has_little_weight_says_so(
+    run: Run, tables: tuple[Path, Path, Path]
+) -> None:
+    result = classify(run, tables[2], "place", combine=True, calibrate=tables[1])
+    remarks = []
+    for likelihood in (0.02, 0.2):
+        weights = {"likelihood": likelihood, "conditional prior": 0.1, "linear baseline": 0.9 - likelihood}
+        metrics = replace(result, combination_weights=weights).metrics()
+        assert metrics["classifier"] == "combined"
+        remarks.append(metrics["combination_remark"])
+    assert remarks == ["the language model has weight 0.02 of 1: the linear baseline alone does the work", None]
+    kinds = [classify(run, tables[2], "place", calibrate=table).classifier for table in (None, tables[1])]
+    assert kinds == ["model", "calibrated"]
 
 
 def test_classify_prints_and_saves_the_combination(
@@ -205,4 +197,7 @@ def test_classify_prints_and_saves_the_combination(
     assert "add --calibrate DEV" in capsys.readouterr().err
     tables[0].unlink()
     assert main(command) == 0
-    assert f"no linear baseline: {run.folder} records no existing training table" in capsys.readouterr().err
+    assert "linear baseline" in capsys.readouterr().out
+    (run.folder / "linear.safetensors").unlink()
+    assert main(command) == 0
+    assert f"{run.folder}: no linear baseline of place (2 values); train the run again" in capsys.readouterr().err

@@ -1,7 +1,5 @@
-"""The conditional prior against counts and finite differences, and classification with it."""
+"""The conditional prior, what it says about columns, and classification with it."""
 
-import itertools
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.conditional_prior import (
-    ConditionalPrior,
     fit_prior,
     load_dependences,
     load_priors,
+    measure_dependence,
     save_priors,
 )
 from factorcell.evaluation.likelihoods import log_likelihoods
@@ -48,160 +44,21 @@ def read(rows: list[dict[str, Any]], *context: str) -> Corpus:
     return prepare(rows, Config.of(context=context, min_count=1, min_context_count=1))
 
 
-def test_a_prior_given_one_category_approximates_the_shares_of_its_values() -> None:
-    rows = make_rows(4000, 1)
-    corpus = read(rows, "kind", "group")
-    prior = ConditionalPrior(corpus.schema, "kind")
-    prior.fit(corpus)
-    names = corpus.schema.variable("kind").values[1:]
-    probabilities = np.exp(prior.log_probs(corpus))
-    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
-    for group in SHARES:
-        is_member = np.array([row["group"] == group for row in rows])
-        for column, name in enumerate(names):
-            share = np.mean([row["kind"] == name for row in rows if row["group"] == group])
-            assert probabilities[is_member, column] == pytest.approx(share, abs=5e-3)
-
-
-def test_the_fitted_weights_minimize_the_penalized_nats() -> None:
-    rows = make_rows(60, 2)
-    corpus = read(rows, "kind", "group", "age:number")
-    prior = ConditionalPrior(corpus.schema, "kind")
-    prior.fit(corpus)
-    prior.requires_grad_(False)
-    labels = corpus.categories[:, 0] - 1
-
-    def loss() -> float:
-        nats = -prior.log_probs(corpus)[np.arange(len(rows)), labels].sum()
-        weights = (parameter for name, parameter in prior.named_parameters() if name != "bias")
-        return float(nats + conditional_prior.PENALTY / 2 * sum(float(weight.square().sum()) for weight in weights))
-
-    best = loss()
-    with torch.no_grad():
-        for parameter in prior.parameters():
-            for index, change in itertools.product(range(parameter.numel()), (-0.05, 0.05)):
-                parameter.view(-1)[index] += change
-                assert loss() > best
-                parameter.view(-1)[index] -= change
-
-
-def test_equal_contexts_are_summed_without_changing_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = read(make_rows(80, 3), "kind", "group", "age:number")
-    corpus = replace(corpus, numbers=corpus.numbers.round())
-    summed, separate = (ConditionalPrior(corpus.schema, "kind") for _ in range(2))
-    summed.fit(corpus)
-    monkeypatch.setattr(
-        "factorcell.data.context.Context.distinct", lambda context: (context, torch.arange(len(context)))
-    )
-    separate.fit(corpus)
-    np.testing.assert_allclose(summed.log_probs(corpus), separate.log_probs(corpus), atol=2e-3)
-
-
 def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
     rows = make_rows(2000, 4)
     corpus = read(rows, "kind", "group", "age:number")
-    prior = ConditionalPrior(corpus.schema, "kind")
-    prior.fit(corpus)
-    dependence = prior.dependence(corpus)
+    prior = fit_prior(corpus, "kind")
+    dependence = measure_dependence(prior, corpus)
     assert dependence is not None
     labels = corpus.categories[:, 0] - 1
     assert dependence.accuracy == pytest.approx((prior.log_probs(corpus).argmax(1) == labels).mean())
     assert dependence.majority == pytest.approx(max(np.bincount(labels)) / len(labels))
     assert dependence.variables == ("group",)
     assert dependence.is_strong
-    unrelated = ConditionalPrior(corpus.schema, "group")
     shuffled = replace(corpus, categories=np.stack([np.roll(corpus.categories[:, 0], 1), corpus.categories[:, 1]], 1))
-    unrelated.fit(shuffled)
-    chance = unrelated.dependence(shuffled)
+    chance = measure_dependence(fit_prior(shuffled, "group"), shuffled)
     assert chance is not None
     assert not chance.is_strong
-
-
-def test_the_dependence_names_the_numbers_that_predict_the_target() -> None:
-    random = np.random.default_rng(8)
-    numbers = random.normal(size=(800, 3)).tolist()
-    for expected in (("a", "b"), ("c",), ("a", "b", "c")):
-        rows: list[dict[str, Any]] = [{"text": "x", **dict(zip("abc", values, strict=True))} for values in numbers]
-        rows = [{**row, "kind": "ny"[sum(row[name] for name in expected) > 0]} for row in rows]
-        corpus = read(rows, "kind", "a:number", "b:number", "c:number")
-        prior = ConditionalPrior(corpus.schema, "kind")
-        prior.fit(corpus)
-        dependence = prior.dependence(corpus)
-        assert dependence is not None
-        assert dependence.variables == expected
-    copies = [{**row, "b": row["a"]} for row in rows]  # neither copy is necessary
-    corpus = read([{**row, "kind": "ny"[row["a"] > 0]} for row in copies], "kind", "a:number", "b:number")
-    prior = ConditionalPrior(corpus.schema, "kind")
-    prior.fit(corpus)
-    dependence = prior.dependence(corpus)
-    assert dependence is not None
-    assert len(dependence.variables) == 1
-
-
-def alternating_rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return rows whose kind alternates with the year; the age has no relation to it."""
-    random = np.random.default_rng(seed)
-    years = random.integers(1, 9, count).tolist()
-    return [
-        {"text": "sun sea", "kind": "xy"[year % 2], "year": year, "age": random.normal() * 10 + 50} for year in years
-    ]
-
-
-def test_a_prior_reads_ranges_of_a_number_only_if_they_predict_the_target() -> None:
-    rows = alternating_rows(600, 7)
-    for column, expected_variable, uses_ranges in (("year", "year", True), ("age", "age", False)):
-        corpus = read(rows, "kind", f"{column}:number")
-        train, held_out = corpus.select(np.arange(400)), corpus.select(np.arange(400, 600))
-        prior = fit_prior("kind", train, held_out)
-        dependence = prior.dependence(held_out)
-        assert dependence is not None
-        assert (prior.ranges is not None, dependence.is_strong) == (uses_ranges, uses_ranges)
-        assert dependence.variables == (expected_variable,)
-        assert not uses_ranges or dependence.accuracy == 1
-
-
-def test_a_missing_number_has_the_mean_weights_of_its_ranges_in_a_prior() -> None:
-    rows = alternating_rows(600, 8)
-    corpus = read(rows, "kind", "year:number")
-    prior = fit_prior("kind", corpus, corpus)
-    missing = replace(corpus, numbers=np.full_like(corpus.numbers, np.nan))
-    assert prior.ranges is not None
-    assert prior.embeddings.linear is not None
-    shares = prior.ranges.counts[0] / len(rows)
-    weights = prior.embeddings.tables[0].detach().numpy()[1:]
-    logits = shares @ weights + prior.bias.detach().numpy() + prior.embeddings.linear.bias.detach().numpy()
-    expected = logits - np.log(np.exp(logits).sum())
-    np.testing.assert_allclose(prior.log_probs(missing)[0], expected, rtol=1e-4)
-
-
-def test_numbers_outside_the_range_of_training_are_read_as_its_ends_or_as_missing() -> None:
-    draw = np.random.default_rng(5)
-    ages = draw.integers(20, 60, 500).tolist()
-    rows = [{"text": "sun", "kind": "xy"[draw.random() < (age - 20) / 40], "age": age} for age in ages]
-    corpus = read(rows, "kind", "age:number")
-    prior = fit_prior("kind", corpus, corpus)
-
-    def log_probs(age: float) -> Any:
-        return prior.log_probs(replace(corpus.select(np.arange(1)), numbers=np.array([[age]], np.float32)))
-
-    np.testing.assert_array_equal(log_probs(70), log_probs(max(ages)))
-    np.testing.assert_array_equal(log_probs(-5), log_probs(min(ages)))
-    np.testing.assert_array_equal(log_probs(20_210), log_probs(math.nan))
-    np.testing.assert_array_equal(log_probs(-100), log_probs(math.nan))
-    assert np.abs(log_probs(20) - log_probs(50)).max() > 0.1
-
-
-def test_saved_ranges_of_numbers_are_read_back(tmp_path: Path) -> None:
-    corpus = read(alternating_rows(600, 9), "kind", "year:number")
-    run = make_run(tmp_path / "run")
-    run.schema = corpus.schema
-    save_priors(run, corpus, corpus)
-    loaded = load_priors(run.folder, corpus.schema)["kind"]
-    assert loaded.ranges is not None
-    np.testing.assert_array_equal(loaded.log_probs(corpus), fit_prior("kind", corpus, corpus).log_probs(corpus))
-    two_numbers = read(alternating_rows(600, 9), "kind", "year:number", "age:number")
-    with pytest.raises(UserError, match="does not belong to this schema"):
-        load_priors(run.folder, two_numbers.schema)
 
 
 @pytest.fixture
@@ -214,11 +71,10 @@ def run(tmp_path: Path) -> Run:
 
 def test_saved_priors_are_read_back(run: Run) -> None:
     corpus = run.prepare(ROWS)
-    prior = ConditionalPrior(run.schema, "stars")
-    prior.fit(corpus)
+    prior = fit_prior(corpus, "stars")
     loaded = load_priors(run.folder, run.schema)["stars"]
     np.testing.assert_array_equal(loaded.log_probs(corpus), prior.log_probs(corpus))
-    assert prior.dependence(corpus) in load_dependences(run.folder)
+    assert measure_dependence(prior, corpus) in load_dependences(run.folder)
     assert set(load_priors(run.folder, run.schema)) == {"stars", "city"}
     assert load_priors(run.folder.with_name("none"), run.schema) == {}
     with pytest.raises(UserError, match="does not belong to this schema"):
@@ -291,7 +147,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
         "model, training priors",
         "model, uniform priors",
         "other columns, without the text",
-        "linear baseline (reads n-grams of up to 2 words, group)",
+        "linear baseline",
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -240,11 +239,3 @@ def test_predictions_equal_scikit_learns_cross_validation() -> None:
     row = embeddings.predict_column(embedded, ValueColumn("height", numbers=numbers), seed=4)
     assert row["r2"] == pytest.approx(metrics.r2_score(numbers, predicted_numbers))
     assert row["correlation"] == pytest.approx(np.corrcoef(numbers, predicted_numbers)[0, 1])
-
-
-def test_the_error_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UserError, match=r"; pip install 'scikit-learn>="):
-        embeddings.predict_column(clouds(), groups_of())

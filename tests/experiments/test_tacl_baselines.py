@@ -17,6 +17,7 @@ import study
 import tacl
 import tacl_baselines
 import tacl_beyond
+from classifiers import NaiveBayes
 from factorcell import files, lock
 from factorcell.config import Config
 from factorcell.evaluation import baselines
@@ -113,15 +114,15 @@ def test_classifiers_are_calibrated_on_dev(results_folder: Path) -> None:
     config = Config.from_dict(rows_by_name["linear", 1]["config"])
     train, dev = baselines.read_train_and_test(texts["train"], texts["dev"], "section", config)
     _, test = baselines.read_train_and_test(texts["train"], texts["test"], "section", config)
-    model = baselines.LinearClassifier(train, seed=1)
-    linear_metrics = model(test).at_temperature(model(dev).fitted_temperature()).metrics()
-    priors = {"priors": "training"}
-    by_rule, held_out = (baselines.classify_with_naive_bayes(train, part, **priors)[0] for part in (test, dev))
+    linear, linear_dev = (baselines.classify_with_linear_baseline(train, part) for part in (test, dev))
+    linear_metrics = linear.at_temperature(linear_dev.fitted_temperature()).metrics()
+    counts = train.schema.categories[0].counts_by_value
+    by_rule, held_out = (NaiveBayes(train)(part).with_priors(counts) for part in (test, dev))
     bayes_metrics = by_rule.at_temperature(held_out.fitted_temperature()).metrics()
     for row, metrics in ((rows_by_name["linear", 1], linear_metrics), (rows_by_name["bayes", 0], bayes_metrics)):
         for name in ("accuracy", "calibration_error", "value_nats", "temperature"):
             assert row[f"classifier_{name}"] == pytest.approx(metrics[name], rel=1e-5)
-    assert rows_by_name["linear", 1]["classifier_dev_accuracy"] == model(dev).metrics()["accuracy"]
+    assert rows_by_name["linear", 1]["classifier_dev_accuracy"] == linear_dev.metrics()["accuracy"]
 
 
 def test_classifiers_are_not_calibrated_without_calibration_texts(results_folder: Path) -> None:

@@ -58,7 +58,6 @@ COMMANDS = {
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",
     "baseline ngram": "train.csv --out new",
-    "baseline bayes": "train.csv --test train.csv --target city",
     "baseline linear": "train.csv --test train.csv --target city",
     "advise": "train.csv --context city --threads 1",
     "rescore": "run lists.jsonl --threads 1",
@@ -81,8 +80,8 @@ COMMANDS |= {
     "users migrate": f"letters {STORE_OPTION}",
     "users key": "shop --keys new --scope complete",
 }
-# These take minutes or need packages that are not installed; other commands have the same options.
-UNTESTED = {"demo", "baseline fasttext"}
+# This takes minutes; other commands have the same options.
+UNTESTED = {"demo"}
 FIELDS = {field.name: field for section in section_types().values() for field in dataclasses.fields(section)}
 QUICK_COMMANDS = {"generate", "complete", "report", "train", "users key"}  # numeric options of these are always tested
 

@@ -3,15 +3,15 @@
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
-from factorcell.evaluation.classification import classify, has_labels
+from factorcell.evaluation.bayes_rule import LINEAR_BASELINE, Classification, accuracy_figures
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.combination import missing_baseline
 from factorcell.evaluation.comparison import (
     AT_MOST,
     LOWER_BOUND_MARK,
@@ -160,7 +160,6 @@ def run_classify(arguments: argparse.Namespace) -> None:
     options_of_target = {
         "--calibrate": arguments.calibrate,
         "--combine": arguments.combine,
-        "--train": arguments.train,
         "--priors": arguments.priors != "conditional",
     }
     check_adapted(run)
@@ -183,7 +182,6 @@ def run_classify(arguments: argparse.Namespace) -> None:
             distractors=arguments.distractors,
             priors=arguments.priors,
             calibrate=arguments.calibrate,
-            train=_table_of_linear_baseline(run, arguments),
             combine=arguments.combine,
             **shared_settings,
         )
@@ -191,17 +189,8 @@ def run_classify(arguments: argparse.Namespace) -> None:
         points = results.read_points(arguments.points)
         result = classify_points(run, table, points, within=arguments.within, **shared_settings)
     _report(run, result, arguments)
-
-
-def _table_of_linear_baseline(run: Run, arguments: argparse.Namespace) -> Path | None:
-    """Return the table on which to train the linear baseline; None if there is no table or no text with a value."""
-    if arguments.train or arguments.combine:
-        specified: Path | None = arguments.train
-        return specified
-    variable = run.schema.variable(arguments.target)
-    if not has_labels(arguments.table, variable, variable.values[1:]):
-        return None
-    return options.training_table_or_notice(run, None, "no linear baseline")
+    if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
+        terminal.notify(missing_baseline(run, arguments.target))
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:

@@ -37,9 +37,7 @@ class Command(NamedTuple):
 
 BASELINES = (
     Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`", "baselines"),
-    Command("bayes", "naive Bayes classifier: one unigram model per value", "baselines"),
-    Command("linear", "logistic regression on hashed n-grams", "baselines"),
-    Command("fasttext", "fastText classifier (requires the extra `fasttext`)", "baselines"),
+    Command("linear", "logistic regression on TF-IDF of n-grams", "baselines"),
 )
 
 USERS = (

@@ -105,7 +105,14 @@ def warnings_as_notices() -> Iterator[None]:
     handler = NoticeHandler(logging.WARNING)
     show_warning = warnings.showwarning
     logger.addHandler(handler)
-    warnings.showwarning = lambda message, category, *_: notify(f"{category.__name__}: {message}")
+    shown: set[str] = set()  # libraries reset the record of warnings with which Python recognizes repeated ones
+
+    def show_once(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if (line := f"{category.__name__}: {message}") not in shown:
+            shown.add(line)
+            notify(line)
+
+    warnings.showwarning = show_once
     try:
         yield
     finally:
@@ -166,13 +173,13 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
     if weights := metrics.get("combination_weights"):
         shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())
         show(f"weights of the combination, fitted on the development texts: {shown_weights}")
+    if remark := metrics.get("combination_remark"):
+        show(remark)
     if metrics.get("left_out_missing"):
         show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):
         reason = "their value is not a candidate (rare, not in the training table, or not in --values)"
         show(f"{metrics['left_out_other']:,} texts left out: {reason}")
-    if "perplexity" in metrics:
-        show(f"perplexity {metrics['perplexity']:.2f} given the true value")
     if metrics["others"]:
         _show_classifiers(result.name, metrics)
     order = natural_order(result.names) or list(range(len(result.names)))

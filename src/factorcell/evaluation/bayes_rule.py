@@ -30,7 +30,8 @@ from factorcell.model.saved_results import classifier_name
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
-BISECTION_STEPS = 60
+MIN_LIKELIHOOD_SHARE = 0.1  # a smaller share of the likelihood in the weights of a combination is reported
+LIKELIHOOD, LINEAR_BASELINE = "likelihood", "linear baseline"  # names of parts of a combination
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -90,6 +91,23 @@ class Classification:
             is_calibrated=self.untempered_log_posterior is not None,
             is_combined=self.combination_weights is not None,
         )
+
+    @property
+    def classifier(self) -> str:
+        """The kind of the classifier: "model", "calibrated" or "combined"."""
+        if self.combination_weights is not None:
+            return "combined"
+        return "model" if self.untempered_log_posterior is None else "calibrated"
+
+    @property
+    def combination_remark(self) -> str | None:
+        """A sentence about a combination in which the language model has almost no weight; None for others."""
+        weights = {name: abs(weight) for name, weight in (self.combination_weights or {}).items()}
+        share = weights.get(LIKELIHOOD, 0.0) / (sum(weights.values()) or 1.0)
+        if not weights or share >= MIN_LIKELIHOOD_SHARE:
+            return None
+        largest = max(weights, key=weights.__getitem__)
+        return f"the language model has weight {share:.2f} of 1: the {largest} alone does the work"
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -163,17 +181,18 @@ class Classification:
 
     def confusion(self) -> NDArray[np.int64]:
         """Return the confusion matrix (K, K): counts by true value (rows) and predicted value (columns)."""
-        is_labelled, candidate_count = self.truth >= 0, len(self.names)
-        cell_of_text = self.truth[is_labelled] * candidate_count + self.predicted[is_labelled]
-        flat_counts: NDArray[np.int64] = np.bincount(cell_of_text, minlength=candidate_count**2)
-        return flat_counts.reshape(candidate_count, candidate_count)
+        is_labelled, counts = self.truth >= 0, np.zeros((len(self.names), len(self.names)), dtype=np.int64)
+        np.add.at(counts, (self.truth[is_labelled], self.predicted[is_labelled]), 1)
+        return counts
 
     def metrics(self) -> Row:
         """Return accuracy, macro F1, mean AUC and calibration error; `values` has a row of metrics for each candidate.
 
         The AUC of a candidate ranks the texts by its posterior probability, on which the predictions are based.
-        `accuracy_low` and `accuracy_high` are the ends of the interval of the accuracy over texts. `others` has a row
-        for each of `other_predictions`: its accuracy, and the accuracy of this classification minus it, `difference`.
+        `classifier` is "model", "calibrated" or "combined"; a combination never counts as the model. `accuracy_low` and
+        `accuracy_high` are the ends of the interval of the accuracy over texts, and `linear_accuracy` is the accuracy
+        of the linear baseline or None. `others` has a row for each of `other_predictions`: its accuracy, and the
+        accuracy of this classification minus it, `difference`.
         `majority_value` is the most frequent true value of these texts, which may not be that of the training texts,
         and `majority` is the accuracy of always predicting it. `left_out` is the number of texts that the metrics omit:
         `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither a candidate
@@ -195,7 +214,12 @@ class Classification:
             for index, name in enumerate(self.names)
         ]
         values_with_texts = [value for value in values if value["count"]]
-        row: Row = {"priors": self.priors, "texts": int(confusion.sum()), "distractors": int(self.is_distractor.sum())}
+        row: Row = {
+            "priors": self.priors,
+            "classifier": self.classifier,
+            "texts": int(confusion.sum()),
+            "distractors": int(self.is_distractor.sum()),
+        }
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
         row["left_out"] = int((~is_included).sum())
         if self.true_values is not None:
@@ -216,7 +240,7 @@ class Classification:
     def _accuracies(self) -> Row:
         """Return the entries of `metrics` about accuracies, with intervals over texts."""
         if not self.has_labels:
-            return {"accuracy": math.nan, "others": []}
+            return {"accuracy": math.nan, "linear_accuracy": None, "others": []}
         predictions = self.other_predictions.values()
         sums = [accuracy_sums(self.key, predicted == self.truth, self.truth >= 0) for predicted in predictions]
         ratios = Ratios.from_sums([[text_accuracies(self)], *([other] for other in sums)])
@@ -229,13 +253,16 @@ class Classification:
             }
             for index, name in enumerate(self.other_predictions, 1)
         ]
-        return {**ratios.interval(0).to_row("accuracy"), "others": others}
+        linear_accuracy = next((row["accuracy"] for row in others if row["classifier"] == LINEAR_BASELINE), None)
+        return {**ratios.interval(0).to_row("accuracy"), "linear_accuracy": linear_accuracy, "others": others}
 
     def _calibration(self) -> Row:
         """Return the entries of `metrics` about calibration; the suffix `_at_1` means "at temperature 1"."""
         is_labelled = self.truth >= 0
         row: Row = {} if self.untempered_log_posterior is None else {"temperature": self.temperature}
-        row |= {} if self.combination_weights is None else {"combination_weights": dict(self.combination_weights)}
+        if self.combination_weights is not None:
+            weights = dict(self.combination_weights)
+            row |= {"combination_weights": weights, "combination_remark": self.combination_remark}
         for suffix, log_posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
             if log_posterior is not None:
                 posterior = np.exp(log_posterior[is_labelled])
@@ -352,31 +379,18 @@ def to_log_prior(weights: Sequence[float] | NDArray[Any]) -> Floats:
 
 
 def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: Floats | None = None) -> float:
-    """Find by bisection the temperature T that minimizes the nats of the true candidates; 1 without texts.
+    """Return the temperature T that minimizes the nats of the true candidates, a convex function of 1 / T."""
+    from scipy.optimize import minimize_scalar
 
-    The nats are convex in 1 / T. Their slope is the posterior mean of the log likelihood minus the log likelihood of
-    the true candidate.
-    """
     if not len(truth):
         return 1.0
-    log_likelihood = log_posterior - _finite_log_prior(log_prior)  # up to a constant for each text
-    true_log_likelihood = log_likelihood[np.arange(len(truth)), truth]
-    # The posterior of an impossible candidate is 0; replacing its infinite log likelihood avoids 0 * infinity.
-    finite_log_likelihood = np.where(np.isneginf(log_likelihood), 0.0, log_likelihood)
 
-    def slope(inverse_temperature: float) -> float:
-        """Return the derivative of the mean nats with respect to 1 / T."""
-        posterior = np.exp(apply_temperature(log_posterior, 1 / inverse_temperature, log_prior))
-        return float(((posterior * finite_log_likelihood).sum(1) - true_log_likelihood).mean())
+    def nats(log_temperature: float) -> float:
+        return value_nats(apply_temperature(log_posterior, math.exp(log_temperature), log_prior), truth)
 
-    lower_bound, upper_bound = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE  # of 1 / T
-    for _ in range(BISECTION_STEPS):
-        middle = np.sqrt(lower_bound * upper_bound)
-        if slope(middle) < 0:
-            lower_bound = middle
-        else:
-            upper_bound = middle
-    return float(1 / np.sqrt(lower_bound * upper_bound))
+    bounds = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
+    result = minimize_scalar(nats, bounds=bounds, method="bounded", options={"xatol": 1e-7})
+    return math.exp(result.x)
 
 
 def _finite_log_prior(log_prior: Floats | None) -> Floats:

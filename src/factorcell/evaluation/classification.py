@@ -2,7 +2,7 @@
 
 Candidates are the values of a categorical variable; `point_classification` has named points. The prior p(context) is
 conditional on the other context of a text (`conditional_prior`), the frequencies of the values in training, or uniform.
-The model can be combined with a linear classifier (`combination`).
+The model can be combined with the linear baseline of the run (`combination`).
 
 Shapes: B texts, K candidates.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.choices import MODEL_PRIORS
+from factorcell.choices import PRIORS
 from factorcell.config import DataConfig, UserError, check_choice
 from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus
@@ -22,16 +22,21 @@ from factorcell.data.rows import distinct_category_names, to_texts
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none
-from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
-from factorcell.evaluation.combination import LinearBaseline, fit_combination, training_table, weighted_posterior
+from factorcell.evaluation.bayes_rule import LIKELIHOOD, LINEAR_BASELINE, Classification, apply_bayes_rule
+from factorcell.evaluation.combination import (
+    fit_combination,
+    load_baselines,
+    missing_baseline,
+    weighted_posterior,
+)
 from factorcell.evaluation.conditional_prior import (
     CONTEXT_CLASSIFIER,
-    ConditionalPrior,
     applicable_prior,
     load_priors,
     training_log_prior,
 )
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
+from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 
@@ -54,7 +59,6 @@ def classify(
     seed: int = 0,
     proposal: str = "rank",
     calibrate: Any = None,
-    train: Any = None,
     combine: bool = False,
     progress: bool = False,
 ) -> Classification:
@@ -78,32 +82,31 @@ def classify(
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
             `combine`, the weights of the combination.
-        train: The training table. If it is specified, a linear classifier is trained on it, whose predictions are in
-            `other_predictions`. It reads the texts and the other context columns that `source` has.
-        combine: Whether to combine the model with the linear classifier. `train` is then by default the training table
-            that the run recorded.
+        combine: Whether to combine the model with the linear baseline of the run.
         progress: Whether to show a progress bar.
 
     Returns:
-        The classification. Its `other_predictions` are those with the other priors, and with `calibrate` also those at
-        temperature 1. Its metrics are NaN if no text has a true value.
+        The classification. Its `other_predictions` are those with the other priors, with `calibrate` also those at
+        temperature 1, and those of the linear baseline that training saved for this target, if there is one. Its
+        metrics are NaN if no text has a true value.
 
     Raises:
         UserError: The run is not adapted, there are fewer than two candidates and distractors, no text of `calibrate`
-            has a candidate value, or a table for `combine` is missing.
+            has a candidate value, or `combine` lacks the table `calibrate` or a linear baseline.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
     """
     task = _Task.of(run, target, values, distractors, unknown)
-    check_choice("priors", priors, MODEL_PRIORS)
+    check_choice("priors", priors, PRIORS)
     if calibrate is not None:
         require_labels(calibrate, run.schema.variable(target), task.candidates, run.config.data, CALIBRATION_REASON)
-    train = _combination_table(run, calibrate, train) if combine else train
+    linear = load_baselines(run.folder, run.schema).get(target)
+    if combine:
+        _check_combination(run, target, calibrate, linear)
     corpus = task.read(source, progress)
     held_out_corpus = None if calibrate is None else task.read(calibrate, progress)
     columns = _columns(source)
-    linear = None if train is None else LinearBaseline.fit(run, train, target, columns, progress)
     prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
     options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     texts = task.classify(source, corpus, prior, options)
@@ -143,15 +146,15 @@ class _ClassifiedTexts:
                 yield result.at_temperature(held_out.with_named_prior(name).fitted_temperature())
             yield result
 
-    def log_probs(self, priors: str, linear: Floats) -> dict[str, Floats]:
-        """Return the log probabilities (B, K) that a combination reads: likelihood, prior, linear posterior.
+    def log_probs(self, priors: str, temperature: float, linear: Floats) -> dict[str, Floats]:
+        """Return the log probabilities (B, K) that a combination reads: tempered likelihood, prior, linear posterior.
 
         A uniform prior has no weight in a combination, because it does not change predictions.
         """
-        log_probs = {"likelihood": self.uniform.log_posterior}
+        log_probs = {LIKELIHOOD: self.uniform.at_temperature(temperature).log_posterior}
         if priors in self.log_priors:
             log_probs[f"{priors} prior"] = np.broadcast_to(self.log_priors[priors], linear.shape)
-        return {**log_probs, "linear classifier": linear}
+        return {**log_probs, LINEAR_BASELINE: linear}
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class _Task:
         return self.run.prepare(source, unknown=self.unknown, optional=(self.target,), progress=progress)
 
     def classify(
-        self, source: Any, corpus: Corpus, prior: ConditionalPrior | None, options: Options
+        self, source: Any, corpus: Corpus, prior: LinearClassifier | None, options: Options
     ) -> _ClassifiedTexts:
         """Classify the texts of a table, which were read as `corpus`."""
         run, names, variable = self.run, self.candidates, self.run.schema.variable(self.target)
@@ -204,38 +207,32 @@ def _columns(source: Any) -> tuple[str, ...]:
     return () if to_texts(source) is not None else open_table(source).columns
 
 
-def _combination_table(run: Run, calibrate: Any, train: Any) -> Any:
-    """Return the table on which the linear part of a combination is trained.
-
-    Raises a `UserError` if this table or the table on which the weights are fitted is missing.
-    """
+def _check_combination(run: Run, target: str, calibrate: Any, linear: LinearClassifier | None) -> None:
+    """Raise a `UserError` without a table on which the weights are fitted, or without a linear baseline."""
     if calibrate is None:
         problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
         raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
-    table = training_table(run) if train is None else train
-    if table is None:
-        problem = f"the training table that {run.folder} recorded does not exist"
-        raise UserError(f"combination: {problem}; add --train TABLE (in Python: train)")
-    return table
+    if linear is None:
+        raise UserError(f"combination: {missing_baseline(run, target)}")
 
 
 def _with_linear_baseline(
-    result: Classification, linear: LinearBaseline, texts: _ClassifiedTexts, held_out: _ClassifiedTexts | None
+    result: Classification, linear: LinearClassifier, texts: _ClassifiedTexts, held_out: _ClassifiedTexts | None
 ) -> Classification:
     """Add the predictions of the linear baseline, and combine it with the model if `held_out` is not None."""
-    log_posterior = linear.log_posterior(texts.corpus, result.names)
-    other_predictions = {**result.other_predictions, linear.name: log_posterior.argmax(1)}
+    log_posterior = linear.candidate_log_probs(texts.corpus, result.names)
+    other_predictions = {**result.other_predictions, LINEAR_BASELINE: log_posterior.argmax(1)}
     if held_out is None:
         return replace(result, other_predictions=other_predictions)
-    held_out_log_posterior = linear.log_posterior(held_out.corpus, result.names)
-    is_labelled = held_out.uniform.truth >= 0
-    held_out_log_probs = held_out.log_probs(result.priors, held_out_log_posterior)
+    held_out_log_posterior = linear.candidate_log_probs(held_out.corpus, result.names)
+    temperature, is_labelled = held_out.uniform.fitted_temperature(), held_out.uniform.truth >= 0
+    held_out_log_probs = held_out.log_probs(result.priors, temperature, held_out_log_posterior)
     weights = fit_combination(
         {name: values[is_labelled] for name, values in held_out_log_probs.items()}, held_out.uniform.truth[is_labelled]
     )
     return replace(
         texts.uniform,
-        log_posterior=weighted_posterior(weights, texts.log_probs(result.priors, log_posterior)),
+        log_posterior=weighted_posterior(weights, texts.log_probs(result.priors, temperature, log_posterior)),
         priors=result.priors,
         combination_weights=weights,
         other_predictions={result.name: result.predicted, **other_predictions},

@@ -1,36 +1,37 @@
-"""The linear baseline of a run, and its log-linear combination with the language model.
+"""The linear baselines of a run, and their log-linear combination with the language model.
 
-The linear baseline is a logistic regression (`baselines.LinearClassifier`) that is trained on the training table of the
-run. It reads those columns of the run that both tables have. The combination is a logistic regression on log
-probabilities:
+A linear baseline is a `LinearClassifier` that reads the texts and the other columns. Training fits one for each
+category that can be a target. The combination is a logistic regression on log probabilities:
 
-    p(v | text, o) ~ p(text | v, o)^a  p(v | o)^b  q(v | text, o)^c
+    p(v | text, o) ~ p(text | v, o)^(a / T)  p(v | o)^b  q(v | text, o)^c
 
-p(text | v, o) is the likelihood of the language model for value v and the other context values o, p(v | o) the prior,
-and q(v | text, o) the posterior of the linear baseline. The weights a, b and c minimize the nats of the true values of
-development texts, with the penalty (a^2 + b^2 + c^2) / 2. A uniform prior has no weight.
+p(text | v, o) is the likelihood of the language model for value v and the other context values o, T its temperature,
+p(v | o) the prior, and q(v | text, o) the posterior of the linear baseline. T, and then the weights a, b and c,
+minimize the nats of the true values of development texts, with the penalty (a^2 + b^2 + c^2) / 2. A uniform prior has
+no weight.
 
-Shapes: B texts, K candidates.
+Shapes: B texts, K candidates, M log probabilities.
 """
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
-from factorcell.config import UserError
+from factorcell import files
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables import open_table, table_name
-from factorcell.evaluation.baselines import LinearClassifier
-from factorcell.evaluation.bayes_rule import normalize
-from factorcell.evaluation.linear_features import select_variables
+from factorcell.data.schema import ContextSchema
+from factorcell.evaluation import linear_classifier
+from factorcell.evaluation.bayes_rule import normalize, value_nats
+from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets, target_labels
+from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import accuracy_sums
 from factorcell.model.run import Run, training_facts
+
+FILE = "linear.safetensors"
 
 Floats = NDArray[np.float64]
 
@@ -52,62 +53,49 @@ def training_table(run: Run) -> Path | None:
     return path.resolve() if path is not None and path.exists() else None
 
 
-@dataclass(frozen=True)
-class LinearBaseline:
-    """A linear classifier that reads the texts and the other context columns of a run."""
+def save_baselines(run: Run, train: Corpus, held_out: Corpus, max_cost: float = np.inf) -> None:
+    """Fit the linear baselines of a run, and save them in the run folder with their accuracies on held-out texts."""
+    min_users = run.config.training.min_users
+    baselines = {
+        target: LinearClassifier.fit(train, target, min_users=min_users, max_cost=max_cost)
+        for target in possible_targets(run)
+    }
+    facts: files.Row = {}
+    for target, baseline in baselines.items():
+        labels = target_labels(held_out, target)
+        predicted = baseline.log_probs(held_out).argmax(1)
+        if (ratios := Ratios.from_sums([[accuracy_sums("", predicted == labels, labels >= 0)]])) is not None:
+            facts[target] = {**ratios.interval(0).to_row("accuracy"), "texts": int((labels >= 0).sum())}
+    linear_classifier.save(run.folder / FILE, baselines, facts)
 
-    classifier: LinearClassifier
 
-    @classmethod
-    def fit(
-        cls, run: Run, train: Any, target: str, columns: Collection[str], progress: bool = False
-    ) -> "LinearBaseline":
-        """Train the classifier on a table, with the vocabulary and the values of a run.
+def load_baselines(folder: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
+    """Read the linear baselines of a run folder by target."""
+    return linear_classifier.load(folder / FILE, schema)
 
-        It reads the context columns of the run that are in `columns` and in the table, without that of the target.
-        Rare values are read as in training.
 
-        Raises:
-            UserError: Fewer than two values of the target occur in the table.
-        """
-        columns = set(columns).intersection(open_table(train).columns)
-        others = [variable for variable in run.schema.variables if variable.name != target]
-        read, omitted = (
-            tuple(variable.name for variable in others if (variable.source_column in columns) == is_read)
-            for is_read in (True, False)
+def missing_baseline(run: Run, target: str) -> str:
+    """Return why a run has no linear baseline of a target, and how to get one."""
+    size = len(run.schema.variable(target).values) - 1
+    remedy = "train the run again, which fits it"
+    if target not in possible_targets(run):
+        remedy = (
+            f"`factorcell baseline linear` trains one; training does for 2 to {linear_classifier.MAX_VALUES} values"
         )
-        corpus = run.prepare(train, unknown="group", optional=omitted, progress=progress, report_counts=False)
-        labelled = select_variables(corpus, (target, *read))
-        if len(np.unique(labelled.categories[:, 0][labelled.categories[:, 0] > 0])) < 2:
-            raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
-        return cls(LinearClassifier(labelled, progress=progress))
-
-    @property
-    def name(self) -> str:
-        """The name of the classifier, with what it reads."""
-        return f"linear baseline (reads {self.classifier.inputs})"
-
-    def log_posterior(self, corpus: Corpus, names: tuple[str, ...]) -> Floats:
-        """Return log q(candidate | text, o) (B, K) for the candidates `names`."""
-        result = self.classifier(corpus)
-        return normalize(result.log_posterior[:, [result.names.index(name) for name in names]])
+    return f"{run.folder}: no linear baseline of {target} ({size:,} values); {remedy}"
 
 
 def fit_combination(log_probs: Mapping[str, Floats], truth: NDArray[np.int64]) -> dict[str, float]:
     """Return the weight of each log probability (B, K) of texts with the true candidates `truth` (B,)."""
-    features, labels = torch.from_numpy(np.stack(list(log_probs.values()), axis=-1)), torch.from_numpy(truth)
-    weights = torch.full((len(log_probs),), 1 / len(log_probs), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+    from scipy.optimize import minimize
 
-    def mean_loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(features @ weights, labels) + weights.square().sum() / (2 * len(labels))
-        torch.autograd.backward(loss)
-        return loss
+    arrays = np.stack(list(log_probs.values()), axis=-1)  # (B, K, M)
 
-    with torch.enable_grad():
-        optimizer.step(mean_loss)  # type: ignore[no-untyped-call]
-    return dict(zip(log_probs, weights.tolist(), strict=True))
+    def loss(weights: Floats) -> float:
+        return value_nats(normalize(arrays @ weights), truth) + float(weights @ weights) / (2 * len(truth))
+
+    result = minimize(loss, np.full(len(log_probs), 1 / len(log_probs)), tol=1e-8)
+    return dict(zip(log_probs, result.x.tolist(), strict=True))
 
 
 def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Floats]) -> Floats:

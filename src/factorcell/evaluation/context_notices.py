@@ -121,7 +121,8 @@ def _example(run: Run, dependence: Dependence) -> str:
     counts = np.array(variable.counts[1 : MAX_EXAMPLE_VALUES + 1])
     values = variable.values[1 : MAX_EXAMPLE_VALUES + 1]
     corpus = run.read([""] * len(values), [{variable.source_column: value} for value in values])
-    log_joint = prior.log_probs(corpus)[:, prior.most_frequent] + np.log(np.maximum(counts, 1))
+    most_frequent = int(np.argmax(prior.target.counts[1:]))
+    log_joint = prior.log_probs(corpus)[:, most_frequent] + np.log(np.maximum(counts, 1))
     value = values[int(log_joint.argmax())]
     target_column = schema.variable(dependence.target).source_column
-    return f", as in {target_column}={prior.values[prior.most_frequent]} with {variable.source_column}={value}"
+    return f", as in {target_column}={prior.names[most_frequent]} with {variable.source_column}={value}"

@@ -20,8 +20,7 @@ class Dependence:
         accuracy: The accuracy of predicting the value with the highest prior, given all other variables.
         majority: The accuracy of always predicting the most frequent value of the training texts.
         advantage: The difference of the two accuracies, with its interval.
-        variables: The variable that alone predicts the target best. If this is the linear term of all numbers, those
-            numbers without which it predicts worse.
+        variables: The variable that alone predicts the target best.
     """
 
     target: str

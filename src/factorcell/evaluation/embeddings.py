@@ -9,7 +9,6 @@ hidden state h of zero. For this h, only the softmax bias depends on the context
 Shapes: N values, M selected values, k embedding, V vocabulary.
 """
 
-import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from factorcell.config import LOW_RANK_BIASES, UserError, check_choice
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
-from factorcell.extras import missing_package_error
 from factorcell.limits import nearest_hint
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
@@ -254,19 +252,16 @@ def _mean(entries: Counter[str]) -> float | None:
 def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
     """Project `vectors` (N, k) to their first two principal axes; return points (N, 2) and shares of variance (2,).
 
-    Principal axes have no sign. To make maps reproducible, the component of an axis that is largest in absolute value
-    is made positive.
+    Principal axes have no sign; scikit-learn makes the component of an axis that is largest in absolute value positive.
     """
+    from sklearn.decomposition import PCA
+
     if vectors.shape[0] < MIN_VALUES or vectors.shape[1] < 2:
         actual = f"{vectors.shape[0]} of size {vectors.shape[1]}"
         raise UserError(f"map: expected at least {MIN_VALUES} embeddings of size 2 or more, got {actual}")
-    centred = vectors - vectors.mean(0)
-    _, singular_values, all_axes = np.linalg.svd(centred, full_matrices=False)
-    axes = all_axes[:2]
-    largest_components = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], axis=1)
-    points = centred @ (axes * np.sign(largest_components)).T
-    variances = singular_values**2  # up to a common factor
-    return points, variances[:2] / max(float(variances.sum()), 1e-300)
+    analysis = PCA(2, svd_solver="full")
+    points: Floats = analysis.fit_transform(vectors)
+    return points, np.nan_to_num(analysis.explained_variance_ratio_)
 
 
 def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
@@ -346,20 +341,18 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
     it has `r2` and the `correlation` of prediction and number.
     """
     [seed] = limits.check(seed=seed)
-    try:
-        ensemble, selection = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "model_selection"))
-    except ImportError:
-        raise missing_package_error("a prediction from embeddings", "scikit-learn", "analysis") from None
+    from sklearn import ensemble, model_selection
+
     indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
     targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
     if column.numbers is None:
         groups, group_sizes = np.unique(targets, return_counts=True)
         is_frequent = np.isin(targets, groups[group_sizes >= FOLDS])
         indices, targets = indices[is_frequent], targets[is_frequent]
-        folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=random_state)
+        folds = model_selection.StratifiedKFold(FOLDS, shuffle=True, random_state=random_state)
         model = ensemble.GradientBoostingClassifier(random_state=random_state)
     else:
-        folds = selection.KFold(FOLDS, shuffle=True, random_state=random_state)
+        folds = model_selection.KFold(FOLDS, shuffle=True, random_state=random_state)
         model = ensemble.GradientBoostingRegressor(random_state=random_state)
     if len(indices) < 2 * FOLDS or len(np.unique(targets)) < 2:
         group_condition = f" in groups of at least {FOLDS}" if column.numbers is None else ""

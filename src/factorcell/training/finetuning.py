@@ -19,6 +19,7 @@ from factorcell.training.fit import (
     locked_run_folder,
     not_resumable_error,
     prepare_to_resume,
+    save_classifiers,
     train_with_notices,
     write_training_facts,
 )
@@ -92,6 +93,7 @@ def finetune(
         start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
+        save_classifiers(run, corpus, dev_corpus)
         write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)
     return run
 

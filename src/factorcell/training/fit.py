@@ -17,8 +17,9 @@ from factorcell.data.corpus import Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
-from factorcell.evaluation.combination import relative_path
+from factorcell.evaluation.combination import relative_path, save_baselines
 from factorcell.evaluation.context_notices import effect_notices
+from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.repeated_texts import repeated_notices
 from factorcell.evaluation.run_warnings import (
     format_context_effect,
@@ -43,7 +44,7 @@ from factorcell.training.plan import (
     unspecified_options,
 )
 from factorcell.training.proximal import sparse_bias_of
-from factorcell.training.rules import COUNTED_TARGETS_PER_MINUTE
+from factorcell.training.rules import COUNTED_TARGETS_PER_MINUTE, TARGETS_PER_MINUTE, classifier_cost
 from factorcell.training.schedule import TimeLimit
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
@@ -106,11 +107,12 @@ def fit(
                     emit_notice(notify, line)
             if not (run.model.is_adapted or isinstance(config, Plan)):
                 emit_notice(notify, model_card.describe_missing_context(run))
-        dev_corpus = dev_sample(dev_corpus, run.config)
+        held_out, dev_corpus = dev_corpus, dev_sample(dev_corpus, run.config)
         limit = TimeLimit.of_command(minutes, start)
         train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram, notify)
+        save_classifiers(run, corpus, held_out, minutes)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
         for line in (*conditional_prior.training_notices(run), *effect_notices(run, run.schema.columns())):
             emit_notice(notify, line)
@@ -257,6 +259,14 @@ def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tu
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
+def save_classifiers(run: Run, corpus: Corpus, held_out: Corpus, minutes: float | None = None) -> None:
+    """Fit the conditional priors and the linear baselines of a run, at a cost that fits the minutes of its training."""
+    minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
+    max_cost = classifier_cost(minutes, len(possible_targets(run)))
+    conditional_prior.save_priors(run, corpus, held_out, max_cost)
+    save_baselines(run, corpus, held_out, max_cost)
+
+
 def write_training_facts(
     run: Run,
     corpus: Corpus,
@@ -267,7 +277,7 @@ def write_training_facts(
     ngram: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
-    """Write the files that complete the folder of a trained run: training.json, counts, priors, and the model card.
+    """Write the files that complete the folder of a trained run: training.json, counts, and the model card.
 
     A run with users, whose tokenizer has characters or pieces of words, also gets counts of its popular texts.
 
@@ -292,7 +302,6 @@ def write_training_facts(
         row["ngram"] = ngram
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
-    conditional_prior.save_priors(run, corpus, dev)
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data

@@ -22,6 +22,9 @@ TARGETS_PER_MINUTE = 1_500_000
 # Development targets of an evaluation and training targets whose n-grams are counted, per minute of the time limit; an
 # evaluation then takes about half a percent of the time
 DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
+# Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
+# and a cost of a fraction of a second that each may always have.
+CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 4e7, 4e6
 MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
 MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
@@ -122,6 +125,11 @@ def dev_targets_in(minutes: float, config: Config) -> int:
     is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
     is_slow = is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
     return max(1, round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow else DEV_TARGETS_PER_MINUTE)))
+
+
+def classifier_cost(minutes: float, targets: int) -> float:
+    """Return the largest cost of a linear classifier of each of several targets after a training of the given time."""
+    return max(MIN_CLASSIFIER_COST, minutes * CLASSIFIER_COST_PER_MINUTE / max(1, targets))
 
 
 def steps_per_pass(facts: TableFacts, tokens_per_batch: int | None = None) -> float:

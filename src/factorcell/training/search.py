@@ -39,6 +39,7 @@ from factorcell.training.fit import (
     emit_notice,
     not_resumable_error,
     read_corpora,
+    save_classifiers,
     write_training_facts,
 )
 from factorcell.training.loop import train
@@ -313,6 +314,7 @@ class Search:
                     break
         if is_pruned:
             run.load_weights()  # the best weights, as at the end of a complete training
+        save_classifiers(run, corpus, dev_corpus)
         write_training_facts(run, corpus, dev_corpus, self.source)
         best = run.best_evaluation()
         if best is None or not is_number(best["perplexity"]):

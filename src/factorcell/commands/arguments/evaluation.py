@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, MODEL_PRIORS, PRIORS, PROPOSALS
+from factorcell.choices import ADVICE_ROWS, PRIORS, PROPOSALS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -27,13 +27,11 @@ def add_classify_arguments(parser: Parser) -> None:
     help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
     parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
-    parser.add_argument("--priors", default="conditional", choices=MODEL_PRIORS, help=help_text)
+    parser.add_argument("--priors", default="conditional", choices=PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
     parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
-    help_text = "combine the model with a linear classifier, with weights fitted on the table of --calibrate"
+    help_text = "combine the model with the linear baseline of the run, with weights fitted on the table of --calibrate"
     parser.add_argument("--combine", action="store_true", help=help_text)
-    help_text = "training table for the linear classifier (default: the table that the run was trained on)"
-    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
     help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
     parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
     help_text = "leave out texts that are farther than KM from every point"
@@ -68,35 +66,15 @@ def add_baseline_ngram_arguments(parser: Parser) -> None:
     _add_reading_options(parser)
 
 
-def add_baseline_bayes_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell baseline bayes`."""
-    _add_classifier_tables(parser)
-    parser.add_argument("--priors", default="training", choices=PRIORS, help="prior probabilities of the values")
-    _add_reading_options(parser)
-    options.add_json(parser)
-
-
 def add_baseline_linear_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell baseline linear`."""
-    add_baseline_fasttext_arguments(parser)
-    help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
-    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
-
-
-def add_baseline_fasttext_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell baseline fasttext`."""
-    _add_classifier_tables(parser)
-    help_text = "maximum n of the n-grams, in tokens (default: 2 for words and pieces, 5 for characters)"
-    parser.add_argument("--order", type=int, help=help_text)
-    options.add_seed(parser, "the order of the texts")
-    _add_reading_options(parser)
-    options.add_json(parser)
-
-
-def _add_classifier_tables(parser: Parser) -> None:
     options.add_table(parser, "train")
     parser.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
     parser.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to predict")
+    help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
+    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
+    _add_reading_options(parser)
+    options.add_json(parser)
 
 
 def _add_reading_options(parser: Parser) -> None:

@@ -33,7 +33,6 @@ from factorcell.data.cache import prepare, report_empty_texts, report_missing, r
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.schema import ContextSchema, Variable
-from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     compute_log_posterior,
@@ -42,6 +41,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
 )
 from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, label_columns, sample
 from factorcell.evaluation.bayes_rule import apply_temperature
+from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.progress import progress_bar
 
 MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
@@ -105,7 +105,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     with progress_bar(desc="estimating", unit="estimates", show=progress, total=2 * len(columns) - 1) as bar:
         estimates = []
         for column in columns:
-            estimates.append(_estimate(split, column, seed))
+            estimates.append(_estimate(split, column))
             bar.update()
         estimates.sort(key=lambda estimate: -estimate.row["most"])
         combined = _estimate_combined(split, estimates, bar.update)
@@ -149,7 +149,7 @@ def _fit_value_model(split: Split, column: LabelColumn) -> ValueNGram:
     return model
 
 
-def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
+def _estimate(split: Split, column: LabelColumn) -> ColumnEstimate:
     """Return the estimates for one column, from the model *knowing* and from classifiers of the value."""
     train_labels, tune_labels, test_labels = split.labels(column)
     model, value_count = _fit_value_model(split, column), len(column.values)
@@ -168,7 +168,7 @@ def _estimate(split: Split, column: LabelColumn, seed: int) -> ColumnEstimate:
     information = _information(text_log_posterior, log_prior, test_labels)
     log_posteriors = [*prefix_log_posteriors, text_log_posterior]
     classifiers = [_classifier_row("n-grams", column, log_posteriors, test_labels, information)]
-    classifiers += _linear_classifier_rows(split, column, log_prior, seed)
+    classifiers += _linear_classifier_rows(split, column, log_prior)
     best_classifier = max(classifiers, key=lambda row: row["information"])
     true_values, target_indices = split.test.repeat_per_target(test_labels), np.arange(len(split.test.targets))
     knowing_log_probs = test_log_probs[target_indices, true_values]
@@ -222,7 +222,7 @@ def _classifier_row(
     return {"judge": classifier_name, "information": max(0.0, information), **accuracies}
 
 
-def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats, seed: int) -> list[Row]:
+def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats) -> list[Row]:
     """Return a list with the row of the linear classifier, or an empty list if the number of values is unsuitable."""
     if not 2 <= len(column.values) <= MAX_CLASSES:
         return []
@@ -246,10 +246,10 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, log_prior: Floats
         )
 
     train_rows, tune_rows, test_rows = split.rows
-    classifier = baselines.LinearClassifier(select(train_rows[:MAX_CLASSIFIER_TEXTS]), seed=seed)
-    tune_log_posterior, test_texts = classifier(select(tune_rows)).log_posterior, select(test_rows)
-    prefix_log_posteriors = [classifier(test_texts.truncate(length)).log_posterior for length in PREFIX_LENGTHS]
-    test_log_posterior = classifier(test_texts).log_posterior
+    classifier = LinearClassifier.fit(select(train_rows[:MAX_CLASSIFIER_TEXTS]), variable.name)
+    tune_log_posterior, test_texts = classifier.log_probs(select(tune_rows)), select(test_rows)
+    prefix_log_posteriors = [classifier.log_probs(test_texts.truncate(length)) for length in PREFIX_LENGTHS]
+    test_log_posterior = classifier.log_probs(test_texts)
     tune_log_posteriors = [apply_temperature(exponent * tune_log_posterior, 1.0) for exponent in LIKELIHOOD_EXPONENTS]
     exponent = _best_exponent(tune_log_posteriors, log_prior, tune_labels)
     information = _information(apply_temperature(exponent * test_log_posterior, 1.0), log_prior, test_labels)

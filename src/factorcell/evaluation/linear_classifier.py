@@ -1,0 +1,347 @@
+"""A linear classifier of texts and contexts: scikit-learn's logistic regression on TF-IDF and on context columns.
+
+    log q(v | text, o) = b_v + w_v x(text) + sum_j w_jv x_j(o_j) - log Z
+
+x(text) has the TF-IDF values of the n-grams of a text: 1 + log(count), times the inverse document frequency, divided by
+their Euclidean norm. N-grams have up to 2 words or pieces of words, or up to 5 characters. x_j(o_j) is a one-hot vector
+for a category, a one-hot vector of ranges (quantiles) for a number, the standardized numbers of a vector, or the counts
+of the words of a text, divided by the square root of their number.
+
+The weights of each category and number are shifted so that their mean over the training texts is zero, which changes no
+probability. A missing value, or a value that no training text has, has weight zero: it is read as the mean.
+
+Shapes: B texts, K values of the target, F features.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell import files
+from factorcell.config import UserError
+from factorcell.data.corpus import Corpus
+from factorcell.data.counts import count_users
+from factorcell.data.schema import WORD_KINDS, ContextSchema, Variable
+from factorcell.evaluation.bayes_rule import normalize
+from factorcell.model.run import Run
+
+WORD_ORDER, CHARACTER_ORDER = 2, 5  # maximum lengths of n-grams
+MIN_TEXTS = 2  # an n-gram must be in this many texts, or if texts have users, in texts of this many users
+MAX_WEIGHTS = 1 << 22  # maximum number of weights of n-grams; the least frequent n-grams are left out
+MAX_VALUES = 256  # targets with more values have no classifier
+MAX_RANGES, TEXTS_PER_RANGE = 256, 20  # maximum number of ranges of a number; minimum mean number of texts in a range
+INVERSE_PENALTY = 3.0  # C of scikit-learn
+MAX_ITERATIONS, TOLERANCE = 1000, 1e-2  # about 10 passes over the texts are enough
+READING_COST = 10  # cost of reading a feature, relative to that of fitting its weight for one value
+SMOOTHING = 0.1  # weight of a text without features that each value gets, so that its probability is not zero
+BLOCK_TOKENS = 1 << 19  # tokens of the texts that are classified at once
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """A logistic regression of a category on the n-grams of texts, on the other context variables, or on both.
+
+    Attributes:
+        target: The category that it predicts. The values (K,) do not include the unknown value.
+        others: The context variables that it reads.
+        order: The maximum length of n-grams; 0 if it does not read texts.
+        ngrams: The keys of the n-grams that it reads, in ascending order.
+        idf: Their inverse document frequencies.
+        edges: The lower ends of the ranges of each number, by its name.
+        weights: The weights of n-grams, then those of each variable (F, K), rounded to half precision.
+        bias: The bias of each value (K,).
+    """
+
+    target: Variable
+    others: tuple[Variable, ...]
+    order: int
+    ngrams: NDArray[np.uint64]
+    idf: NDArray[np.float32]
+    edges: Mapping[str, NDArray[np.float32]]
+    weights: NDArray[np.float16]
+    bias: NDArray[np.float32]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values of the target (K,)."""
+        return self.target.values[1:]
+
+    @classmethod
+    def fit(
+        cls,
+        train: Corpus,
+        target: str,
+        *,
+        reads_text: bool = True,
+        min_users: int = 0,
+        max_cost: float = np.inf,
+    ) -> "LinearClassifier":
+        """Train a classifier on the texts of a corpus that have a value of the target.
+
+        Args:
+            train: The training texts.
+            target: The name of the target.
+            reads_text: Whether to read the n-grams of the texts.
+            min_users: The minimum number of users who wrote an n-gram that is read, if the texts have users.
+            max_cost: The maximum number of features of all texts times the number of values plus `READING_COST`; a
+                random part of more texts is read.
+        """
+        variable, order = train.schema.variable(target), 0
+        if reads_text:
+            order = CHARACTER_ORDER if train.tokenizer.is_character_level else WORD_ORDER
+        others = other_variables(train.schema, target)
+        size, features_per_text = len(variable.values) - 1, order * train.target_count / len(train) + len(others)
+        cost_per_text = features_per_text * (size + READING_COST)
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(target_labels(train, target) >= 0))
+        texts = train.select(np.sort(rows[: int(min(len(rows), max_cost / cost_per_text))]))
+        ngrams, idf = _choose_ngrams(texts, order, min_users, MAX_WEIGHTS // size)
+        arrays = _arrays(texts)
+        edges = {other.name: _range_edges(arrays[other.name]) for other in ContextSchema(others).numbers}
+        nothing = np.zeros((0, size), np.float16), np.zeros(size, np.float32)
+        return cls(variable, others, order, ngrams, idf, edges, *nothing)._fit_weights(texts)
+
+    def _fit_weights(self, texts: Corpus) -> "LinearClassifier":
+        """Return the classifier with the weights that fit these texts."""
+        from scipy.sparse import csr_array, hstack, vstack
+        from sklearn.linear_model import LogisticRegression
+
+        labels, size, blocks = target_labels(texts, self.target.name), len(self.names), self._features(texts)
+        features = hstack(blocks, format="csr")
+        examples = vstack([features, csr_array((size, features.shape[1]), dtype=np.float32)], format="csr")
+        indices = examples.indices.astype(np.int32), examples.indptr.astype(np.int32)  # scikit-learn reads 32 bits
+        regression = LogisticRegression(
+            C=INVERSE_PENALTY, solver="saga", max_iter=MAX_ITERATIONS, tol=TOLERANCE, random_state=0
+        )
+        regression.fit(
+            csr_array((examples.data, *indices), (examples.shape[0], max(1, features.shape[1]))),
+            np.append(labels, np.arange(size)),
+            np.append(np.ones(len(labels)), np.full(size, SMOOTHING)),
+        )
+        weights = regression.coef_.T[: features.shape[1]].astype(np.float64)
+        bias = regression.intercept_.astype(np.float64)
+        if size == 2:  # scikit-learn has the weights of the second value relative to the first
+            weights, bias = np.append(-weights, weights, axis=1) / 2, np.append(-bias, bias) / 2
+        counts = np.asarray(features.sum(0))
+        for variable, rows in zip(self.others, _slices(blocks)[1:], strict=True):
+            if variable.kind not in (*WORD_KINDS, "vector"):
+                mean = counts[rows] @ weights[rows] / max(1, len(labels))
+                weights[rows] = np.where(counts[rows, None] > 0, weights[rows] - mean, 0.0)
+                bias += mean
+        return replace(self, weights=weights.astype(np.float16), bias=bias.astype(np.float32))
+
+    def _features(self, corpus: Corpus) -> list[Any]:
+        """Return the sparse features of the n-grams of texts, then those of each variable, a matrix for each."""
+        from scipy.sparse import csr_array
+
+        arrays, blocks = _arrays(corpus), [self._tfidf(corpus)]
+        for variable in self.others:
+            values, width = arrays[variable.name], _width(variable, self.edges)
+            if variable.kind == "vector":
+                standardized = (values - np.array(variable.means)) / np.array(variable.deviations)
+                blocks.append(csr_array(np.nan_to_num(standardized).astype(np.float32)))
+            elif variable.kind in WORD_KINDS:
+                counts = np.diff(values.offsets)
+                shares = np.repeat(np.maximum(counts, 1) ** -0.5, counts).astype(np.float32)
+                blocks.append(csr_array((shares, values.values, values.offsets), (len(corpus), width)))
+            elif variable.kind == "category":
+                blocks.append(_one_hot(values.astype(np.int64) + 1, width))
+            else:
+                ranges = np.searchsorted(self.edges[variable.name], values, side="right") + 1
+                blocks.append(_one_hot(np.where(np.isnan(values), 0, ranges), width))
+        return blocks
+
+    def _tfidf(self, corpus: Corpus) -> Any:
+        """Return the TF-IDF features of texts as a sparse matrix (B, n-grams)."""
+        from scipy.sparse import csr_array
+
+        texts, keys = _ngrams(corpus, self.order)
+        columns = np.searchsorted(self.ngrams, keys).clip(max=max(0, len(self.ngrams) - 1))
+        is_read = self.ngrams[columns] == keys if len(self.ngrams) else np.zeros(len(keys), dtype=bool)
+        positions = texts[is_read].astype(np.int32), columns[is_read].astype(np.int32)
+        features = csr_array((np.ones(len(positions[0]), np.float32), positions), (len(corpus), len(self.ngrams)))
+        features.sum_duplicates()
+        features.data = (1 + np.log(features.data)) * self.idf[features.indices]
+        norms = np.sqrt(np.asarray(features.power(2).sum(1)))
+        features.data /= np.repeat(norms, np.diff(features.indptr))
+        return features
+
+    def logits(self, corpus: Corpus) -> list[Floats]:
+        """Return the terms (B, K) of the logits without the bias: that of the n-grams, then that of each variable."""
+        blocks = self._features(corpus)
+        weights = self.weights.astype(np.float32)
+        return [
+            np.asarray(block @ weights[rows], dtype=np.float64)
+            for block, rows in zip(blocks, _slices(blocks), strict=True)
+        ]
+
+    def log_probs(self, corpus: Corpus) -> Floats:
+        """Return log q(v | text, o) of each value (B, K)."""
+        block_count = 1 + self.order * len(corpus.tokens) // BLOCK_TOKENS
+        blocks = np.array_split(np.arange(len(corpus)), block_count)
+        return np.concatenate(
+            [normalize(sum(self.logits(corpus.select(rows)), self.bias.astype(np.float64))) for rows in blocks]
+        )
+
+    def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
+        """Return the log probabilities (B, candidates) of some values, normalized over these values."""
+        return normalize(self.log_probs(corpus)[:, [self.names.index(name) for name in names]])
+
+
+def save(path: Path, classifiers: Mapping[str, LinearClassifier], facts: files.Row) -> None:
+    """Write the classifiers of a run by target, and facts about each target; without classifiers, write no file."""
+    tensors: dict[str, Tensor] = {}
+    for index, classifier in enumerate(classifiers.values()):
+        arrays: dict[str, NDArray[Any]] = {"weights": classifier.weights, "bias": classifier.bias}
+        arrays |= {"ngrams": classifier.ngrams.view(np.int64), "idf": classifier.idf}
+        arrays |= {f"edges.{number}": edges for number, edges in enumerate(classifier.edges.values())}
+        tensors |= {f"{index}:{name}": torch.from_numpy(array) for name, array in arrays.items()}
+    if tensors:
+        orders = [[target, classifier.order] for target, classifier in classifiers.items()]
+        files.save_tensors(path, tensors, {"orders": orders, "targets": facts})
+
+
+def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
+    """Read the classifiers that `save` wrote, by target; none without a file."""
+    if not path.exists():
+        return {}
+    tensors, facts = files.load_tensors(path)
+    classifiers: dict[str, LinearClassifier] = {}
+    for index, (target, order) in enumerate(facts["orders"]):
+        weights, bias, ngrams, idf = (
+            tensors[f"{index}:{name}"].numpy() for name in ("weights", "bias", "ngrams", "idf")
+        )
+        others, edges = other_variables(schema, target), {}
+        for number, other in enumerate(ContextSchema(others).numbers):
+            edges[other.name] = tensors.get(f"{index}:edges.{number}", torch.zeros(0)).numpy()
+        size = sum((len(idf), *(_width(other, edges) for other in others)))
+        names = [variable.name for variable in schema.categories]
+        if target not in names or weights.shape != (size, len(schema.variable(target).values) - 1):
+            raise UserError(f"{path}: does not belong to this schema; train the run again")
+        classifiers[target] = LinearClassifier(
+            schema.variable(target), others, order, ngrams.view(np.uint64), idf, edges, weights, bias
+        )
+    return classifiers
+
+
+def load_facts(path: Path) -> dict[str, files.Row]:
+    """Read the facts about each target that `save` wrote; none without a file."""
+    facts: dict[str, files.Row] = files.load_tensors(path)[1]["targets"] if path.exists() else {}
+    return facts
+
+
+def possible_targets(run: Run) -> list[str]:
+    """Return the categories of an adapted run with 2 to `MAX_VALUES` values, without users: they get classifiers."""
+    if not run.model.is_adapted:
+        return []
+    categories = [variable for variable in run.schema.categories if variable.source_column != run.config.data.user]
+    return [variable.name for variable in categories if 2 <= len(variable.values) - 1 <= MAX_VALUES]
+
+
+def other_variables(schema: ContextSchema, target: str) -> tuple[Variable, ...]:
+    """Return the variables of a schema that a classifier of a target can read: all others except prompts."""
+    return tuple(variable for variable in schema.embedded.variables if variable.name != target)
+
+
+def _width(variable: Variable, edges: Mapping[str, NDArray[np.float32]]) -> int:
+    """Return the number of features of a variable."""
+    if variable.kind == "vector":
+        return len(variable.means)
+    if variable.kind in (*WORD_KINDS, "category"):
+        return len(variable.values) + (variable.kind == "category")  # a missing category has a feature, too
+    return len(edges[variable.name]) + 2  # a missing number, and the ranges
+
+
+def target_labels(corpus: Corpus, target: str) -> Ids:
+    """Return the index of each text's value of a category (B,), without the unknown value; negative without one."""
+    labels: Ids = _arrays(corpus)[target].astype(np.int64) - 1
+    return labels
+
+
+def _arrays(corpus: Corpus) -> dict[str, Any]:
+    """Return the values of each context variable of the texts, by its name."""
+    schema = corpus.schema
+    columns = [
+        *zip(schema.categories, corpus.categories.T, strict=True),
+        *zip(schema.numbers, corpus.numbers.T, strict=True),
+        *zip(schema.vectors, corpus.vectors, strict=True),
+        *zip(schema.texts, corpus.words, strict=True),
+    ]
+    return {variable.name: values for variable, values in columns}
+
+
+def _slices(blocks: Sequence[Any]) -> list[slice]:
+    """Return the rows of the weights of each block of features."""
+    ends = np.cumsum([block.shape[1] for block in blocks]).tolist()
+    return [slice(begin, end) for begin, end in pairwise([0, *ends])]
+
+
+def _one_hot(ids: Ids, size: int) -> Any:
+    """Return a sparse matrix (B, size) with 1 in the column of each id (B,)."""
+    from scipy.sparse import csr_array
+
+    return csr_array((np.ones(len(ids), np.float32), ids, np.arange(len(ids) + 1)), (len(ids), size))
+
+
+def _range_edges(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the lower ends of the ranges of numbers (B,): all values if they are few, otherwise quantiles."""
+    present = numbers[np.isfinite(numbers)]
+    values, count = np.unique(present), min(MAX_RANGES, len(present) // TEXTS_PER_RANGE)
+    if len(values) <= count:
+        return values
+    edges: NDArray[np.float32] = np.unique(np.quantile(present, np.arange(1, count) / max(1, count), method="lower"))
+    return edges
+
+
+def _ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
+    """Return the n-grams of 1 to `order` tokens, without start and end tokens: their texts and their keys.
+
+    A key is a number to the base of the size of the vocabulary; if it exceeds 64 bits, it is a hash.
+    """
+    specials = corpus.tokenizer.specials
+    tokens = np.asarray(corpus.tokens)
+    is_read = (tokens != specials.start) & (tokens != specials.end)
+    texts = np.repeat(np.arange(len(corpus)), np.diff(corpus.offsets))[is_read]
+    digits = tokens[is_read].astype(np.uint64) + np.uint64(1)
+    keys, parts = np.zeros_like(digits), []
+    for length in range(1, order + 1):
+        is_inside = (
+            texts[length - 1 :] == texts[: max(0, len(texts) - length + 1)]
+        )  # the n-gram begins in the same text
+        keys = keys[: len(keys) - (length > 1)] * np.uint64(len(corpus.tokenizer) + 1) + digits[length - 1 :]
+        parts.append((texts[length - 1 :][is_inside], keys[is_inside]))
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
+
+
+def _choose_ngrams(
+    corpus: Corpus, order: int, min_users: int, max_count: int
+) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+    """Return the keys of the n-grams that enough texts or users have, at most `max_count`, and their IDF.
+
+    The IDF is log((1 + texts) / (1 + texts with the n-gram)) + 1, as in scikit-learn.
+    """
+    from scipy.sparse import csr_array
+
+    texts, keys = _ngrams(corpus, order)
+    ngrams, indices = np.unique(keys, return_inverse=True)
+    counts = csr_array((np.ones(len(texts), np.float32), (texts, indices)), (len(corpus), len(ngrams)))
+    counts.sum_duplicates()
+    text_counts = np.bincount(counts.indices, minlength=len(ngrams))
+    is_read = text_counts >= MIN_TEXTS
+    if len(corpus.users):
+        is_read = count_users(indices, corpus.users[texts], len(ngrams)) >= max(MIN_TEXTS, min_users)
+    chosen = np.flatnonzero(is_read)
+    chosen = np.sort(chosen[np.argsort(-text_counts[chosen], kind="stable")[:max_count]])
+    idf = np.log((1 + len(corpus)) / (1 + text_counts[chosen])) + 1
+    return ngrams[chosen], idf.astype(np.float32)
