@@ -255,8 +255,7 @@ def make_row(job: Job, training: Training, tables: Tables) -> None:
 
 def train_and_measure(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measurement:
     """Train a run to its end and return its figures and those of the experiment."""
-    notify = print if sys.stderr.isatty() else None
-    run = fit(tables["train"], tables["dev"], config, folder, resume=True, notify=notify)
+    run = fit(tables["train"], tables["dev"], config, folder, resume=True)
     best = run.best_evaluation()
     assert best is not None  # a training ends with an evaluation
     row = {

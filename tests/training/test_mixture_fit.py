@@ -41,7 +41,7 @@ def train(folder: Path, **options: Any) -> tuple[Run, list[str]]:
     notices: list[str] = []
     arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
     config = Config.of(**OPTIONS, **options)
-    return fit(TRAIN, ROWS, config, folder, notify=notices.append, **arguments), notices
+    return fit(TRAIN, ROWS, config, folder, **arguments), notices
 
 
 def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
 def test_a_training_with_users_is_not_advised_to_use_the_preset(tmp_path: Path) -> None:
     notices: list[str] = []
     options = {**OPTIONS, "context": [], "user": "city", "min_user_count": 1}
-    fit(TRAIN, ROWS, Config.of(**options), tmp_path / "run", compare_ngram=True, notify=notices.append)
+    fit(TRAIN, ROWS, Config.of(**options), tmp_path / "run", compare_ngram=True)
     advice = next(line for line in notices if "--ngram-mixture" in line)
     assert "--preset" not in advice
 
@@ -106,7 +106,7 @@ def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is
         "tokenizer": {"min_count": 1},
         "training": {"precision": "float32"},
     }
-    corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified), progress=False)
+    corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified))
     complete = plan(specified, corpus, dev, Budget(**budget))
     assert complete.config.training.ngram_mixture == (is_mixed and not user)
 
@@ -124,7 +124,7 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = train(tmp_path / "run")
-    corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config, progress=False)
+    corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config)
     assert dev.target_count < MAX_DEV_TARGETS
     sizes: list[int] = []
     whole_batches = Run.batches

@@ -3,22 +3,21 @@
 import argparse
 
 from factorcell.commands import options, terminal
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.evaluation.exposure import COMPLETION_SOURCES, READERS, SIGNIFICANCE_LEVEL, audit
-from factorcell.evaluation.run_warnings import training_warnings
 from factorcell.model.run import Run
 
 
 def run_audit(arguments: argparse.Namespace) -> None:
     """Run `factorcell audit`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    terminal.notify(*training_warnings([run]))
+    report_run(run)
     result = audit(
         run,
         arguments.table,
         alternatives=arguments.alternatives,
         unknown=arguments.unknown,
         seed=arguments.seed,
-        progress=True,
     )
     if arguments.json:
         return terminal.show_json([result["texts"], *result["exposure"], *result["canaries"]])

@@ -11,7 +11,7 @@ from factorcell.model.ngram import NGram
 def run_baseline_ngram(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline ngram`."""
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
-    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer, progress=True)
+    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer)
     counts_by_order = ", ".join(f"{len(table.keys):,}" for table in model.grams)
     terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
 
@@ -39,7 +39,7 @@ def _train_and_evaluate(
     arguments: argparse.Namespace,
 ) -> None:
     train, test = _read_train_and_test(arguments)
-    classifier = classifier_type(train, order=arguments.order, seed=arguments.seed, progress=True)
+    classifier = classifier_type(train, order=arguments.order, seed=arguments.seed)
     result = classifier(test)
     terminal.show_classification(result, result.metrics(), as_json=arguments.json)
     terminal.notify(f"the classifier reads {classifier.inputs}")
@@ -57,5 +57,4 @@ def _read_train_and_test(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]
         config,
         context=getattr(arguments, "context", ()),
         tokenizer=tokenizer,
-        progress=True,
     )

@@ -30,7 +30,6 @@ def run_finetune(arguments: argparse.Namespace) -> None:
         training=specified,
         unknown=arguments.unknown,
         resume=arguments.resume,
-        notify=terminal.notify,
     )
     first_log_row = run.log()[0]  # the evaluation before the first step of training
     perplexity_before = format_number(first_log_row["perplexity"], ".2f")
@@ -50,7 +49,6 @@ def run_separate(arguments: argparse.Namespace) -> None:
         by=arguments.by,
         budget=budget,
         resume=arguments.resume,
-        notify=terminal.notify,
     )
     command = f"factorcell evaluate {arguments.out} TABLE --by {arguments.by}"
     terminal.notify(f"to evaluate each text with the run of its value: {command}")

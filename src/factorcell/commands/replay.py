@@ -14,7 +14,7 @@ from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, find_seen_prefixes, read_streams, replay
 from factorcell.config import UserError
 from factorcell.data.tables import table_name
-from factorcell.evaluation.run_warnings import training_warnings
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.model.run import Run
 from factorcell.reports import replay as replay_report
 
@@ -44,14 +44,6 @@ def run_replay(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every, arguments.seed),
     )
-    systems.report_unseen_values(
-        streams,
-        arguments.run,
-        items,
-        user_column=user_column,
-        table=arguments.heldout,
-        unknown=arguments.unknown,
-    )
     seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
     opened_systems = systems.open_systems(
         arguments.run,
@@ -64,19 +56,19 @@ def run_replay(arguments: argparse.Namespace) -> None:
         ),
     )
     runs = systems.find_runs(opened_systems)
-    terminal.notify(*training_warnings(runs))
+    for run in runs:
+        report_run(run)
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows_path = arguments.out / "rows.jsonl"
     _check_unchanged(runs, _describe_systems(items, arguments), arguments.out)
     row_generator = replay(
-        opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
+        opened_systems, streams, rows_path, text_column=config.data.text, seen_prefixes=seen_prefixes
     )
     for _ in row_generator:  # the generator writes the rows to the file
         pass
     # The file may also have rows of other systems, which an earlier command replayed.
     rows = [row for row in files.read_rows(rows_path) if row["system"] in opened_systems]
     summary = replay_summary.summarise(rows, base_name, window=arguments.window, seed=arguments.seed)
-    summary["popular_texts"] = systems.count_popular_texts(opened_systems)
     files.write_json(arguments.out / "summary.json", summary)
     files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
     _show(summary, arguments)
@@ -129,5 +121,4 @@ def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
         return terminal.show_json(summary["rows"])
     terminal.show(f"{summary['queries']:,} queries of {summary['users']:,} users")
     terminal.show_table(*replay_report.replay_table(summary))
-    terminal.notify(*replay_report.popular_text_notices(summary))
     return terminal.notify(f"rows.jsonl, summary.json and report.html are in {arguments.out}")

@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, check_choice
-from factorcell.data.cache import prepare, report_missing, report_truncated
+from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus, target_ids, target_offsets
-from factorcell.data.tables import open_table, table_name
+from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, to_log_prior
 from factorcell.evaluation.conditional_prior import fit_prior
@@ -78,7 +78,6 @@ def read_train_and_test(
     *,
     context: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
-    progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
     """Read training and test texts with the column `target`, and with the columns `context` (NAME or NAME:KIND).
 
@@ -87,10 +86,7 @@ def read_train_and_test(
     """
     config = with_target(config, target, context)
     check_columns(test_source, config.data)
-    train = prepare(train_source, config, tokenizer=tokenizer, progress=progress, report_counts=False)
-    name = open_table(train_source).name
-    report_truncated(train.truncated, name, config.data.max_tokens)
-    report_missing(train, name, (target,))  # a missing target is left out, not read as its expected value
+    train = prepare(train_source, config, tokenizer=tokenizer, optional=(target,))
     if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
         count = config.data.min_context_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
@@ -163,7 +159,7 @@ class LinearClassifier:
         inputs: What it reads, as text.
     """
 
-    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0) -> None:
         order, seed = limits.check(order=order, seed=seed)
         order = default_order(train) if order is None else order
         self.order, self.names = order, _value_names(train)
@@ -186,7 +182,7 @@ class LinearClassifier:
         if len(labelled_texts) > max_texts:
             labelled_texts = np.random.default_rng(seed).permutation(labelled_texts)[:max_texts]
         batches = [batch for _ in range(EPOCHS) for batch in _split_into_batches(generator.permutation(labelled_texts))]
-        for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps", show=progress)):
+        for step, batch in enumerate(progress_bar(batches, desc="training classifier", unit="steps")):
             rows, *inputs = features.take(batch)
             row_weights = F.embedding(rows, self.weights).requires_grad_()
             (gradient,) = torch.autograd.grad(
@@ -240,7 +236,7 @@ class FastTextClassifier:
     By default, the order is `default_order`.
     """
 
-    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0, progress: bool = False) -> None:
+    def __init__(self, train: Corpus, *, order: int | None = None, seed: int = 0) -> None:
         order, seed = limits.check(order=order, seed=seed)
         self.order = default_order(train) if order is None else order
         self.columns, self.inputs = (), _describe_inputs(self.order, train)

@@ -31,6 +31,7 @@ from factorcell.evaluation.conditional_prior import (
     load_priors,
     training_log_prior,
 )
+from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
@@ -56,7 +57,6 @@ def classify(
     calibrate: Any = None,
     train: Any = None,
     combine: bool = False,
-    progress: bool = False,
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
 
@@ -82,7 +82,6 @@ def classify(
             `other_predictions`. It reads the texts and the other context columns that `source` has.
         combine: Whether to combine the model with the linear classifier. `train` is then by default the training table
             that the run recorded.
-        progress: Whether to show a progress bar.
 
     Returns:
         The classification. Its `other_predictions` are those with the other priors, and with `calibrate` also those at
@@ -100,12 +99,14 @@ def classify(
     if calibrate is not None:
         require_labels(calibrate, run.schema.variable(target), task.candidates, run.config.data, CALIBRATION_REASON)
     train = _combination_table(run, calibrate, train) if combine else train
-    corpus = task.read(source, progress)
-    held_out_corpus = None if calibrate is None else task.read(calibrate, progress)
+    corpus = task.read(source)
+    report_repeated_texts(run, corpus)
+    report_run(run)
+    held_out_corpus = None if calibrate is None else task.read(calibrate)
     columns = _columns(source)
-    linear = None if train is None else LinearBaseline.fit(run, train, target, columns, progress)
+    linear = None if train is None else LinearBaseline.fit(run, train, target, columns)
     prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
-    options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
+    options: Options = {"samples": samples, "seed": seed, "proposal": proposal}
     texts = task.classify(source, corpus, prior, options)
     held_out = None
     if held_out_corpus is not None:
@@ -177,9 +178,9 @@ class _Task:
             raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
         return cls(run, target, tuple(candidates), tuple(distractors), unknown)
 
-    def read(self, source: Any, progress: bool) -> Corpus:
+    def read(self, source: Any) -> Corpus:
         """Read the texts of a table, which may lack the column of the target."""
-        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,), progress=progress)
+        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,))
 
     def classify(
         self, source: Any, corpus: Corpus, prior: ConditionalPrior | None, options: Options

@@ -59,9 +59,7 @@ class LinearBaseline:
     classifier: LinearClassifier
 
     @classmethod
-    def fit(
-        cls, run: Run, train: Any, target: str, columns: Collection[str], progress: bool = False
-    ) -> "LinearBaseline":
+    def fit(cls, run: Run, train: Any, target: str, columns: Collection[str]) -> "LinearBaseline":
         """Train the classifier on a table, with the vocabulary and the values of a run.
 
         It reads the context columns of the run that are in `columns` and in the table, without that of the target.
@@ -76,11 +74,11 @@ class LinearBaseline:
             tuple(variable.name for variable in others if (variable.source_column in columns) == is_read)
             for is_read in (True, False)
         )
-        corpus = run.prepare(train, unknown="group", optional=omitted, progress=progress, report_counts=False)
+        corpus = run.prepare(train, unknown="group", optional=omitted)
         labelled = select_variables(corpus, (target, *read))
         if len(np.unique(labelled.categories[:, 0][labelled.categories[:, 0] > 0])) < 2:
             raise UserError(f"{table_name(train)}: expected texts with at least two values of {target}, got fewer")
-        return cls(LinearClassifier(labelled, progress=progress))
+        return cls(LinearClassifier(labelled))
 
     @property
     def name(self) -> str:

@@ -56,7 +56,6 @@ def audit(
     alternatives: int = ALTERNATIVES,
     unknown: str = "group",
     seed: int = 0,
-    progress: bool = False,
 ) -> Row:
     """Measure how much a run has memorized the canaries with which it was trained.
 
@@ -67,7 +66,6 @@ def audit(
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
         seed: The seed of the alternatives.
-        progress: Whether to show a progress bar.
 
     Returns:
         A row with five entries. `texts` is the row of `evaluate` for `table`. `canaries` has a row per canary: its
@@ -87,8 +85,8 @@ def audit(
     if not (run.folder / CANARIES_FILE).exists():
         raise UserError(f"{run.folder}: expected a file {CANARIES_FILE}; train the run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)
-    ranks = _rank_canaries(run, canaries, alternatives, seed, progress)
-    suggestions = _find_suggestions(run, canaries, progress)
+    ranks = _rank_canaries(run, canaries, alternatives, seed)
+    suggestions = _find_suggestions(run, canaries)
     rows = [
         {
             "canary": run.tokenizer.join(text),
@@ -142,7 +140,7 @@ def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
     return min(1.0, d * math.fsum(map(math.exp, terms)))
 
 
-def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
+def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int) -> dict[str, Floats]:
     """Return for each of `READERS` the rank (N,) of every canary, 1 for the most likely text.
 
     The rank for `others` is NaN if all other canaries have the same owner as the canary.
@@ -161,7 +159,7 @@ def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, p
     context_of_row = context_indices.numpy()  # index of the distinct context of each row
     first_rows = [np.flatnonzero(context_of_row == context)[0] for context in range(context_of_row.max() + 1)]
     nats_by_context = []
-    for row in progress_bar(first_rows, desc="exposure", unit="contexts", show=progress):
+    for row in progress_bar(first_rows, desc="exposure", unit="contexts"):
         corpus = replace_texts(both_corpora.select(np.full(len(texts), row)), texts)
         nats_by_context.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
     nats = np.stack(nats_by_context)  # (C, N + A)
@@ -188,7 +186,7 @@ def _ranks_from_nats(nats: Floats, count: int) -> Floats:
     return ranks
 
 
-def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
+def _find_suggestions(run: Run, canaries: Canaries) -> list[Row]:
     """Return for each canary which sources of completions suggest it to an unseen user.
 
     A row has an entry (true or false) for each source. The user has typed the first half of the canary. The rows are
@@ -208,7 +206,7 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
             blend = Blend(completer, popularity)
             sources["blend"] = lambda prefix: blend.complete(prefix, user, k=SUGGESTIONS) if blend.fits(prefix) else []
     rows = []
-    for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
+    for text in progress_bar(canaries.texts, desc="completion", unit="canaries"):
         canary, prefix = run.tokenizer.join(text), run.tokenizer.join(text[: (len(text) + 1) // 2])
         suggestions = {name: suggest(prefix) for name, suggest in sources.items()}
         rows.append({name: canary in [item.text for item in items] for name, items in suggestions.items()})

@@ -93,12 +93,11 @@ def _format_metric(row: Row, name: str) -> str:
 
 def replay_page(name: str, summary: Row) -> str:
     """Return the page with the results of the replay of the table `name`."""
-    method_sentences = [METHOD.format(**summary), *(f"{notice}." for notice in popular_text_notices(summary))]
     sections = [
         ("Results", _tables(summary)),
         ("Results by prefix length, query length and history", _breakdown(summary)),
         ("All results", "".join(_split_table(summary, by) for by in SPLIT_TITLES if _rows(summary, by))),
-        ("Method", f"<p>{elements.escape(' '.join(method_sentences))}</p>"),
+        ("Method", f"<p>{elements.escape(METHOD.format(**summary))}</p>"),
     ]
     lead = (
         f"{summary['queries']:,} queries of {summary['users']:,} users in order of time: each query was completed from "
@@ -106,18 +105,6 @@ def replay_page(name: str, summary: Row) -> str:
     )
     title, figures = f"Completion of {name}", _key_figures(summary)
     return elements.document(title, sections, kicker="factorcell replay", lead=lead, figures=figures)
-
-
-def popular_text_notices(summary: Row) -> list[str]:
-    """Return a notice with the number of popular texts of each system that suggests them, if there is such a system.
-
-    A summary that `summarise` returns has no numbers of popular texts; the command `replay` adds them.
-    """
-    counts = summary.get("popular_texts")
-    if not counts:
-        return []
-    numbers = ", ".join(f"{display_name(name)} {count:,}" for name, count in counts.items())
-    return [f"Number of popular texts (popularity.jsonl), the only training texts that are suggested: {numbers}"]
 
 
 def _key_figures(summary: Row) -> list[tuple[str, str]]:

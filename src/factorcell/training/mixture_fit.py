@@ -52,7 +52,6 @@ class MixtureFit:
         ngram: The perplexity of the n-gram model.
         mixed: The perplexity of the mixture, by cross-validation.
         gain: The gain of the mixture over the neural model, with its interval.
-        ngram_gain: The gain of the n-gram model over the neural model.
     """
 
     mixture: NGramMixture
@@ -60,7 +59,6 @@ class MixtureFit:
     ngram: float
     mixed: float
     gain: Interval
-    ngram_gain: Interval
 
     @property
     def is_better(self) -> bool:
@@ -73,34 +71,14 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notices(self, passes: float, config: Config, *, is_saved: bool, stopped_improving: bool) -> list[str]:
-        """Return one-line notices about the perplexities, and what to do if the n-gram counts are not used.
-
-        Args:
-            passes: The number of passes of the training.
-            config: The config of the run. If the run distinguishes users, no preset makes a mixture; if `min_users` is
-                set, no option does.
-            is_saved: Whether the run predicts with the mixture.
-            stopped_improving: Whether the training stopped improving, so that a longer one would not help.
-        """
+    def describe(self, is_saved: bool) -> str:
+        """Return a line about the perplexities; `is_saved` is whether the run predicts with the mixture."""
         gain = self.gain.to_text(".1f", 100.0, "%")
         line = (
             f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, "
             f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {gain} over the model alone"
         )
-        if is_saved:
-            return [f"{line}; the run predicts with the mixture"]
-        if not self.is_better:
-            return [line]
-        passes_text = "1 pass" if passes == 1 else f"{passes:g} passes"
-        is_worse = self.ngram_gain.low is not None and self.ngram_gain.low > 0
-        weakness = "the n-gram model alone is better than this model: " if is_worse else ""
-        remedies = [] if stopped_improving else [f"train longer (this training made {passes_text})"]
-        if not config.training.min_users:
-            rare_texts = "--ngram-mixture, which reproduces rare texts of users"
-            options = rare_texts if config.data.user else "--ngram-mixture or --preset best"
-            remedies.append(f"use the mixture ({options})")
-        return [line, f"{weakness}{', or '.join(remedies) or 'train on more texts'}"]
+        return f"{line}; the run predicts with the mixture" if is_saved else line
 
 
 @dataclass(frozen=True)
@@ -157,8 +135,7 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = Non
     ]
     with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
         neural, alone, together = (float(np.exp(part.numerator.sum() / part.denominator.sum())) for part in sums)
-    gain, ngram_gain = (perplexity.gain(part, sums[0]) for part in (sums[2], sums[1]))
-    return MixtureFit(mixture, neural, alone, together, gain, ngram_gain)
+    return MixtureFit(mixture, neural, alone, together, perplexity.gain(sums[2], sums[0]))
 
 
 def limit_targets(corpus: Corpus, count: int) -> Corpus:

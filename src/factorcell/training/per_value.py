@@ -19,17 +19,16 @@ from factorcell import files
 from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables import table_name
+from factorcell.findings import LOG
 from factorcell.model.devices import AUTO
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
-    Notify,
-    emit_notice,
     locked_run_folder,
     not_resumable_error,
     prepare_to_resume,
     read_corpora,
-    train_with_notices,
+    train_and_log,
     write_training_facts,
 )
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
@@ -111,7 +110,6 @@ def separate(
     by: str,
     budget: Budget | None = None,
     resume: bool = False,
-    notify: Notify | None = None,
 ) -> SeparateRuns:
     """Train an unadapted run on all texts, and one on the texts of each value of a column.
 
@@ -124,7 +122,6 @@ def separate(
         by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
         budget: The time or work of each training.
         resume: Whether to resume stopped trainings in `folder`.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
         The trained runs.
@@ -137,7 +134,7 @@ def separate(
         raise files.folder_exists_error(folder, resumable=True)
     options = _unadapted_options(config, by)
     base_config = config_with_defaults(options)
-    corpus, dev_corpus = read_corpora(source, dev, base_config, progress=notify is not None)
+    corpus, dev_corpus = read_corpora(source, dev, base_config)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         minimum = base_config.data.min_context_count
@@ -150,7 +147,7 @@ def separate(
         _check_same_values(folder, by, values)
     for index, value in enumerate(values):
         path = run_folder(folder, index)
-        with locked_run_folder(path, resume, notify) as should_resume:
+        with locked_run_folder(path, resume) as should_resume:
             train_texts, dev_texts = _texts_of(corpus, index), _texts_of(dev_corpus, index)
             if not len(dev_texts):
                 train_texts, dev_texts = train_texts.split(HELD_OUT_SHARE, base_config.training.seed)
@@ -164,8 +161,8 @@ def separate(
                 run = Run.create(path, value_plan.config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
-                emit_notice(notify, f"{'all texts' if index == SHARED else value_name} -> {path}")
-                train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify, limit=limit)
+                LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
+                train_and_log(run, train_texts, dev_texts, resume=should_resume, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
     return SeparateRuns.open(folder)
