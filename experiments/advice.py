@@ -28,7 +28,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure_advice(config: Config, tables: Tables, folder: Path, name: str) -> Measurement:
     """Return the advice on each column of a data set, and on all columns together under the empty name."""
-    advice = advise(tables[name], config, progress=True)
+    advice = advise(tables[name], config)
     every = [*advice["columns"], {**advice["all"], "column": ""}]
     return Measurement({"advice": {column["column"]: {key: column[key] for key in FIGURES} for column in every}})
 

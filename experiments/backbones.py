@@ -28,7 +28,7 @@ import backbone_tables
 import study
 from backbone_tables import DataSet
 from corpora import Tables
-from factorcell.config import Config, Notice
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import baselines
@@ -323,7 +323,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     selected = experiment({name: backbone for name, backbone in BACKBONES.items() if backbone.plan == options.plan})
     options.only = expand_patterns(options.only, selected.rows)
-    warnings.simplefilter("ignore", Notice)  # about the tables, such as unseen users
+    warnings.simplefilter("ignore")  # about the tables, such as unseen users
     return study.main(selected, options, [__file__, *argv])
 
 

@@ -22,18 +22,17 @@ from factorcell import files
 from factorcell.config import MODELS, Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables import table_name
+from factorcell.findings import LOG
 from factorcell.folders import CONFIG
 from factorcell.model.mixture import FILE
 from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
-    Notify,
-    emit_notice,
     locked_run_folder,
     prepare_to_resume,
     read_corpora,
     save_classifiers,
-    train_with_notices,
+    train_and_log,
     write_training_facts,
 )
 from factorcell.training.mixture import MixedModels
@@ -62,7 +61,6 @@ def separate(
     by: str,
     budget: Budget | None = None,
     resume: bool = False,
-    notify: Notify | None = None,
 ) -> MixedModels:
     """Train an unadapted run on all texts, and one on the texts of each value of a column.
 
@@ -75,7 +73,6 @@ def separate(
         by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
         budget: The time or work of each training.
         resume: Whether to resume stopped trainings in `folder`.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
         The mixture of the trained runs, which scores each text with the run of its value.
@@ -89,7 +86,7 @@ def separate(
         raise files.folder_exists_error(folder, resumable=True)
     options = _unadapted_options(config, by)
     base_config = config_with_defaults(options)
-    corpus, dev_corpus = read_corpora(source, dev, base_config, progress=notify is not None)
+    corpus, dev_corpus = read_corpora(source, dev, base_config)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         minimum = base_config.data.min_context_count
@@ -97,7 +94,7 @@ def separate(
     runs = list[Run]()
     for index, value in enumerate(values):
         path = run_folder(folder, index)
-        with locked_run_folder(path, resume, notify) as should_resume:
+        with locked_run_folder(path, resume) as should_resume:
             train_texts, dev_texts = _texts_of(corpus, index), _texts_of(dev_corpus, index)
             if not len(dev_texts):
                 train_texts, dev_texts = train_texts.split(HELD_OUT_SHARE, base_config.training.seed)
@@ -111,8 +108,8 @@ def separate(
                 run = Run.create(path, value_plan.config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
                 value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
-                emit_notice(notify, f"{'all texts' if index == SHARED else value_name} -> {path}")
-                train_with_notices(run, train_texts, dev_texts, resume=should_resume, notify=notify, limit=limit)
+                LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
+                train_and_log(run, train_texts, dev_texts, resume=should_resume, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 save_classifiers(run, train_texts, dev_texts)
                 write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
@@ -159,7 +156,6 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         config: ConfigLike = Config.load(options.config) if options.config else {}
-        separate(options.train, options.dev, config, options.out, by=options.by, resume=options.resume, notify=notify)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

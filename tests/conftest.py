@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from factorcell.findings import log_once
 from tests import synthetic
 from tests.chromium import chromium_path, open_chromium
 
@@ -72,6 +73,12 @@ def seed() -> int:
     np.random.seed(0)
     _seed_torch(0)
     return 0
+
+
+@pytest.fixture(autouse=True)
+def _forget_findings() -> None:
+    """Let every test log findings that an earlier test has logged."""
+    log_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 
 from factorcell import lock
 from factorcell.config import UserError
+from tests.findings import expected_finding
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -89,8 +90,5 @@ def test_missing_locks_give_a_notice(reason: str, tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(lock, "fcntl", None)
     else:
         monkeypatch.setattr(fcntl, "flock", unsupported)
-    notices: list[str] = []
-    with lock.training_lock(tmp_path / "run", notices.append):
+    with expected_finding("no locks", str(tmp_path / "run")), lock.training_lock(tmp_path / "run"):
         pass
-    notice = "the file system has no locks; do not start a second training in this folder"
-    assert notices == [f"{tmp_path / 'run'}: {notice}"]

@@ -95,4 +95,4 @@ def _serve(options: ServerOptions, log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    serve(options, print)
+    serve(options)

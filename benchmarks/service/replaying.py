@@ -107,7 +107,7 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
         WHOLE: blend,
     }
     path = folder / "rows.jsonl"
-    for _ in replay(replayed_systems, streams, path, text_column=config.data.text, progress=True):
+    for _ in replay(replayed_systems, streams, path, text_column=config.data.text):
         pass
     served.connection.close()
     judged = files.read_rows(path)

@@ -68,10 +68,6 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
 
-class Notice(UserWarning):
-    """A one-line message for the user about something that does not stop the work."""
-
-
 @dataclass(frozen=True)
 class DataConfig:
     """Options that decide which columns of a table are read, and how."""

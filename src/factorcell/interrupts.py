@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED_EXIT_CODE = 130
-NOTICE = b"\nstopping after the next save; press Ctrl-C again to stop immediately\n"
+MESSAGE = b"\nstopping after the next save; press Ctrl-C again to stop immediately\n"
 
 
 class Stopped(KeyboardInterrupt):
@@ -19,16 +19,13 @@ class Stopped(KeyboardInterrupt):
 class Stop:
     """Context manager that turns the first Ctrl-C or SIGTERM into a request to stop.
 
-    The first signal sets `is_requested`; inside an `interruptible` block it also raises `Stopped`. The second signal
-    raises `KeyboardInterrupt`. If the application has its own handler of a signal, or if the thread is not the main
-    thread, the context manager changes nothing.
-
-    Args:
-        verbose: Whether the first signal prints a notice on standard error.
+    The first signal sets `is_requested` and prints a message on standard error; inside an `interruptible` block it also
+    raises `Stopped`. The second signal raises `KeyboardInterrupt`. If the application has its own handler of a signal,
+    or if the thread is not the main thread, the context manager changes nothing.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
-        self.is_requested, self.verbose = False, verbose
+    def __init__(self) -> None:
+        self.is_requested = False
         self._previous_handlers: dict[int, Any] = {}  # by the number of the signal
         self._is_interruptible = False
 
@@ -65,7 +62,6 @@ class Stop:
         if self.is_requested or has_ended:
             raise KeyboardInterrupt
         self.is_requested = True
-        if self.verbose:
-            os.write(2, NOTICE)  # standard error; `print` is not safe in a signal handler
+        os.write(2, MESSAGE)  # standard error; `print` is not safe in a signal handler
         if self._is_interruptible:
             raise Stopped

@@ -6,11 +6,12 @@ The system releases the lock when the process ends, even after `kill -9`.
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from factorcell.findings import Finding, report
 from factorcell.limits import UserError
 
 try:
@@ -24,14 +25,13 @@ ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 3, 0.05
 
 
 @contextmanager
-def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> Iterator[None]:
+def training_lock(folder: Path) -> Iterator[None]:
     """Return a context manager that holds the lock on `folder`.
 
     The context manager creates the folder if it does not exist, and then removes it at the end if it is still empty.
 
     Args:
         folder: The folder to train in.
-        notify: A function that receives a line if the file system does not support locks.
 
     Raises:
         UserError: Another process is training in the folder, or the folder cannot be written.
@@ -49,8 +49,8 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
             file.seek(0)
             raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
         except OSError:
-            if notify is not None:
-                notify(f"{folder}: the file system has no locks; do not start a second training in this folder")
+            text = f"{folder}: the file system has no locks; do not start a second training in this folder"
+            report(Finding("no locks", text))
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

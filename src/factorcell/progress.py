@@ -1,10 +1,13 @@
 """Display of the progress of long work: a bar on a terminal; in a log, a line every `INTERVAL` seconds.
 
+It is displayed if the logger `factorcell` logs records of the level INFO, as in all commands.
+
 An example of such a line:
 
     reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
 """
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Sized
@@ -12,8 +15,10 @@ from functools import cache
 from typing import Any
 
 from factorcell.escapes import escape_hidden
+from factorcell.findings import LOG
 
 FIRST_DELAY, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
+FIRST_BAR_DELAY = 0.5  # seconds before a bar
 
 
 class LineStream:
@@ -34,6 +39,11 @@ class LineStream:
         self.stream.flush()
 
 
+def is_shown() -> bool:
+    """Return whether progress is displayed."""
+    return LOG.isEnabledFor(logging.INFO)
+
+
 def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **options: Any) -> Any:
     """Return a tqdm bar over `items`; without items, the caller advances the bar with `update`.
 
@@ -41,12 +51,12 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
         items: The items that the caller iterates over, or None.
         desc: The work, such as "reading".
         unit: The unit in the plural, such as "rows".
-        show: Whether to display the bar or the lines.
+        show: Whether to display the bar or the lines if `is_shown`.
         **options: Options of tqdm: `total`, `initial`, `leave`, `unit_scale`.
     """
-    options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not show}
+    options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not (show and is_shown())}
     if sys.stderr.isatty():
-        return _bar_class()(items, dynamic_ncols=True, **options)
+        return _bar_class()(items, dynamic_ncols=True, delay=FIRST_BAR_DELAY, **options)
     has_total = options.get("total") is not None or isinstance(items, Sized)
     # tqdm fills the fields in braces.
     progress = "{n_fmt} of {total_fmt}" if has_total else "{n_fmt}"

@@ -14,6 +14,7 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.model.run import Run
+from tests.findings import collected_findings, expected_finding
 from tests.small_runs import ROWS, make_letters, make_run
 
 DIFFERENCE = r"[+-]\d+\.\d+% \[[+-]\d+\.\d+, [+-]\d+\.\d+\]"
@@ -136,12 +137,10 @@ def test_results_of_a_run_that_stopped_early_have_a_caution(folder: Path, capsys
                 assert ('class="caution"' in page.read_text(encoding="utf-8")) == (steps == 1000)
 
 
-@pytest.mark.filterwarnings("always::factorcell.config.Notice")
-def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_counts_empty_texts(folder: Path) -> None:
     table, empty = folder / "test.jsonl", 3 * sum(row["text"] == "" for row in ROWS)
-    assert main(["evaluate", str(folder / "cell"), str(table), "--by", "city"]) == 0
-    notice = f"Notice: {table}: {empty} of {3 * len(ROWS)} texts are empty; the end of an empty text is its only target"
-    assert [line for line in capsys.readouterr().err.splitlines() if "empty" in line] == [notice]
+    with expected_finding("empty texts", f"{table}: {empty} of {3 * len(ROWS)} texts empty"):
+        assert main(["evaluate", str(folder / "cell"), str(table), "--by", "city"]) == 0
 
 
 def test_classify_reports_its_progress(
@@ -331,17 +330,13 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert "city, test.jsonl" in page
 
 
-@pytest.mark.filterwarnings("always::factorcell.config.Notice")
 def test_unknown_words_of_a_prompt_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = str(folder / "cell")
     command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
-    notice = (
-        f"Notice: prompt: words that are not in the vocabulary of {cell}: 'xyzzyq', 'sands' (similar: 'sand', 'and')\n"
-    )
     for more in ([], ["--stream"]):
-        assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
-        shown = capsys.readouterr()
-        assert shown.err.startswith(notice)
-        assert "the xyzzyq sands xyzzyq" in shown.out
-        assert main([*command, "the sand", *more]) == 0
-        assert "prompt: words" not in capsys.readouterr().err
+        with expected_finding("unknown words", "'xyzzyq', 'sands' (similar: 'sand', 'and')"):
+            assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
+        assert "the xyzzyq sands xyzzyq" in capsys.readouterr().out
+        with collected_findings() as findings:
+            assert main([*command, "the sand", *more]) == 0
+        assert "unknown words" not in [finding.name for finding in findings]

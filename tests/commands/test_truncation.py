@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.model.run import Run
+from tests.findings import collected_findings, expected_finding
 
 MAX_TOKENS = 8
 TEXTS = ("ab", "abcab", "abcabca", "abcabcab", "abcabcabcabc", "", "cababcabcabcb", "ba")
@@ -39,12 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("truncation")
     for name, count in TABLES.items():
         files.write_rows(path / f"{name}.jsonl", rows(count))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        train = [str(path / "train.jsonl"), "--dev", str(path / "dev.jsonl"), "--out", str(path / "run")]
-        assert main(["train", *train, *TRAIN]) == 0
-        like = ["--like", str(path / "run"), "--out", str(path / "grams")]
-        assert main(["baseline", "ngram", str(path / "train.jsonl"), *like, "--order", "3"]) == 0
+    train = [str(path / "train.jsonl"), "--dev", str(path / "dev.jsonl"), "--out", str(path / "run")]
+    assert main(["train", *train, *TRAIN]) == 0
+    like = ["--like", str(path / "run"), "--out", str(path / "grams")]
+    assert main(["baseline", "ngram", str(path / "train.jsonl"), *like, "--order", "3"]) == 0
     return path
 
 
@@ -69,30 +67,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("replay run test.jsonl --compare plain,online --out OUT", "test"),
     "score": ("score run test.jsonl", ""),
 }
+LEARNING = ("tune-online", "replay")
 
 
-def truncation_notices(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return [line for line in capsys.readouterr().err.splitlines() if " cut after " in line]
-
-
-@pytest.mark.filterwarnings("default::factorcell.config.Notice")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_table_is_reported_once(
-    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_table_is_reported_once(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line, tables = COMMANDS[name]
     monkeypatch.chdir(folder)
     lists = {"*TRAIN": TRAIN, "*READS": READS, "OUT": [str(tmp_path / "out")]}
-    assert main([word for part in line.split() for word in lists.get(part, [part])]) == 0
+    with collected_findings() as findings:
+        assert main([word for part in line.split() for word in lists.get(part, [part])]) == 0
     expected = []
     for table in tables.split():
-        (cut, count), shown = cut_and_total("test" if table == "TEXTS" else table), f"{table}.jsonl"
-        shown = "the texts given" if table == "TEXTS" else shown
-        remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
-        expected.append(f"Notice: {shown}: {cut} of {count} texts are cut after {MAX_TOKENS} tokens; {remedy}")
-    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Notice: ")]
-    assert sorted(line for line in notices if " cut after " in line) == sorted(expected)
-    assert len(notices) == len(set(notices)), "every notice, also on empty texts, is printed once"
+        cut, count = cut_and_total(table)
+        expected.append(f"{table}.jsonl: {cut} of {count} texts cut after {MAX_TOKENS} tokens")
+    if name in LEARNING:  # these commands read one text after the other
+        expected = [f"contexts: texts cut after {MAX_TOKENS} tokens"]
+    texts = [finding.text.partition(";")[0] for finding in findings if finding.name == "cut texts"]
+    assert sorted(texts) == sorted(expected)
 
 
 def test_results_count_truncated_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,14 +139,10 @@ def nats(model: Path, text: str) -> float:
     return float(grams.nats(grams.prepare([{"text": text}], truncate=False)).sum())
 
 
-@pytest.mark.filterwarnings("default::factorcell.config.Notice")
 def test_completion_reports_texts_that_are_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
     notice = "PREFIX is too long: the run completes texts of at most 7 tokens"
     assert notice in capsys.readouterr().err.splitlines()
     history = ["--history", "ab", "--history", "abcabcabca"]
-    assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", *history]) == 0
-    lines = truncation_notices(capsys)
-    assert [line.partition(";")[0] for line in lines] == [
-        f"Notice: the learned text: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
-    ]
+    with expected_finding("cut texts"):
+        assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", *history]) == 0

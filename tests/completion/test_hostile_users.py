@@ -19,9 +19,10 @@ from factorcell.completion.online import MAX_RATE, MAX_TEXT_COUNT, Floats, Learn
 from factorcell.completion.popularity import History
 from factorcell.completion.replay.streams import read_streams
 from factorcell.completion.texts import MAX_BYTES, check_text
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.data.text_folds import same_text
 from factorcell.model.run import Run
+from tests.findings import expected_finding
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -196,7 +197,7 @@ def test_all_entry_points_accept_valid_texts(name: str) -> None:
 def test_long_texts_are_cut_as_in_training() -> None:
     run = make_run()
     long, truncated = "abc" * 1000, ("abc" * 1000)[: run.config.data.max_tokens]
-    with pytest.warns(Notice, match="the learned text: 1 of 1 texts is cut after"):
+    with expected_finding("cut texts"):
         user = learn_one(run, User.new(run), long)
     user_of_truncated = learn_one(run, User.new(run), truncated)
     assert np.array_equal(user.vector, user_of_truncated.vector)

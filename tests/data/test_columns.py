@@ -117,7 +117,6 @@ def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:
         parse_column("x:weekdays")
 
 
-@pytest.mark.filterwarnings("ignore:.* such numbers are read modulo:factorcell.config.Notice")
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
 def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], period: float) -> None:
     reader = read(values, f"cyclic={period!r}")

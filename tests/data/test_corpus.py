@@ -1,6 +1,5 @@
 """Corpora, compared with plain lists: token ids, contexts, batches, and the cache."""
 
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import files
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data import cache_entry, chunks, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.data.vocabulary import END, START, UNKNOWN
+from tests.findings import collected_findings, no_findings
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
@@ -59,19 +59,16 @@ def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
     files.write_rows(path, rows)
     for kind, count in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
         for _ in range(2):
-            with pytest.warns(Notice) as notices:
-                corpus = prepare(
-                    path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache", report_counts=False
-                )
-            assert [str(notice.message) for notice in notices] == [
+            with collected_findings() as notices:
+                corpus = prepare(path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache")
+            assert [notice.text for notice in notices] == [
                 f"{path}: {count} empty; the end of an empty text is its only target"
             ]
         assert lines_of(corpus)[2] == [START, END]
     files.write_rows(path, [row for row in ROWS if row["text"]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepare(path, CONFIG, cache=tmp_path / "cache", report_counts=False)
-        prepare(rows, CONFIG, report_counts=False)
+    with no_findings():
+        prepare(path, CONFIG, cache=tmp_path / "cache")
+        prepare(rows, CONFIG)
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))

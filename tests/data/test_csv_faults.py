@@ -15,6 +15,7 @@ from factorcell.data.columns import ContextColumns
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.text_files import QUOTING_HELP
+from tests.findings import collected_findings
 
 COMMAS, TABS = "expected commas in a .csv file", "expected tabs in a .tsv file"
 OTHER_SEPARATORS = [
@@ -164,13 +165,12 @@ SPANNING = "a quoted field spans lines that look like rows"
 def test_a_notice_reports_a_field_whose_lines_look_like_rows(tmp_path: Path, body: str, expected: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"text,city\n" + body.encode())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         table = open_table(path)
         for _ in range(2):
             list(table.chunks(["text"]))
     beginning = f"{path} {expected}"
-    messages = [str(warning.message)[: len(beginning)] for warning in caught]
+    messages = [warning.text[: len(beginning)] for warning in caught]
     assert messages == ([beginning] if expected else [])
 
 

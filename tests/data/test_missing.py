@@ -1,7 +1,6 @@
 """Empty context columns: they are read as expected values, drop their rows, or stop the command; values are counted."""
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from tests.findings import collected_findings
 
 COLUMNS = ("city:category", "stars:number", "at:hour", "topic:vector", "title:text")
 CONFIG = Config.of(context=COLUMNS, min_context_count=1, min_context_word=1, min_count=1)
@@ -28,10 +28,9 @@ PRESENT = [1, 3]  # the rows without an empty column, apart from the title
 
 def read(rows: Any, **options: Any) -> tuple[Corpus, list[str]]:
     """Return the corpus of `rows` and the notices about it; `options` are those of `prepare`."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         corpus = prepare(rows, **({"config": CONFIG} | options))
-    return corpus, [str(warning.message) for warning in caught]
+    return corpus, [warning.text for warning in caught]
 
 
 def assert_equal_contexts(first: Corpus, second: Corpus) -> None:
@@ -44,7 +43,7 @@ def assert_equal_contexts(first: Corpus, second: Corpus) -> None:
 def test_empty_columns_are_encoded_as_missing_and_do_not_change_the_statistics_of_the_others() -> None:
     corpus, notices = read(ROWS)
     assert notices == [
-        "in-memory table: texts with an empty context column: 3 of 5 (city 1, stars 2, at 2, topic 1); "
+        "in-memory table: an empty context column in 3 of 5 texts (city 1, stars 2, at 2, topic 1), "
         "read as the expected value of the column (--missing expected)"
     ]
     assert corpus.categories.T.tolist() == [[-1, 1, 2, 1, 1]]
@@ -68,8 +67,7 @@ def test_dropped_rows_leave_the_corpus_of_the_other_rows(as_file: bool, tmp_path
     expected, _ = read([ROWS[row] for row in PRESENT])
     for _ in range(2):  # the second time from the cache
         corpus, notices = read(source, config=config, cache=tmp_path / "cache")
-        name = source if as_file else "in-memory table"
-        assert notices == [f"{name}: rows with an empty context column: 3 of 5; they are dropped (--missing drop)"]
+        assert notices == []
         assert corpus.source_rows.tolist() == PRESENT
         assert corpus.tokens.tolist() == expected.tokens.tolist()
         assert corpus.tokenizer.tokens == expected.tokenizer.tokens
@@ -125,16 +123,15 @@ def test_a_notice_counts_the_texts_with_values_that_training_did_not_see() -> No
     options: dict[str, Any] = {"config": config, "tokenizer": corpus.tokenizer, "schema": corpus.schema}
     grouped, notices = read(rows, **options)
     assert grouped.categories.tolist() == [[1, 1], [0, 1], [0, 1], [0, 0], [-1, 0]]
-    problem = "in-memory table: texts with values that training did not see: 3 of 5 (city 2, land 2)"
+    problem = "in-memory table: values that training did not see in 3 of 5 texts (city 2, land 2)"
     assert notices == [
-        f"{problem}; these values are read as the unknown value (--unknown group)",
-        "in-memory table: texts with an empty context column: 1 of 5 (city 1); "
+        f"{problem}, read as the unknown value (--unknown group)",
+        "in-memory table: an empty context column in 1 of 5 texts (city 1), "
         "read as the expected value of the column (--missing expected)",
     ]
     assert read(rows, **options, unknown="expected")[1] == [
-        f"{problem}; these values are read as the expected value of the column (--unknown expected)"
+        f"{problem}, read as the expected value of the column (--unknown expected)"
     ]
-    assert read(rows, **options, report_counts=False)[1] == []
     assert read(rows[:2], **options)[1] == []
 
 

@@ -35,7 +35,7 @@ texts = st.lists(st.text(max_size=8) | st.sampled_from(list(BYTES)), min_size=1,
 
 def read(texts: list[str], kind: str = "char", **options: Any) -> Corpus:
     config = Config.of(tokenizer=kind, min_count=1, **options)
-    return prepare([{"text": text} for text in texts], config, report_counts=False)
+    return prepare([{"text": text} for text in texts], config)
 
 
 def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:

@@ -1,6 +1,5 @@
 """Texts that are longer than `max_tokens`: which are cut, how a notice reports them, and how they are read whole."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import files
-from factorcell.config import Config, Notice
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokens import truncated_mask
 from factorcell.data.vocabulary import END, START
+from tests.findings import collected_findings, expected_finding, no_findings
 from tests.small_runs import split
 
 KINDS = ("word", "space", "char", "grapheme")
@@ -37,13 +36,12 @@ texts = st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min
 def test_texts_of_max_tokens_or_more_are_truncated(kind: str, texts: list[str], max_tokens: int) -> None:
     config = config_of(kind, max_tokens)
     expected = [len(split(text, config)) >= max_tokens for text in texts]  # the end of a text counts as a token
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         corpus = prepare([{"text": text} for text in texts], config)
-    assert corpus.truncated.tolist() == truncated_mask(texts, corpus.tokenizer, max_tokens).tolist() == expected
-    verb = "is" if sum(expected) == 1 else "are"
-    notice = f"in-memory table: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
-    assert [str(warning.message).partition(";")[0] for warning in caught] == [notice] * any(expected)
+    assert corpus.truncated.tolist() == expected
+    text = f"in-memory table: {sum(expected)} of {len(texts)} texts cut after {max_tokens} tokens"
+    cut = [finding.text.partition(";")[0] for finding in caught if finding.name == "cut texts"]
+    assert cut == [text] * any(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,7 +50,7 @@ def test_truncating_a_corpus_of_whole_texts_equals_reading_cut_texts(
     kind: str, texts: list[str], max_tokens: int
 ) -> None:
     config, rows = config_of(kind, max_tokens), [{"text": text} for text in texts]
-    cut = prepare(rows, config, report_counts=False)
+    cut = prepare(rows, config)
     whole = prepare(rows, config, tokenizer=cut.tokenizer, schema=cut.schema, truncate=False)
     assert not whole.truncated.any()
     assert texts_of(whole) == [[START, *cut.tokenizer.encode(split(text, config)), END] for text in texts]
@@ -68,27 +66,19 @@ def test_a_notice_reports_the_cut_texts_of_a_table(name: str, tmp_path: Path) ->
     files.write_rows(tmp_path / "rows.jsonl", ROWS)
     source, config = tmp_path / name if name else ROWS, config_of("word", 3, context=("city",), min_context_count=1)
     shown = str(source) if name else "in-memory table"
-    remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with expected_finding("cut texts", f"{shown}: 2 of 3 texts cut after 3 tokens"):
             corpus = prepare(source, config, cache=tmp_path / "cache")
-        assert [(warning.category, str(warning.message)) for warning in caught] == [
-            (Notice, f"{shown}: 2 of 3 texts are cut after 3 tokens; {remedy}")
-        ]
         assert corpus.truncated.tolist() == [True, False, True]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_findings():
         for _ in range(2):
             whole = prepare(source, config, cache=tmp_path / "cache", truncate=False)
             assert whole.lengths.tolist() == [6, 2, 4]
         prepare(source, config_of("word", 6), cache=tmp_path / "cache")
-        prepare(source, config, cache=tmp_path / "cache", report_counts=False)
 
 
 def test_an_equal_notice_is_shown_only_once(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+    with collected_findings() as caught:
         corpus = prepare(ROWS, config_of("word", 3))
         prepare(ROWS, config_of("word", 3), tokenizer=corpus.tokenizer, schema=corpus.schema)
         prepare(ROWS, config_of("word", 2))

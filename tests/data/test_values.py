@@ -1,7 +1,6 @@
 """Values of context columns: guessed kinds, category names, rare and unseen values, numbers, and errors."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import limits
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
 from factorcell.data.number_reader import NumberReader
@@ -25,6 +24,7 @@ from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
+from tests.findings import collected_findings, expected_finding
 
 
 def read(values: list[Any], kind: str = "") -> CategoryReader | NumberReader:
@@ -81,12 +81,11 @@ NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
 )
 def test_a_notice_reports_the_value_that_makes_a_column_a_category(values: list[Any], notice: str) -> None:
     table = open_table({"x": values})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         ContextColumns(table, Config.of(context=("x:category",)).data)
         ContextColumns(table, Config.of(context=("x",)).data)
     assert len(caught) == bool(notice)
-    assert not notice or str(caught[0].message).startswith(f"in-memory table {notice}")
+    assert not notice or caught[0].text.startswith(f"in-memory table {notice}")
 
 
 def test_a_specified_kind_overrides_the_guess() -> None:
@@ -212,22 +211,20 @@ def test_a_notice_reports_numbers_outside_the_range_of_training(values: list[flo
     config = Config.of(context=("lat:number", "lon:longitude"))
     corpus = prepare([{"text": "a", "lat": lat, "lon": 0.0} for lat in (1.0, 9.0, 5.0)], config)
     rows = [{"text": "a", "lat": lat, "lon": 170.0} for lat in values]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         prepare(rows, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
     notice = f"in-memory table: lat is outside the range of training (1 to 9) in {count} of {len(rows)} rows"
-    assert [str(warning.message) for warning in caught] == ([notice] if count else [])
+    assert [warning.text for warning in caught] == ([notice] if count else [])
 
 
 @pytest.mark.parametrize("values", [[-180.0, 0.0, 360.0], [0.0, 361.0, -1220.5]])
 def test_a_notice_reports_periodic_numbers_outside_their_period(values: list[float]) -> None:
     rows = [{"text": "a", "lon": lon} for lon in values]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         corpus = prepare(rows, Config.of(context=("lon:longitude",)))
         prepare(rows, Config.of(), tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
     notice = "in-memory table row 2: lon is 361, outside -180 to 360; such numbers are read modulo 360"
-    assert [str(warning.message) for warning in caught] == ([notice] * 2 if 361.0 in values else [])
+    assert [warning.text for warning in caught] == ([notice] * 2 if 361.0 in values else [])
 
 
 def test_another_kind_is_suggested_in_training_only() -> None:
@@ -373,5 +370,5 @@ def test_a_text_without_a_known_word_is_unseen() -> None:
     problem = r"row 3: genres has only words that training did not see \(in 2 of 4 rows\) \(did you mean 'dramas'\?\)"
     with pytest.raises(UserError, match=problem):
         read_rows("error")
-    with pytest.warns(Notice, match=r"training did not see: 2 of 4 \(genres 2\)"):
+    with expected_finding("unseen values"):
         assert read_rows("group") == [[0], [], [], []]

@@ -11,9 +11,9 @@ import torch
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.config import Config, Notice
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.likelihood_ratios import evidence_notices, explain, has_evidence, with_evidence
+from factorcell.evaluation.likelihood_ratios import evidence_findings, explain, has_evidence, with_evidence
 from factorcell.evaluation.token_evidence import (
     MIN_RATIO,
     TokenCounts,
@@ -22,6 +22,7 @@ from factorcell.evaluation.token_evidence import (
 )
 from factorcell.model.run import Run
 from factorcell.reports.explain import explanation_page
+from tests.findings import expected_finding
 
 ROWS: list[dict[str, Any]] = [
     {"text": "snow snow sea", "city": "Oslo", "stars": "5"},
@@ -93,9 +94,7 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
     assert most_shifted_tokens(run, *contexts, count=100, train=ROWS) == []  # too few texts
     rows = most_shifted_tokens(run, *contexts, count=100, train=TRAIN)
     assert rows
-    with pytest.warns(
-        Notice, match="words without evidence may be among the tokens, because the run recorded no existing"
-    ):
+    with expected_finding("no evidence"):
         all_rows = most_shifted_tokens(run, *contexts, count=100)
     without_counts = {row["token"]: row["nats"] for row in all_rows}
     assert {"lava", "snow"} <= without_counts.keys()
@@ -113,7 +112,7 @@ def test_shifted_tokens_are_counted_in_the_training_table_of_the_run(run: Run, t
     files.write_rows(tmp_path / "train.jsonl", TRAIN)
     files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
     assert most_shifted_tokens(run, *contexts) == most_shifted_tokens(run, *contexts, train=TRAIN) != []
-    with pytest.warns(Notice, match="because the contexts differ in columns that are not categories"):
+    with expected_finding("no evidence"):
         most_shifted_tokens(run, {"age": 3}, {"age": 4})
 
 
@@ -141,16 +140,14 @@ def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path
     contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
     rows = explain(run, ["lava sea", "lava lava", ""], contexts, train=ROWS)
     assert [token["counts"] for token in rows[0]["tokens"][:2]] == [{"Oslo": 0, "Nice": 0}, {"Oslo": 1, "Nice": 1}]
-    assert list(evidence_notices(rows))[:2] == [
-        "no evidence, because training saw them in none of the contexts that are compared: lava",
-        "'lava lava': training saw none of its words in these contexts; the result is a guess",
-    ]
+    (finding,) = evidence_findings(rows)
+    assert finding.text.startswith("'lava lava': ")
     without_counts = explain(run, ["lava sea"], contexts)
-    assert list(evidence_notices(without_counts)) == []
+    assert list(evidence_findings(without_counts)) == []
     assert without_counts[0]["ratio"] == pytest.approx(rows[0]["ratio"], rel=1e-4)
 
 
-def test_explanations_name_tokens_that_are_rarer_in_the_context_they_speak_for(run: Run) -> None:
+def test_explanations_count_tokens_in_the_training_texts_of_each_context(run: Run) -> None:
     contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
     rows = explain(run, ["snow sun sea"], contexts, train=ROWS)
     assert rows[0]["token_counts"] == {"Oslo": 7, "Nice": 9}  # with the ends of two texts each
@@ -160,17 +157,6 @@ def test_explanations_name_tokens_that_are_rarer_in_the_context_they_speak_for(r
         {"Oslo": 1, "Nice": 1},
         {"Oslo": 2, "Nice": 2},
     ]
-
-    def rarer(ratios: list[float]) -> list[str]:
-        for token, ratio in zip(rows[0]["tokens"], ratios, strict=True):
-            token["ratio"] = ratio
-        return list(evidence_notices(rows))
-
-    cause = "the words before them, or single passages, cause such ratios"
-    assert rarer([1.5, -1.5, 1.5, 1.5]) == []  # sea and the end are a larger share of the shorter texts of Oslo
-    start = "rarer in the training texts of the context that they are marked for"
-    assert rarer([-1.5, 1.5, 0.0, 0.0]) == [f"{start}: snow, sun; {cause}"]
-    assert rarer([-0.4, 0.4, -0.6, 0.0]) == [f"{start}: sea; {cause}"]  # ratios under 0.5 nats are not marked
 
 
 def test_commands_count_words_in_the_training_table(

@@ -88,7 +88,7 @@ def make_rows(data: Path, backbone: Backbone) -> dict[str, dict[str, Any]]:
 # ---- rows ----
 
 
-@pytest.mark.filterwarnings("ignore::factorcell.config.Notice", "ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_each_method_of_a_frozen_base_has_a_row(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = [name for name in backbones.SPEC["methods"] if name != "linear"]
     rows = make_rows(data, frozen(data, *methods))
@@ -111,7 +111,6 @@ def test_each_method_of_a_frozen_base_has_a_row(data: Path, monkeypatch: pytest.
     make_rows(data, frozen(data, *methods))
 
 
-@pytest.mark.filterwarnings("ignore::factorcell.config.Notice")
 def test_each_method_of_a_recurrent_base_has_a_row(data: Path) -> None:
     """Only models that read users as a column learn them online."""
     only_frozen = ("lora", "lora+factor", "text+lora+factor", "head")

@@ -52,7 +52,6 @@ def test_classification_uses_samples_if_requested(tmp_path: Path) -> None:
     assert figures["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
 
 
-@pytest.mark.filterwarnings("ignore:.* is outside the range of training:factorcell.config.Notice")
 def test_accuracy_is_measured_for_both_sets_of_cities(tmp_path: Path) -> None:
     """Each set judges the texts within 300 km of one of its cities."""
     run = make_run(tmp_path / "r", ("city", "stars", "lat:number", "lon:number"))
@@ -89,7 +88,6 @@ def test_accuracy_is_measured_for_both_sets_of_cities(tmp_path: Path) -> None:
         assert sums.numerator.sum() / sums.denominator.sum() == pytest.approx(np.mean(is_correct))
 
 
-@pytest.mark.filterwarnings("ignore:.* is outside the range of training:factorcell.config.Notice")
 def test_cities_without_near_texts_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", ("lat:number", "lon:number"))
     rows = [{"text": "the sea", "lat": 48.2, "lon": 16.4}]  # Vienna

@@ -229,7 +229,6 @@ def test_numbers_of_all_commands(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("always:prompt. words that are not in the vocabulary:factorcell.config.Notice")
 @pytest.mark.parametrize("case", [*cases(numbers=False)], ids=repr)
 def test_texts_and_files_of_all_commands(
     folder_with_inputs: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]

@@ -63,7 +63,7 @@ def refusal(words: str | list[str], capfd: pytest.CaptureFixture[str]) -> str:
     """Return the error of a command, after checking that it is one line."""
     capfd.readouterr()
     assert main(words.split() if isinstance(words, str) else words) == 2
-    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("Notice: ")]
+    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("warning: ")]
     assert len(lines) == 1, lines
     assert lines[0].startswith("factorcell: ")
     return lines[0]

@@ -30,11 +30,6 @@ from tests.faults.tables import (
     zstd,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* is outside the range of training:factorcell.config.Notice"),
-    pytest.mark.filterwarnings("ignore:.* such numbers are read modulo:factorcell.config.Notice"),
-]
-
 TEXTUAL: dict[str, Write] = {  # encodings of text values
     "csv": file("t.csv", delimited),
     "tsv": file("t.tsv", lambda rows: delimited(rows, "\t")),

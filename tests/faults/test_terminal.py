@@ -199,7 +199,7 @@ def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> No
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        with terminal.warnings_as_notices():
+        with terminal.logging_to_standard_error(verbose=False):
             warnings.warn("a\x1b[2J\nb", stacklevel=1)
             logging.getLogger("factorcell.model").warning("%s cannot be loaded", "li\x9bb")
     assert warnings.showwarning is before

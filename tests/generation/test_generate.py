@@ -1,7 +1,6 @@
 """Generated rows and streams, from Python and from the command line."""
 
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 
 from factorcell.choices import GENERATION_METHODS
 from factorcell.commands import main
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
+from tests.findings import collected_findings, expected_finding, no_findings
 from tests.small_runs import make_letters, make_run, split, with_ngrams
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
@@ -78,7 +78,6 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("prompt", ["", "The cold moon"])
-@pytest.mark.filterwarnings("ignore:prompt. words:factorcell.config.Notice")
 def test_a_stream_is_the_first_generated_text(run: Run, options: GenerationOptions, prompt: str) -> None:
     (row, *_) = generate_rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
     pieces = list(stream(run, CONTEXTS[0], options=options, prompt=prompt, case=True))
@@ -89,7 +88,6 @@ def test_a_stream_is_the_first_generated_text(run: Run, options: GenerationOptio
 
 @pytest.mark.parametrize("tokenizer", ["char", "grapheme", "bpe", "word"])
 @pytest.mark.parametrize("case", [False, True])
-@pytest.mark.filterwarnings("ignore:prompt. words:factorcell.config.Notice")
 def test_a_stream_yields_no_character_that_a_later_token_changes(tokenizer: str, case: bool) -> None:
     data = {"tokenizer": tokenizer, "lowercase": True, "max_tokens": 30}
     letters = make_letters(("σσασ σ\u0323σ", "i ii i'i", "σ. iσ σ\u0301\u0323σ"), data=data)
@@ -196,26 +194,12 @@ def test_the_command_generates_for_each_of_several_values(run: Run, capsys: pyte
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == generate_rows(run, contexts)
 
 
-def test_a_notice_reports_probable_unknown_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice = r"^out-of-vocabulary words \(such as numbers and names\) have a probability of \d+% on average; they are"
-    monkeypatch.setattr("factorcell.generation.notices.MIN_UNKNOWN_SHARE", 0.001)
-    with pytest.warns(Notice, match=notice):
-        generate_rows(run)
-    with pytest.warns(Notice, match=notice):
-        list(stream(run, CONTEXTS[0], options=SHORT))
-    monkeypatch.setattr("factorcell.generation.notices.MIN_UNKNOWN_SHARE", 0.99)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        generate_rows(run)
-
-
-def test_a_notice_reports_numbers_outside_the_range_of_training(tmp_path: Path) -> None:
+def test_a_finding_reports_numbers_outside_the_range_of_training(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    low, high = run.schema.variable("lat").low, run.schema.variable("lat").high
-    with pytest.warns(Notice, match=rf"^contexts: lat is outside the range of training \({low:g} to {high:g}\)$"):
+    high = run.schema.variable("lat").high
+    with expected_finding("outside range"):
         generate_rows(run, [{"lat": str(high + 1)}])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*range of training")
+    with no_findings():
         generate_rows(run, [{"lat": str(high)}])
 
 
@@ -264,11 +248,10 @@ def test_invalid_options_of_the_command_are_reported(
 
 def test_python_reports_the_mixture_and_unknown_words_of_the_prompt(tmp_path: Path) -> None:
     run = with_ngrams(make_run(tmp_path / "run"), ["the sea", "cold sand"])
-    with pytest.warns(Notice) as notices:
+    with collected_findings() as findings:
         list(generate(run, CONTEXTS[:1], options=SHORT, prompt="the moon"))
-    mixture, words = (str(notice.message) for notice in notices)
-    assert mixture.startswith("the texts are those of the mixture with n-gram counts")
-    assert words == f"prompt: words that are not in the vocabulary of {run.folder}: 'moon'"
+    assert {finding.name for finding in findings} == {"mixture", "unknown words"}
+    assert any(finding.text.endswith("'moon'") for finding in findings)
 
 
 @pytest.mark.parametrize("name", ["banned", "stops"])

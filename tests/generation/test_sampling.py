@@ -112,28 +112,6 @@ def test_a_text_is_the_same_in_any_batch(sampler: Sampler) -> None:
     ]
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_a_task_collects_the_probability_of_the_unknown_token(
-    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_compiled:
-        monkeypatch.setattr(RUN.model.head, "pack", lambda: None)
-    contexts, rows = conditioning(RUN, ["Oslo", "Nice"]), [0, 1] * 4
-    constraints = Constraints(5, banned=(UNKNOWN,))
-    task = WritingTask(RUN.model, contexts, torch.tensor(rows), constraints, prompt=(A,))
-    texts = collect_texts(8, generate_steps(task, sampling_requests(Sampler(), 8, 5)), constraints)
-    probabilities = []
-    for text, row in zip(texts, rows, strict=True):
-        state = None
-        for place, token in enumerate([RUN.tokenizer.specials.start, A, *text.tokens][: text.target_count + 1]):
-            log_probs, state = RUN.model.step(torch.tensor([token]), contexts.select(torch.tensor([row])), state)
-            if place:  # the token after the start token is the prompt
-                probabilities.append(float(log_probs[0, UNKNOWN].detach().exp()))
-    assert task.unknown.positions == len(probabilities) > 8
-    assert task.unknown.mean == pytest.approx(float(np.mean(probabilities)), rel=1e-4)
-    assert task.unknown.mean > 1e-3
-
-
 def test_greedy_takes_the_most_probable_token() -> None:
     constraints, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
     texts = collect_texts(

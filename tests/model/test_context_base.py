@@ -1,6 +1,5 @@
 """The base of a model with context adapters: checkpointing that was set before, and files of merged models."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from factorcell import ContextConfig, ContextModel, UserError, get_context_model
-from factorcell.config import Notice
+from tests.findings import expected_finding, no_findings
 from tests.model.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, new_base, new_model
 
 
@@ -55,8 +54,7 @@ def test_a_merged_model_is_loaded_from_its_file_with_all_biases(
 ) -> None:
     model = new_model(name, **options)
     expected = model(tokens, context=CONTEXTS[1]).logits
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Notice)
+    with no_findings():
         merged = model.merge_and_unload(CONTEXTS[1])
     merged.save_pretrained(tmp_path)
     loaded = type(merged).from_pretrained(tmp_path)
@@ -99,9 +97,9 @@ def test_a_model_of_an_own_class_is_merged(tokens: Tensor) -> None:
 
 
 def test_a_notice_says_which_biases_a_file_would_lose() -> None:
-    with pytest.warns(Notice, match=r"LlamaForCausalLM has no place for a bias such as lm_head\.bias; a saved"):
+    with expected_finding("lost bias"):
         model = new_model(output_bias=True).merge_and_unload(CONTEXTS[1])
     assert model.config.attention_bias
     assert model.config.mlp_bias
-    with pytest.warns(Notice, match=r"Qwen2ForCausalLM has no place for a bias such as .*\.mlp\.down_proj\.bias"):
+    with expected_finding("lost bias"):
         new_model("qwen2", output_bias=False).merge_and_unload(CONTEXTS[1])

@@ -1,6 +1,5 @@
 """Files of context adapters: tensors of the base that are trained with them, and the check of the base."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from factorcell import ContextConfig, ContextModel, get_context_model
-from factorcell.config import Notice
+from tests.findings import expected_finding, no_findings
 from tests.model.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, new_base, new_model
 
 TRAINED: dict[str, list[str]] = {
@@ -32,8 +31,7 @@ def tokens() -> Tensor:
 
 @pytest.fixture(autouse=True)
 def no_notices() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Notice)
+    with no_findings():
         yield
 
 
@@ -173,9 +171,7 @@ def test_a_notice_names_a_tensor_that_differs_from_the_base_of_training(
     new_model(architecture).save_pretrained(tmp_path)
     other = new_base(architecture)
     BASE_CHANGES[change](other)
-    with pytest.warns(
-        Notice, match=r"expected the weights of the base with which .*, got others in \d+ of \d+ tensors"
-    ):
+    with expected_finding("other base"):
         ContextModel.from_pretrained(other.to(dtype), tmp_path)
 
 
@@ -202,7 +198,7 @@ def test_a_table_of_the_vocabulary_is_compared_in_the_rows_of_training(tmp_path:
     new_model(output_bias=False).save_pretrained(tmp_path)
     other = resized(new_base("llama"))
     add(other.model.embed_tokens.weight, (29, 0))
-    with pytest.warns(Notice, match=r"got others in 1 of \d+ tensors, such as model\.embed_tokens\.weight"):
+    with expected_finding("other base"):
         ContextModel.from_pretrained(other, tmp_path)
 
 
@@ -220,5 +216,5 @@ def test_a_base_with_other_tensors_is_noticed(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(num_key_value_heads=1, attention_bias=True, **LAYERS, **SIZES)
     other = transformers.AutoModelForCausalLM.from_config(config)
     other.load_state_dict(new_base("llama").state_dict(), strict=False)
-    with pytest.warns(Notice, match=r"got others in \d+ of \d+ tensors, such as lm_head\.weight"):
+    with expected_finding("other base"):
         ContextModel.from_pretrained(other, tmp_path)

@@ -13,11 +13,11 @@ import transformers
 from torch import Tensor
 
 from factorcell import ContextConfig, ContextModel, UserError, files, get_context_model, read_schema
-from factorcell.config import Notice
 from factorcell.data.schema import ContextSchema
 from factorcell.model.adapted_modules import AdaptedModules
 from factorcell.model.adapters import ADAPTERS, Adapter
 from factorcell.model.backbone import BackboneSizes
+from tests.findings import expected_finding
 from tests.model.test_context_model import CONTEXTS, LAYERS, ROWS, SCHEMA, SIZES, new_base, new_model
 
 
@@ -46,7 +46,7 @@ def test_a_notice_says_that_a_base_has_other_weights(tmp_path: Path) -> None:
     other = new_base("llama")
     with torch.no_grad():
         other.model.layers[1].mlp.up_proj.weight.mul_(1.1)
-    with pytest.warns(Notice, match="expected the weights of the base with which the adapters were trained"):
+    with expected_finding("other base"):
         ContextModel.from_pretrained(other, tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_maps_compute_as_the_base_where_the_adapters_are_disabled(tokens: Tensor
 
 
 def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:
-    with pytest.warns(Notice, match="city: no value has 50 rows, so the column changes nothing; lower min_count"):
+    with expected_finding("uninformative column"):
         read_schema(ROWS, ["city"])
 
 

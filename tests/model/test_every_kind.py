@@ -149,7 +149,7 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     request = DATA.with_options(**small)
     path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
     notices: list[str] = []
-    run = fit(path, path, request, tmp_path / "run", notify=notices.append)
+    run = fit(path, path, request, tmp_path / "run")
     assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
     assert "title: text, 4 words" in notices
     assert "topic: vector of 3 numbers" in notices

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,15 @@ from factorcell.config import UserError
 from factorcell.data.corpus import target_offsets
 from factorcell.evaluation import results
 from factorcell.evaluation.classification import classify
+from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_by_columns
-from factorcell.evaluation.run_warnings import mixed_comparison_notices
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model import mixture, model_card, saved_results
 from factorcell.model.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
 from factorcell.model.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.model.run import Run
 from factorcell.reports.runs import report_page
-from factorcell.service.http import server
 from factorcell.training.fit import summary
 from factorcell.training.mixture_fit import count_by_value, fit_mixture
 from tests.small_runs import ROWS, make_run
@@ -254,20 +252,6 @@ def test_the_command_classifies_with_the_neural_model_alone(
     assert abs(nats[0] - nats[1]) > 1e-4
 
 
-@pytest.mark.parametrize("has_mixture", [True, False])
-def test_the_server_says_that_the_mixture_is_slow(run: Run, has_mixture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ignore(*arguments: object) -> Any:
-        return SimpleNamespace(run=lambda sockets: None)
-
-    monkeypatch.setattr(server.ServerOptions, "open_application", ignore)
-    monkeypatch.setattr(server, "uvicorn_server", ignore)
-    notices: list[str] = []
-    server.serve(server.ServerOptions(run.folder, "sqlite:///:memory:", port=0, mixture=has_mixture), notices.append)
-    assert (server.MIXTURE_NOTICE in notices) == has_mixture
-    assert "--no-ngram-mixture" in server.MIXTURE_NOTICE
-
-
-@pytest.mark.filterwarnings("ignore:the texts are those of the mixture")
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])
 def test_generated_texts_have_the_probabilities_of_the_mixture(run: Run, method: str) -> None:
     options = GenerationOptions(method, max_tokens=5, width=4)
@@ -311,11 +295,6 @@ def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) ->
     run.mixture = fitted.mixture
     assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
     assert fitted.is_better  # the neural model has random weights
-    assert fitted.notice(is_saved=True, has_option=True).endswith("; the run predicts with the mixture")
-    assert fitted.notice(is_saved=False, has_option=True).endswith(
-        "--ngram-mixture uses the mixture, which reproduces rare texts"
-    )
-    assert fitted.notice(is_saved=False, has_option=False).endswith("over the model alone")
 
 
 def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:
@@ -344,9 +323,9 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     assert f"| rows | perplexity per word | {neural:.4g} |" in card
     assert f"| rows | perplexity per word, mixture | {mixed:.4g} |" in card
-    (notice,) = mixed_comparison_notices([Run.open(run.folder), Run.open(run.folder, mixture=False)])
-    assert "the difference is not the effect of a context alone" in notice
-    assert mixed_comparison_notices([run]) == mixed_comparison_notices([Run.open(run.folder, mixture=False)] * 2) == []
+    both, alone = Run.open(run.folder), Run.open(run.folder, mixture=False)
+    assert "predicts with n-gram counts" in (training_difference(both, alone) or "")
+    assert training_difference(both, both) is training_difference(alone, alone) is None
     page = report_page([run.folder])
     assert f"{mixed:.2f}" in page
     assert f"{neural:.2f}" not in page

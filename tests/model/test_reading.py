@@ -1,7 +1,6 @@
 """Runs and n-gram models read lists and columns of texts, and the public functions are methods of runs."""
 
 import inspect
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 import factorcell
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
+from tests.findings import collected_findings, expected_finding
 from tests.small_runs import ROWS, make_run
 
 TEXTS = [row["text"] for row in ROWS]
@@ -85,12 +85,11 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
     with pytest.raises(UserError, match=r"^context: city 'Rome' was never seen"):
         run.read(["a"], [rome])
     for source, context in (([{**ROWS[0], **rome}], None), (["a"], rome)):
-        with pytest.warns(Notice, match=r"did not see: 1 of 1 \(city 1\); .* the unknown value"):
+        with expected_finding("unseen values"):
             run.score(source, context=context)
         with pytest.raises(UserError, match="city 'Rome' was never seen"):
             run.score(source, context=context, unknown="error")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_findings() as caught:
         run.read(["a"], [rome], unknown="group")
     assert caught == []
 

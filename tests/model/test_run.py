@@ -43,7 +43,7 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
     assert scored == longer.score(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
     assert len({row["nats"] for row in scored}) == len(rows)
-    truncated = short.prepare(rows, report_counts=False)
+    truncated = short.prepare(rows)
     assert truncated.lengths.tolist() == [5] * len(rows)
     assert len(set(short.nats(truncated).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
 

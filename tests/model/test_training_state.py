@@ -8,8 +8,8 @@ import pytest
 from factorcell import files, lock
 from factorcell.commands.main import main
 from factorcell.config import UserError
+from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.results import save_result
-from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model import saved_results
 from factorcell.model.run import Run
 from factorcell.training.check import check
@@ -33,10 +33,10 @@ def run(tmp_path: Path) -> Run:
 
 def test_warnings_say_running_while_the_lock_is_held_and_stopped_afterwards(run: Run) -> None:
     with lock.training_lock(run.folder):
-        (warning,) = find_warnings([run])
-        assert RUNNING in warning
-    (warning,) = find_warnings([run])
-    assert STOPPED in warning
+        (finding,) = run_findings(run)
+        assert RUNNING in finding.text
+    (finding,) = run_findings(run)
+    assert STOPPED in finding.text
 
 
 def test_check_finds_nothing_wrong_with_a_running_training(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +44,9 @@ def test_check_finds_nothing_wrong_with_a_running_training(run: Run, capsys: pyt
         if not has_weights:
             (run.folder / "weights.safetensors").unlink()
         with lock.training_lock(run.folder):
-            findings = check(run.folder)
-            assert all(finding.is_valid for finding in findings)
-            assert RUNNING in findings[-1].text
+            results = check(run.folder)
+            assert all(result.is_valid for result in results)
+            assert RUNNING in results[-1].text
             assert main(["check", str(run.folder)]) == 0
         output = capsys.readouterr().out
         assert RUNNING in output
@@ -74,8 +74,8 @@ def test_without_locks_a_training_is_not_said_to_be_stopped(run: Run, monkeypatc
     with lock.training_lock(run.folder):
         pass
     monkeypatch.setattr(lock, "fcntl", None)
-    (warning,) = find_warnings([run])
-    assert "its training has not ended (step 40 of 100)" in warning
+    (finding,) = run_findings(run)
+    assert "its training has not ended (step 40 of 100)" in finding.text
 
 
 def test_results_of_weights_that_will_change_are_not_saved(
@@ -93,9 +93,9 @@ def test_results_of_weights_that_will_change_are_not_saved(
 def test_results_of_files_that_were_read_during_the_training_are_not_saved(run: Run) -> None:
     with lock.training_lock(run.folder):
         opened = Run.open(run.folder)
-    (warning,) = find_warnings([opened])
+    (finding,) = run_findings(opened)
     notice = save_result(opened, {"kind": "evaluate", "table": "rows"})
-    for text in (warning, notice):
+    for text in (finding.text, notice):
         assert "its training ended after its files were read; run the command again" in str(text)
     assert saved_results.read(run.folder) == []
     assert not Run.open(run.folder).was_training

@@ -45,7 +45,7 @@ def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
 def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
     notices: list[str] = []
     base_plan = Plan(CONFIG, ("rank", "epochs"))
-    compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS, notify=notices.append)
+    compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS)
     model, training = (line for line in notices if line.startswith("chosen "))
     assert model == "chosen model options: rank 2"
     assert training.startswith("chosen training options: epochs 2")
@@ -113,7 +113,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     comparison = compare(TRAIN, None, TEST, CONFIG, tmp_path, models=MODELS)
     first, _, row, *mixtures = comparison
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
-    corpus, _ = read_corpora(TRAIN, None, CONFIG, progress=False)
+    corpus, _ = read_corpora(TRAIN, None, CONFIG)
     assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT_SHARE)
     assert model.tokenizer.tokens == run.tokenizer.tokens
     for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):

@@ -35,16 +35,15 @@ OPTIONS: dict[str, Any] = {
 TRAIN = ROWS * 3
 
 
-def train(folder: Path, **options: Any) -> tuple[Run, list[str]]:
-    """Train a small run; return it with the notices."""
-    notices: list[str] = []
+def train(folder: Path, **options: Any) -> Run:
+    """Train a small run."""
     arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
     config = Config.of(**OPTIONS, **options)
-    return fit(TRAIN, ROWS, config, folder, notify=notices.append, **arguments), notices
+    return fit(TRAIN, ROWS, config, folder, **arguments)
 
 
 def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:
-    run, notices = train(tmp_path / "run", ngram_mixture=True)
+    run = train(tmp_path / "run", ngram_mixture=True)
     opened = Run.open(tmp_path / "run")
     assert run.mixture is not None
     assert opened.mixture is not None
@@ -56,30 +55,27 @@ def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -
     neural = Run.open(tmp_path / "run", mixture=False)
     assert evaluate(neural, ROWS)["perplexity"] == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
     assert evaluate(opened, ROWS)["perplexity"] < row["perplexity"]["neural"]
-    assert any("the run predicts with the mixture" in line for line in notices)
-    assert all(finding.is_valid for finding in check(run.folder))
+    assert all(result.is_valid for result in check(run.folder))
 
 
 def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) -> None:
-    run, notices = train(tmp_path / "run", compare_ngram=True)
+    run = train(tmp_path / "run", compare_ngram=True)
     assert run.mixture is None
     assert Run.open(tmp_path / "run").mixture is None
     assert not (tmp_path / "run" / mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
-    assert any("--ngram-mixture uses the mixture" in line for line in notices)
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
-    run, notices = train(tmp_path / "run")
+    run = train(tmp_path / "run")
     assert "ngram" not in training_facts(run.folder)
-    assert not any("n-gram" in line for line in notices)
 
 
 def test_an_altered_mixture_is_reported(tmp_path: Path) -> None:
     run, _ = train(tmp_path / "run", ngram_mixture=True)
     path = run.folder / mixture.FILE
     path.write_bytes(path.read_bytes().replace(b'"order"', b'"orders"'))
-    assert not all(finding.is_valid for finding in check(run.folder))
+    assert not all(result.is_valid for result in check(run.folder))
 
 
 @pytest.mark.parametrize(("budget", "is_mixed"), [({"preset": "best"}, True), ({"preset": "good"}, False), ({}, False)])
@@ -94,7 +90,7 @@ def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is
         "tokenizer": {"min_count": 1},
         "training": {"precision": "float32"},
     }
-    corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified), progress=False)
+    corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified))
     complete = plan(specified, corpus, dev, Budget(**budget))
     assert complete.config.training.ngram_mixture == (is_mixed and not user)
 
@@ -113,7 +109,7 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = train(tmp_path / "run")
-    corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config, progress=False)
+    corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config)
     assert dev.target_count < MAX_DEV_TARGETS
     sizes: list[int] = []
     whole_batches = Run.batches

@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 def read(options: dict[str, Any] = OPTIONS) -> tuple[Corpus, Corpus]:
     """Read the small table as training texts and as development texts."""
-    return fitting.read_corpora(ROWS, ROWS, Config.from_dict(options), progress=False)
+    return fitting.read_corpora(ROWS, ROWS, Config.from_dict(options))
 
 
 class Clock:
@@ -119,7 +119,7 @@ def test_a_command_with_minutes_ends_in_time(
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
     lines: list[str] = []
     budget = Budget(minutes, "best")
-    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True, notify=lines.append)
+    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
     last_row = run.log()[-1]
     assert last_row["step"] == last_row["steps"] == run.config.training.steps
     assert last_row["seconds"] + 5.0 * slowdowns[0] == pytest.approx(0.9 * minutes * 60, abs=3.0 * max(slowdowns))
@@ -169,7 +169,7 @@ def test_chosen_options_give_the_weights_of_the_same_specified_options(tmp_path:
 def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) -> None:
     lines: list[str] = []
     options = {**OPTIONS, "training": {"epochs": 1.0, "batch_tokens": 20}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run", notify=lines.append)
+    run = fit(ROWS, ROWS, options, tmp_path / "run")
     assert lines[0].startswith("chosen model options: context_size 8,")
     assert lines[1].startswith("chosen backbone options: layer_norm false, dropout_recurrent ")
     assert lines[2].startswith("chosen training options: learning_rate ")
@@ -211,7 +211,7 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
 def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_context(tmp_path: Path) -> None:
     lines: list[str] = []
     options = {**OPTIONS, "data": {}, "training": {"epochs": 1.0}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run", notify=lines.append)
+    run = fit(ROWS, ROWS, options, tmp_path / "run")
     assert lines.count("no context: this is an unadapted model") == 1
     card = (run.folder / "README.md").read_text("utf-8")
     assert "No context: this is an unadapted model." in card
@@ -220,7 +220,7 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
         assert not any(name in line for line in lines), name
     unadapted = {**options, "data": OPTIONS["data"], "model": {"adapt": [], "output_bias": [], "embedding_size": 5}}
     lines.clear()
-    fit(ROWS, ROWS, unadapted, tmp_path / "unadapted", notify=lines.append)
+    fit(ROWS, ROWS, unadapted, tmp_path / "unadapted")
     assert "an unadapted model: it does not read the context columns city" in lines
 
 

@@ -216,7 +216,7 @@ def test_a_killed_trial_is_resumed(tmp_path: Path) -> None:
 def open_search(folder: Path) -> search.Search:
     """Return a search of one trial that is not claimed."""
     study, folder_lock = search.open_study(folder, "none")
-    texts = fitting.read_corpora(ROWS, ROWS[:5], CONFIG, progress=False)
+    texts = fitting.read_corpora(ROWS, ROWS[:5], CONFIG)
     options = search.SearchOptions(trials=1, ranges=RANGES)
     return search.Search(study, folder_lock, lambda _: texts, ROWS, None, CONFIG, folder, options)
 

@@ -9,20 +9,16 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import has_only_unknown_users
-from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run, training_facts
 from factorcell.training.fit import fit, summary
+from tests.findings import collected_findings, expected_finding
 
 Rows = list[dict[str, Any]]
 TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-EFFECT = "effect of removing the context (how much lower the perplexity is with it): "
-UNKNOWN_USERS = (
-    "no development text is by a known user; "
-    "`factorcell replay {} TABLE --out FOLDER` measures the gain from learning users"
-)
+EFFECT = "effect of removing the context: "
 
 
 def texts_by(who: str) -> Rows:
@@ -42,36 +38,21 @@ def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
     return fit(TRAIN, dev, Config.from_dict(options), folder)
 
 
-def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
-    new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
+def test_a_training_reports_that_development_users_are_unknown(tmp_path: Path) -> None:
+    with expected_finding("unknown users", f"replay {tmp_path / 'new'}"):
+        new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
     assert training_facts(new.folder)["context"]["only_unknown_users"]
-    assert summary(new).endswith(f"minutes of training; {UNKNOWN_USERS.format(new.folder)}")
-    assert EFFECT not in summary(new)
-    (warning,) = find_warnings([new])
-    assert "the effect of its context is measured only on texts of unknown users" in warning
-    both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))
-    assert EFFECT in summary(both)
-    assert summary(both).endswith(f"; {UNKNOWN_USERS.format(both.folder)}")
-    known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
+    with collected_findings() as findings:
+        known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
+    assert "unknown users" not in [finding.name for finding in findings]
     assert "only_unknown_users" not in training_facts(known.folder)["context"]
     assert EFFECT in summary(known)
-    assert "replay" not in summary(known)
 
 
 @pytest.fixture(scope="module")
 def known_user_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that knows the user of its development texts."""
     return train_run(tmp_path_factory.mktemp("known") / "run", texts_by("ann"))
-
-
-def test_only_a_positive_effect_is_compared_with_an_unadapted_run(known_user_run: Run) -> None:
-    before = training_facts(known_user_run.folder)
-    for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
-        context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
-        files.write_json(known_user_run.folder / "training.json", {**before, "context": context})
-        assert EFFECT in summary(known_user_run)
-        assert summary(known_user_run).endswith("; the gain over an unadapted run may be smaller") == is_lower
-    files.write_json(known_user_run.folder / "training.json", before)
 
 
 def test_only_runs_with_users_can_have_only_unknown_users(known_user_run: Run, tmp_path: Path) -> None:
@@ -98,9 +79,9 @@ def test_evaluate_reports_unknown_users(
             "city",
             "--unknown",
             "group",
+            "--verbose",
         ]
         assert main(command) == 0
-        line = UNKNOWN_USERS.format(known_user_run.folder).replace("development text", "text")
-        assert (line in capsys.readouterr().out) == (who == "carl")
+        assert ("no text is by a known user" in capsys.readouterr().err) == (who == "carl")
     rows = files.read_rows(known_user_run.folder / "results.jsonl")
     assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]

@@ -42,7 +42,7 @@ USER_GAIN = "this gain holds for users of the training table; `factorcell replay
 def run_advise(arguments: argparse.Namespace) -> None:
     """Run `factorcell advise`."""
     config = Config.from_dict(options.specified_options(arguments))
-    result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed, progress=True)
+    result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed)
     if arguments.json:
         return terminal.show_json([*result["columns"], result["all"]])
     for line in _advice_lead(result):

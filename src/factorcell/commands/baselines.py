@@ -10,7 +10,7 @@ from factorcell.model.ngram import NGram
 def run_baseline_ngram(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline ngram`."""
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
-    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer, progress=True)
+    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer)
     counts_by_order = ", ".join(f"{len(table.keys):,}" for table in model.grams)
     terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
 
@@ -25,7 +25,6 @@ def run_baseline_linear(arguments: argparse.Namespace) -> None:
         config,
         context=arguments.context,
         tokenizer=tokenizer,
-        progress=True,
     )
     result = baselines.classify_with_linear_baseline(train, test)
     terminal.show_classification(result, result.metrics(), as_json=arguments.json)

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from factorcell import findings
 from factorcell.bootstrap import Interval
 from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options, streams, terminal
@@ -22,12 +23,11 @@ from factorcell.completion.replay import streams as replay_streams
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw, Stream
 from factorcell.config import UserError
-from factorcell.data.cache import report_unseen_rows
 from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import may_contain
 from factorcell.data.tables import open_table
-from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.extras import missing_package_error
 from factorcell.model.run import Run
 
@@ -39,10 +39,11 @@ def run_complete(arguments: argparse.Namespace) -> None:
     """Run `factorcell complete`."""
     open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
     run = options.open_on_device(open_run, arguments.run, arguments)
-    terminal.notify(*mixture_notice(run), *training_warnings([run]))
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
-    options.notify_rare_values(run.schema, context)
+    report_run(run, context)
+    options.report_rare_values(run.schema, context)
+    findings.show()
     if arguments.unknown == "error":
         _check_user_in_context(run, context)
     user = _new_user(run, context, arguments.history)
@@ -84,7 +85,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
 def run_tune_online(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune-online`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    terminal.notify(*training_warnings([run]))
+    report_run(run)
     user_column = online.user_variable(run).source_column
     user_streams = replay_streams.read_streams(
         arguments.dev,
@@ -96,13 +97,11 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         draw=PrefixDraw(arguments.every),
     )
     rows = [row for stream in user_streams for row in stream.rows]
-    report_unseen_rows(rows, run.schema, str(arguments.dev), arguments.unknown, without=user_column)
     rule_rows = []
     for row in tuning.try_rates(
         run,
         user_streams,
         arguments.optimizer or ONLINE_OPTIMIZERS,
-        progress=True,
         max_norm=arguments.max_norm,
         unknown=arguments.unknown,
     ):
@@ -191,7 +190,7 @@ def _fit_blend(
     completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
     learner = Learner(run, rule, arguments.unknown)
     popularity = Popularity.from_run(run)
-    examples_of_users = list(tuning.candidate_lists(completer, learner, popularity, user_streams, progress=True))
+    examples_of_users = list(tuning.candidate_lists(completer, learner, popularity, user_streams))
     weights = BlendWeights.fit(list(chain.from_iterable(examples_of_users)))
     weights.save(run)
     row = tuning.compare_with_model(completer, popularity, examples_of_users)

@@ -9,7 +9,6 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from factorcell.config import PAPER_MODELS
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.comparison import ComparedModel, compare_models
+from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.evaluation.run_warnings import find_warnings
+from factorcell.findings import LOG
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from factorcell.training.compare import common_plan
@@ -67,7 +67,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     """Run `factorcell demo`."""
     from factorcell.reports.demo import demo_page
 
-    results = train_and_evaluate(arguments.out, epochs=arguments.epochs, notify=terminal.notify)
+    results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
     terminal.show("")
     terminal.show_table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
     terminal.show("")
@@ -82,14 +82,14 @@ def table_path(part: str) -> Path:
     return Path(str(resources.files("factorcell") / "assets" / f"placenames-{part}.parquet"))
 
 
-def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
+def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
     start_time = time.perf_counter()
     specified, budget = OPTIONS, Budget(TRAINING_MINUTES)
     if epochs is not None:
         specified, budget = {**OPTIONS, "training": {"epochs": epochs}}, Budget()
     train, dev = table_path("train"), table_path("dev")
-    plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS, notify=notify)
+    plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS)
     places = _read_rows("train")
     compared_models: list[ComparedModel] = []
     curve_rows: list[Row] = []
@@ -97,14 +97,14 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
     earlier_minutes = 0.0
     for model in PAPER_MODELS:
         run_folder = folder / model
-        notify(f"training {model} in {run_folder}")
+        LOG.info("training %s in %s", model, run_folder)
         earlier_minutes += _training_minutes(run_folder)
         first_run = next(iter(runs.values()), None)
-        run = fit(train, dev, plan.with_steps_of(first_run).for_model(model), run_folder, resume=True, notify=notify)
+        run = fit(train, dev, plan.with_steps_of(first_run).for_model(model), run_folder, resume=True)
         compared_models.append(_evaluate(run, places))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
         runs[model] = run
-    notify("computing the maps")
+    LOG.info("computing the maps")
     factorcell_run = runs["factorcell"]
     country_rows, confusion = _evaluate_countries(factorcell_run, places)
     return {
@@ -112,7 +112,7 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Cal
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
         "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(compared_models)],
-        "cautions": find_warnings([factorcell_run]),
+        "cautions": [finding.text for finding in run_findings(factorcell_run)],
         "curves": curve_rows,
         "names": _generate_names(factorcell_run, {row["text"] for row in places}),
         "maps": _compute_maps(factorcell_run, places),

@@ -2,28 +2,20 @@
 
 import argparse
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from factorcell import files
 from factorcell.choices import DEFAULT_VALUE_COUNT
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
-from factorcell.data.chunks import format_names
 from factorcell.evaluation import embeddings
-from factorcell.evaluation.context_notices import common_columns, context_notices, differing_columns
+from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
 from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.evaluation.token_evidence import NOT_CATEGORIES, TokenCounts, rank_shifted_tokens, read_training_texts
-from factorcell.model.run import Run, training_facts
+from factorcell.findings import Finding, report
+from factorcell.model.run import Run
 from factorcell.reports.wording import agreement_sentence, visible_token
-
-# After fewer passes, a notice says that neighbours are uncertain. Trainings of 1 and 1.5 passes shared 20 % of the five
-# nearest neighbours of values with small vectors, and 33 % of those of other values (chance level: 8 %). The notice is
-# therefore about all values. Trainings of 2 to 4 passes were not measured.
-SHORT_TRAINING_PASSES = 4
 
 Row = dict[str, Any]
 
@@ -40,7 +32,6 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     # Each pair has a context and the context to compare it with; {} is the expected context.
     context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_of_context else []
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
-    results["cautions"] = find_warnings([run])
     if arguments.near or arguments.map or arguments.predict or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
         default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
@@ -53,16 +44,12 @@ def run_contexts(arguments: argparse.Namespace) -> None:
                 if variable.name != value_embeddings.variable and not variable.is_all_rare
             ]
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
-        if shown_values:
-            results["cautions"] += _short_training_cautions(run, value_embeddings)
         for column_name in arguments.by:
             if arguments.map:
                 results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments))
             if arguments.predict:
                 column = embeddings.read_column(value_embeddings, arguments.predict, column_name)
-                results["predictions"].append(
-                    embeddings.predict_column(value_embeddings, column, seed=arguments.seed, progress=True)
-                )
+                results["predictions"].append(embeddings.predict_column(value_embeddings, column, seed=arguments.seed))
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
@@ -71,17 +58,21 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     options.check_contexts(run, list(itertools.chain.from_iterable(context_pairs)), arguments.unknown)
     if context_pairs:
         _add_words(results, run, context_pairs, arguments)
+    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, context_pairs)))
+    specified = common_columns(itertools.chain.from_iterable(context_pairs)) if context_pairs else ()
+    findings = run_findings(run, columns, specified)
+    report(*findings)
+    results["cautions"] = [finding.text for finding in findings]
     if arguments.page:
-        from factorcell.reports import embeddings as report
+        from factorcell.reports.embeddings import embeddings_page
 
-        files.write(arguments.page, report.embeddings_page(run.folder.name, results))
+        files.write(arguments.page, embeddings_page(run.folder.name, results))
     if arguments.json:
         terminal.show_json(_flatten(results))
     else:
         _show(results, arguments)
     if others := results.get("other_variables"):
         terminal.notify(f"variable: {results['variable']}; --variable chooses another: {', '.join(others)}")
-    terminal.notify(*results["cautions"])
 
 
 def _add_words(
@@ -90,11 +81,11 @@ def _add_words(
     context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]],
     arguments: argparse.Namespace,
 ) -> None:
-    """Add the words that distinguish the contexts of each pair, and the cautions about them, to `results`."""
-    train = options.training_table_or_notice(run, arguments.train, "no counts of words")
+    """Add the words that distinguish the contexts of each pair to `results`."""
+    train = options.find_training_table(run, arguments.train, "no counts of words")
     counts: list[TokenCounts | None] = [None] * len(context_pairs)
     if train is not None:
-        training_texts = read_training_texts(run, train, progress=True)
+        training_texts = read_training_texts(run, train)
         counts = [
             TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown) for pair in context_pairs
         ]
@@ -102,32 +93,8 @@ def _add_words(
         _compare_contexts(run, *pair, pair_counts, arguments)
         for pair, pair_counts in zip(context_pairs, counts, strict=True)
     ]
-    results["cautions"] += _word_cautions(run, context_pairs, train is None or None not in counts)
-
-
-def _short_training_cautions(run: Run, value_embeddings: Embeddings) -> list[str]:
-    """Return a sentence about the neighbours of all values if the training made few passes."""
-    facts, log = training_facts(run.folder), run.log()
-    if not log or not facts.get("targets"):
-        return []
-    passes = log[-1]["tokens"] / facts["targets"]
-    if passes >= SHORT_TRAINING_PASSES:
-        return []
-    texts = f"{np.median(value_embeddings.counts):,.0f} texts per value (median)"
-    effect = "with another --seed, most of them may differ"
-    return [f"all neighbours are uncertain after {passes:.3g} passes with {texts}: {effect}; train longer"]
-
-
-def _word_cautions(
-    run: Run, context_pairs: Sequence[tuple[Mapping[str, str], Mapping[str, str]]], are_counted: bool
-) -> Iterator[str]:
-    """Yield the notices about the words of pairs of contexts, which are counted in the training texts or not."""
-    if not are_counted:
-        yield f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
-    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, context_pairs)))
-    yield from context_notices(run, columns, common_columns(itertools.chain.from_iterable(context_pairs)))
-    if run.mixture is not None:
-        yield "words: only the neural model is shown; the run predicts with its n-gram mixture"
+    if train is not None and None in counts:
+        report(Finding("no evidence", f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"))
 
 
 def _compare_contexts(
@@ -206,7 +173,6 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
         terminal.show("", agreement_sentence(map_content["agreement"]))
         if map_content["ellipses"]:
             terminal.show_table(map_content["ellipses"], ("group", "count", "x", "y", "wide", "high"))
-            _notify_groups_without_ellipse(map_content)
     for row in results["predictions"]:
         task = f"{row['column']} predicted from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
@@ -215,17 +181,6 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
             terminal.show("", f"{task}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
     if arguments.page:
         terminal.notify(f"report: {arguments.page}")
-
-
-def _notify_groups_without_ellipse(map_content: Row) -> None:
-    """Name the groups that the table and the map omit, because they have too few values or are not the largest."""
-    shown = {row["group"] for row in map_content["ellipses"]}
-    omitted = sorted({str(row["group"]) for row in map_content["points"]} - shown)
-    if omitted:
-        terminal.notify(
-            f"{map_content['column']}: no ellipse for groups of fewer than {embeddings.MIN_VALUES} values, and for "
-            f"those beyond the largest (--groups): {format_names(omitted)}"
-        )
 
 
 def _show_neighbours(results: Row, measure: str) -> None:

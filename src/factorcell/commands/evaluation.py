@@ -20,20 +20,13 @@ from factorcell.evaluation.comparison import (
     format_difference,
     format_figure,
 )
-from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER, classification_notices
+from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER
+from factorcell.evaluation.diagnostics import classification_findings, unknown_users_finding
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.evaluation.repeated_texts import repeated_training_texts
-from factorcell.evaluation.run_warnings import (
-    EFFECT_MEANING,
-    GAIN_DIFFERS,
-    mixed_comparison_notices,
-    mixture_notice,
-    training_warnings,
-    unknown_users_notice,
-)
 from factorcell.evaluation.text_figures import Figures
+from factorcell.findings import Finding, report
 from factorcell.model.run import Run
 from factorcell.model.saved_results import EFFECT
 from factorcell.model.scoring import Scorer
@@ -64,10 +57,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     if baseline and result.baseline and not baseline.folder.samefile(run.folder):
         baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
         _save_result(baseline, baseline_row, result.baseline.texts)
-    runs = [model for model in (run, baseline) if isinstance(model, Run)]
-    terminal.notify(*mixture_notice(run), *mixed_comparison_notices(runs), *training_warnings(runs))
-    if isinstance(run, Run):
-        terminal.notify(*repeated_training_texts(run, arguments.table))
+    if row.get("only_unknown_users"):
+        report(unknown_users_finding(run, "text"))
+    if row.get("training_difference"):
+        report(Finding("unlike trainings", row["training_difference"]))
 
 
 def _show(
@@ -95,16 +88,12 @@ def _show(
     if difference := format_difference("gain", total):
         meaning, hint = "", ""
         if not baseline:
-            meaning = f"{EFFECT_MEANING}; without {', '.join(run.schema.columns())}, "
-            hint = f"; {GAIN_DIFFERS} (--baseline RUN computes it)" if total["gain"] > 0 else ""
+            meaning = f"how much lower the perplexity is with it; without {', '.join(run.schema.columns())}, "
+            hint = "; --baseline RUN computes the gain over an unadapted run" if total["gain"] > 0 else ""
         figures = f"{meaning}perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets"
         terminal.show(f"{name} ({figures}): {difference}{hint}")
-        if total.get("only_unknown_users"):
-            terminal.show(unknown_users_notice(run, "text"))
     if baseline and "bits_per_byte_baseline" in total:
         terminal.show(_bits_difference_line(total, str(run.folder), str(baseline.folder)))
-    if total.get("training_difference"):
-        terminal.show(total["training_difference"])
     other_perplexity, difference_title = ("baseline", "gain") if baseline else ("without_context", "effect")
     for column in arguments.by:
         rows = rows_by_column[column]
@@ -170,7 +159,6 @@ def run_classify(arguments: argparse.Namespace) -> None:
         "unknown": arguments.unknown,
         "samples": arguments.samples,
         "proposal": arguments.proposal,
-        "progress": True,
     }
     table = arguments.table
     if arguments.target:
@@ -222,8 +210,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         if arguments.target and not arguments.calibrate:
             terminal.notify(UNCALIBRATED)
     if can_other_columns_predict:
-        terminal.notify(*classification_notices(run, arguments.target, result.priors))
-    terminal.notify(*mixture_notice(run), *training_warnings([run]), *repeated_training_texts(run, arguments.table))
+        report(*classification_findings(run, arguments.target))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:
@@ -246,7 +233,6 @@ def _show_predictions(rows: Sequence[Row]) -> None:
 def run_score(arguments: argparse.Namespace) -> None:
     """Run `factorcell score`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    terminal.notify(*mixture_notice(run), *training_warnings([run]))
     rows: list[Row] = run.score(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:

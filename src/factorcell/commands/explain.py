@@ -12,19 +12,19 @@ from factorcell import files, input_files
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
-from factorcell.evaluation.context_notices import context_notices
+from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihood_ratios import (
     STRENGTHS,
     compared_columns,
     context_text,
-    evidence_notices,
+    evidence_findings,
     explain,
     has_evidence,
     read_texts,
     strength,
     with_evidence,
 )
-from factorcell.evaluation.run_warnings import find_warnings, mixture_notice
+from factorcell.findings import ranked
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token, token_separator
 
@@ -46,18 +46,15 @@ def run_explain(arguments: argparse.Namespace) -> None:
     ensemble = [options.open_on_device(open_run, folder, arguments) for folder in ensemble_folders]
     compared_runs = [options.open_on_device(open_run, folder, arguments) for folder in arguments.compare_with]
     texts, text_contexts = _read_texts(arguments, ensemble[0])
-    run_warnings = find_warnings([*ensemble, *compared_runs])
     options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
-    options.notify_expected_columns(ensemble[0].schema, {*text_contexts[0], *next(iter(contexts.values()))})
     model_name = arguments.run.name
     if arguments.ensemble:
         model_name += f" and {len(arguments.ensemble)} more"
-    train = options.training_table_or_notice(ensemble[0], arguments.train, "no counts of words")
+    train = options.find_training_table(ensemble[0], arguments.train, "no counts of words")
     # The typed values were checked above; a table is read as `score` reads it.
     unknown = "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown
     settings: dict[str, Any] = {"unknown": unknown, "train": train, "text_contexts": text_contexts}
     rows: list[Row] = explain(ensemble, texts, contexts, **settings)
-    run_warnings += [*evidence_notices(rows), *itertools.chain.from_iterable(map(mixture_notice, ensemble))]
     if compared_runs:
         rows_of_models = [[{"model": model_name, **row} for row in rows]]
         for run in compared_runs:
@@ -67,16 +64,15 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        # `explain` has already emitted these notices.
-        notices = context_notices(ensemble[0], *compared_columns([*contexts.values()], text_contexts))
-        page = explanation_page(model_name, rows, len(ensemble), [*run_warnings, *notices])
-        files.write(arguments.page, page)
+        columns = compared_columns([*contexts.values()], text_contexts)
+        findings = itertools.chain.from_iterable(run_findings(run, *columns) for run in [*ensemble, *compared_runs])
+        cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
+        files.write(arguments.page, explanation_page(model_name, rows, len(ensemble), cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
     else:
         _show(rows, list(contexts))
-    terminal.notify(*run_warnings)
 
 
 def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:

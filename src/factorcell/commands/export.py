@@ -2,7 +2,8 @@
 
 import argparse
 
-from factorcell.commands import options, terminal
+from factorcell.commands import options
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.model.exporting import export
 from factorcell.model.run import Run
 
@@ -11,7 +12,8 @@ def run_export(arguments: argparse.Namespace) -> None:
     """Run `factorcell export`."""
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(arguments.context)
-    options.notify_rare_values(run.schema, context)
+    options.report_rare_values(run.schema, context)
+    report_run(run, context)
     export(
         run,
         arguments.folder,
@@ -19,6 +21,4 @@ def run_export(arguments: argparse.Namespace) -> None:
         context=context,
         approximate=arguments.approximate,
         unknown=arguments.unknown,
-        notify=terminal.notify,
     )
-    options.notify_unread_columns(run, context)

@@ -29,7 +29,6 @@ def run_finetune(arguments: argparse.Namespace) -> None:
         training=specified,
         unknown=arguments.unknown,
         resume=arguments.resume,
-        notify=terminal.notify,
     )
     first_log_row = run.log()[0]  # the evaluation before the first step of training
     perplexity_before = format_number(first_log_row["perplexity"], ".2f")

@@ -12,7 +12,6 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.data.chunks import format_names
 from factorcell.data.tables import open_table
-from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.generation.generate import (
     GenerationOptions,
     category_values,
@@ -21,7 +20,6 @@ from factorcell.generation.generate import (
     repair_and_count_rows,
     stream,
 )
-from factorcell.generation.notices import report_request
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -49,34 +47,19 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    """Run `factorcell generate`."""
+    """Run `factorcell generate`: as soon as a text is finished, print it or append it to the file of --out."""
     open_run = functools.partial(Run.open, mixture=not arguments.no_ngram_mixture)
     run = options.open_on_device(open_run, arguments.run, arguments)
-    specified_columns = _generate(run, arguments)
-    options.notify_unread_columns(run, specified_columns)
-    if run.model.is_adapted:
-        prompts = [variable.source_column for variable in run.schema.prompts]
-        if empty_prompts := [name for name in prompts if name not in specified_columns]:
-            terminal.notify(f"prompts without a text: {', '.join(empty_prompts)}")
-    terminal.notify(*find_warnings([run]))
-
-
-def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
-    """Generate the texts; as soon as a text is finished, print it or append it to the file of --out.
-
-    Return the columns for which the contexts have a value.
-    """
     settings, specified = generation_options(arguments), options.parse_context_values(arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
     contexts = expand_contexts(run, specified, arguments.each)
-    options.notify_rare_values(run.schema, *contexts)
+    options.report_rare_values(run.schema, *contexts)
     if arguments.rows:
         contexts_of_rows = read_contexts(run, arguments.rows, specified)
         contexts = [{**context, **shared} for context in contexts_of_rows for shared in contexts]
     if arguments.stream:
-        _stream(run, contexts, settings, arguments)
-        return set(contexts[0])
+        return _stream(run, contexts, settings, arguments)
     total = len(contexts) * arguments.number
     finished_count = _count_finished_texts(arguments, provenance(run, settings, arguments.prompt), contexts)
     rows = generate(
@@ -103,7 +86,7 @@ def _generate(run: Run, arguments: argparse.Namespace) -> set[str]:
         terminal.notify(f"time limit: {finished_count:,} of {total:,} texts are finished")
     if arguments.out:
         terminal.notify(f"{arguments.out}: {finished_count:,} texts")
-    return set(contexts[0])
+    return None
 
 
 def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence[str]) -> list[dict[str, str]]:
@@ -152,7 +135,6 @@ def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, argu
     """Generate a single text and print each part of it immediately."""
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
-    report_request(run, arguments.prompt, contexts[0])
     parts = stream(
         run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
     )

@@ -177,6 +177,8 @@ def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parse
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
     command_parser = Parser(_join_names(commands), commands[-1].summary, options.kinds_from_words(words))
     getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
+    help_text = "print all warnings, not only the one that can mislead most"
+    command_parser.add_argument("--verbose", action="store_true", help=help_text)
     return command_parser
 
 
@@ -219,7 +221,7 @@ def _run_command(commands: Sequence[Command], arguments: argparse.Namespace) -> 
     """Call the function of the last of `commands`, within the limits on threads and memory in `arguments`."""
     module = importlib.import_module(f"factorcell.commands.{commands[-1].module}")
     run = getattr(module, f"run_{_function_name(commands)}")
-    with terminal.warnings_as_notices():
+    with terminal.logging_to_standard_error(arguments.verbose):
         options.set_threads(getattr(arguments, "threads", 0))
         options.set_max_memory(getattr(arguments, "max_memory", None))
         run(arguments)

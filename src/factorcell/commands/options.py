@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell import memory
 from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, UNKNOWN_POLICIES
-from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
 from factorcell.config import (
     DEVICES,
@@ -28,6 +27,7 @@ from factorcell.config import (
     selected_kinds,
 )
 from factorcell.extensions import NONE
+from factorcell.findings import Finding, report
 from factorcell.option_fields import (
     CHOICE_HELP,
     KIND_HELP,
@@ -352,8 +352,8 @@ def parse_context_values(texts: Sequence[str], option: str = "--context") -> dic
     return values
 
 
-def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Print a notice for each value in the contexts that is rare, since the model reads all rare values alike."""
+def report_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
+    """Report each value in the contexts that is rare, since the model reads all rare values alike."""
     from factorcell.data.schema import may_contain
 
     for variable in schema.categories:
@@ -362,39 +362,22 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
             # The Bloom filter recognizes all rare values, and by coincidence a few other values.
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
-                terminal.notify(f"{column} {value!r} is rare ({reason}); read as the unknown value")
-
-
-def notify_expected_columns(schema: "ContextSchema", specified: Collection[str]) -> None:
-    """Print a notice about the context columns, except prompts, that are not `specified`."""
-    from factorcell.data.schema import EXPECTED_READING
-
-    if columns := [name for name in schema.embedded.columns() if name not in specified]:
-        terminal.notify(f"context columns without a value: {', '.join(columns)}; {EXPECTED_READING}")
-
-
-def notify_unread_columns(run: "Run", specified: Collection[str]) -> None:
-    """Print a notice if an unadapted run does not read the specified columns, or if an adapted run reads others too."""
-    from factorcell.model.model_card import describe_missing_context
-
-    if run.model.is_adapted:
-        notify_expected_columns(run.schema, specified)
-    elif specified:
-        terminal.notify(f"{run.folder}: {describe_missing_context(run)}")
+                report(Finding("rare value", f"{column} {value!r} is rare ({reason}); read as the unknown value"))
 
 
 def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
-    """Raise a `UserError` if a context is invalid, and print a notice for each of their rare values."""
+    """Raise a `UserError` if a context is invalid, and report each of their rare values."""
     for context in contexts:
         run.read([""], [context], unknown=unknown)
-    notify_rare_values(run.schema, *contexts)
+    report_rare_values(run.schema, *contexts)
 
 
-def training_table_or_notice(run: "Run", specified: Path | None, consequence: str) -> Path | None:
-    """Return the specified training table, or that of a run; print a notice with the `consequence` if there is none."""
+def find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:
+    """Return the specified training table, or that of a run; report the `consequence` if there is none."""
     from factorcell.evaluation.combination import training_table
 
     table = specified or training_table(run)
     if table is None:
-        terminal.notify(f"{consequence}: {run.folder} records no existing training table; add --train TABLE")
+        problem = f"{run.folder} records no existing training table"
+        report(Finding("no evidence", f"{consequence}: {problem}; add --train TABLE"))
     return table

@@ -11,7 +11,7 @@ from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, estimate_seconds, find_seen_prefixes, read_streams, replay
 from factorcell.config import UserError
-from factorcell.evaluation.run_warnings import training_warnings
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.model.run import Run
 from factorcell.reports import replay as replay_report
 
@@ -41,14 +41,6 @@ def run_replay(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every, arguments.seed),
     )
-    systems.report_unseen_values(
-        streams,
-        arguments.run,
-        items,
-        user_column=user_column,
-        table=arguments.heldout,
-        unknown=arguments.unknown,
-    )
     seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
     opened_systems = systems.open_systems(
         arguments.run,
@@ -60,18 +52,16 @@ def run_replay(arguments: argparse.Namespace) -> None:
             Run.open, mixture=not arguments.no_ngram_mixture, device=arguments.device, precision=arguments.precision
         ),
     )
-    terminal.notify(*training_warnings(systems.find_runs(opened_systems)))
+    for run in systems.find_runs(opened_systems):
+        report_run(run)
     text_column = config.data.text
     estimates = estimate_seconds(opened_systems, streams, text_column=text_column)
     minutes = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in estimates.items())
     terminal.notify(f"estimated minutes: {minutes}; together {sum(estimates.values()) / 60:.1f}")
     files.create_new_folder(arguments.out)
     rows_path = arguments.out / "rows.jsonl"
-    rows = list(
-        replay(opened_systems, streams, rows_path, text_column=text_column, seen_prefixes=seen_prefixes, progress=True)
-    )
+    rows = list(replay(opened_systems, streams, rows_path, text_column=text_column, seen_prefixes=seen_prefixes))
     summary = replay_summary.summarise(rows, base_name, seed=arguments.seed)
-    summary["popular_texts"] = systems.count_popular_texts(opened_systems)
     files.write_json(arguments.out / "summary.json", summary)
     _show(summary, arguments)
 
@@ -85,5 +75,4 @@ def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
         if rows:
             terminal.show("")
             terminal.show_table(rows, columns)
-    terminal.notify(*replay_report.popular_text_notices(summary))
     return terminal.notify(f"rows.jsonl and summary.json are in {arguments.out}")

@@ -9,11 +9,12 @@ from factorcell import files
 from factorcell.bootstrap import Interval
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, check_choice
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
 from factorcell.evaluation.results import open_model
-from factorcell.evaluation.run_warnings import mixture_notice, training_warnings
+from factorcell.findings import Finding, report
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 
@@ -30,15 +31,16 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     for column in arguments.by:
         check_choice("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
-    if isinstance(model, Run):
-        terminal.notify(*mixture_notice(model), *training_warnings([model]))
+    report_run(model)
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
     rows = rescore.rescore(scored_lists, weights)
     summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)
-    _notify_problems(scored_lists, summary)
+    if summary and (summary[0]["gain_high"] or 0) < 0:  # of all utterances
+        text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
+        report(Finding("more errors", text))
     if arguments.json:
         terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
         return
@@ -49,19 +51,6 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     else:
         shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(shown_rows, ("utterance", "place", "text"))
-
-
-def _notify_problems(scored_lists: ScoredNBest, summary: list[dict[str, Any]]) -> None:
-    """Print a notice about out-of-vocabulary words, and one if rescoring makes significantly more errors."""
-    if scored_lists.unknown_hypotheses:
-        count = sum(len(utterance.texts) for utterance in scored_lists.nbest.utterances)
-        affected = f"{scored_lists.unknown_hypotheses:,} of {count:,}"
-        terminal.notify(f"hypotheses with words that are not in the vocabulary: {affected}; their spelling is scored")
-    # The first row is for all utterances. A gain is significantly negative if its interval is below zero.
-    if summary and (summary[0]["gain_high"] or 0) < 0:
-        terminal.notify(
-            "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
-        )
 
 
 def _read_lists(path: Path, *, reference_path: Path | None, columns_path: Path | None) -> NBest:
@@ -104,7 +93,7 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, list
 
 def _score_lists(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoredNBest:
     context = options.parse_context(arguments.context)
-    return rescore.score_hypotheses(model, lists, context=context, unknown=arguments.unknown, progress=True)
+    return rescore.score_hypotheses(model, lists, context=context, unknown=arguments.unknown)
 
 
 def _rescoring_table(summary: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], list[str]]:

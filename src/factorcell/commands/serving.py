@@ -51,7 +51,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
     )
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
         train_demo_run(DEMO_FOLDER)
-    server.serve(server_options, terminal.notify)
+    server.serve(server_options)
 
 
 def default_store_path(run_folder: Path) -> Path:
@@ -71,4 +71,4 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
     if epochs is not None:
         specified, budget = {**DEMO_OPTIONS, "training": {"epochs": epochs}}, Budget()
     terminal.notify(f"{folder}: training on place names; this takes a minute or two and happens only once")
-    fit(table_path("train"), table_path("dev"), specified, folder, budget=budget, resume=True, notify=terminal.notify)
+    fit(table_path("train"), table_path("dev"), specified, folder, budget=budget, resume=True)

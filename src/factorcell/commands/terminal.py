@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from factorcell import findings
 from factorcell.commands import streams
 from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
+from factorcell.findings import LOG, Finding
 
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
@@ -90,34 +92,54 @@ def _safe(text: str) -> str:
     return text if isinstance(text, Styled) else escape_hidden(text)
 
 
-class NoticeHandler(logging.Handler):
-    """Prints log records as notices."""
+class FindingHandler(logging.Handler):
+    """Prints log records; of findings, only the one that can mislead most, at `flush`, unless `verbose` is set."""
+
+    def __init__(self, verbose: bool) -> None:
+        super().__init__()
+        self.verbose, self.count = verbose, 0
+        self.first: Finding | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log record."""
-        notify(record.getMessage())
+        """Print a log record; count a finding, and remember the first of the ranking."""
+        finding: Finding | None = getattr(record, "finding", None)
+        if finding is None:
+            return notify(record.getMessage())
+        if self.verbose:
+            return notify(f"warning: {finding.text}")
+        self.count += 1
+        if self.first is None or finding.rank < self.first.rank:
+            self.first = finding
+        return None
+
+    def flush(self) -> None:
+        """Print the remembered finding and the number of the others, and forget them."""
+        if self.first is not None:
+            others = f" ({self.count - 1} more with --verbose)" if self.count > 1 else ""
+            notify(f"warning: {self.first.text}{others}")
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all findings."""
+        self.first, self.count = None, 0
 
 
 @contextmanager
-def warnings_as_notices() -> Iterator[None]:
-    """Print Python warnings and log records as notices."""
-    logger = logging.getLogger("factorcell")
-    handler = NoticeHandler(logging.WARNING)
-    show_warning = warnings.showwarning
-    logger.addHandler(handler)
-    shown: set[str] = set()  # libraries reset the record of warnings with which Python recognizes repeated ones
-
-    def show_once(message: Warning | str, category: type[Warning], *_: Any) -> None:
-        if (line := f"{category.__name__}: {message}") not in shown:
-            shown.add(line)
-            notify(line)
-
-    warnings.showwarning = show_once
+def logging_to_standard_error(verbose: bool) -> Iterator[None]:
+    """Print log records and Python warnings on standard error; print findings at the end, unless there is an error."""
+    handler, level, show_warning = FindingHandler(verbose), LOG.level, warnings.showwarning
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    warnings.showwarning = lambda message, category, *_: LOG.warning("%s: %s", category.__name__, message)
+    findings.log_once.cache_clear()  # several commands in a process, as in tests, are independent
     try:
         yield
+        handler.flush()
     finally:
+        handler.clear()
         warnings.showwarning = show_warning
-        logger.removeHandler(handler)
+        LOG.setLevel(level)
+        LOG.removeHandler(handler)
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:

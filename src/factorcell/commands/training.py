@@ -25,7 +25,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         budget=budget,
         resume=arguments.resume,
         compare_ngram=True,
-        notify=terminal.notify,
     )
     terminal.notify(f"{run.folder}: {summary(run)}")
 
@@ -47,7 +46,6 @@ def run_compare(arguments: argparse.Namespace) -> None:
         seeds=arguments.seeds,
         ngram=arguments.ngram,
         resume=arguments.resume,
-        notify=terminal.notify,
     )
     terminal.show_table(*comparison.table())
     terminal.notify(*comparison.notes())
@@ -87,7 +85,6 @@ def run_tune(arguments: argparse.Namespace) -> None:
             pruner=arguments.pruner,
             budget=budget,
         ),
-        notify=terminal.notify,
         page=search_page,
     )
     terminal.show_table(*search_table(trial_rows[:MAX_SHOWN_TRIALS]))
@@ -96,16 +93,16 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 def run_check(arguments: argparse.Namespace) -> None:
     """Run `factorcell check`."""
-    findings = check(arguments.run)
+    results = check(arguments.run)
     if arguments.json:
         terminal.show_json(
-            [{"path": str(finding.path), "right": finding.is_valid, "text": finding.text} for finding in findings]
+            [{"path": str(result.path), "right": result.is_valid, "text": result.text} for result in results]
         )
     else:
-        for finding in findings:
-            terminal.show(f"ok     {finding.path}: {finding.text}" if finding.is_valid else f"WRONG  {finding.text}")
-    if failure_count := sum(not finding.is_valid for finding in findings):
-        raise UserError(f"{arguments.run}: {failure_count} of {len(findings)} checks failed")
+        for result in results:
+            terminal.show(f"ok     {result.path}: {result.text}" if result.is_valid else f"WRONG  {result.text}")
+    if failure_count := sum(not result.is_valid for result in results):
+        raise UserError(f"{arguments.run}: {failure_count} of {len(results)} checks failed")
 
 
 def run_report(arguments: argparse.Namespace) -> None:

@@ -30,11 +30,9 @@ from factorcell.choices import check_unknown
 from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_choice, check_format
-from factorcell.data.cache import report_truncated
 from factorcell.data.private_content import find_private_content
 from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
-from factorcell.data.tokens import truncated_mask
 from factorcell.model.mixture import Predictor
 from factorcell.model.run import FINGERPRINT_BYTES, Run
 
@@ -369,7 +367,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     Args:
         run: The run with which the user was learned.
         user: The user before learning.
-        text: The text that the user entered; a `Notice` reports if it has more than `max_tokens` tokens and is cut.
+        text: The text that the user entered; a finding says if it has more than `max_tokens` tokens and is cut.
         context: Column -> value, without the user column.
 
     Returns:
@@ -379,8 +377,6 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         UserError: The text, the context or the user is not valid.
     """
     (learned,), _ = Learner(run).learn([user], [text], None if context is None else [context])
-    limit = run.config.data.max_tokens
-    report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
     return learned
 
 

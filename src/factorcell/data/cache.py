@@ -9,8 +9,7 @@ import io
 import json
 import os
 import tempfile
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
-from factorcell.progress import progress_bar
+from factorcell.findings import Finding, report
+from factorcell.progress import is_shown, progress_bar
 
-EMPTY_READING = "the end of an empty text is its only target"
-MAX_OUTSIDE_SHARE = 0.01  # a notice reports a larger share of numbers outside the range of training
+CONTEXTS = "contexts"  # the name of a table of values that no file has; its rows are not counted in findings
+MAX_OUTSIDE_SHARE = 0.01  # a finding reports a larger share of numbers outside the range of training
 CACHE_VERSION = 6  # part of the name of an entry, so that entries of other versions are not read
 
 
@@ -45,15 +44,13 @@ def prepare(
     unknown: str = "group",
     optional: tuple[str, ...] = (),
     cache: str | Path | None = None,
-    progress: bool = False,
     truncate: bool = True,
-    report_counts: bool = True,
 ) -> Corpus:
     """Read a table and return its texts and contexts as a corpus.
 
     The corpus of a file is cached under a digest of the file and the options, unless `schema` is set or `truncate` is
-    false. If the cache cannot be written, a `Notice` reports the reason, and the corpus stays in memory. Other notices
-    report the number of empty texts of a file and, with a `schema`, numbers outside the range of training.
+    false. If the cache cannot be written, the corpus stays in memory. What is doubtful about the table is reported
+    (`table_findings`).
 
     Args:
         source: A path or any other source that `open_table` accepts.
@@ -65,10 +62,7 @@ def prepare(
         optional: The names of the variables for which the policy is "expected" instead of `unknown`; their columns may
             be missing.
         cache: The folder of the cache; by default `cache_folder()`.
-        progress: Whether to show a progress bar.
         truncate: Whether to cut texts after `max_tokens` tokens.
-        report_counts: Whether to report in notices how many texts were cut, how many have values that training did not
-            see, and how many have an empty context column.
 
     Returns:
         The corpus, with one text per row of the table, except the rows that the option `missing` drops.
@@ -88,9 +82,9 @@ def prepare(
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
         with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as id_file:
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
-            _read_chunks(table, data_config.text, texts, columns, progress)
+            _read_chunks(table, data_config.text, texts, columns)
             text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
-        is_unseen.update(columns.unseen_rows() if report_counts else {})
+        is_unseen.update(columns.unseen_rows())
         return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:
@@ -99,15 +93,9 @@ def prepare(
         is_trained = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
         entry_name = _entry_name(table, config, text_tokenizer if is_trained else None)
         corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
-    if table.digest is not None:
-        report_empty_texts(corpus, table.name)
-    if report_counts:
-        report_truncated(corpus.truncated, table.name, data_config.max_tokens)
-        _report_unseen(is_unseen, len(corpus), table.name, unknown)
-    if report_counts and unknown != "expected":
-        report_missing(corpus, table.name, optional)
+    report(*table_findings(corpus, table.name, is_unseen, unknown, optional, data_config.max_tokens))
     if schema is not None:
-        report_outliers(schema, corpus.numbers, table.name)
+        report(*number_findings(schema, corpus.numbers, table.name))
     return corpus
 
 
@@ -119,7 +107,7 @@ def _load_or_read(
         return cache_entry.load_or_create(Path(cache or cache_folder()) / entry_name, read, config)
     except OSError as error:
         reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
-        _warn(f"the cache cannot be written ({reason}); {table_name} is kept in memory")
+        report(Finding("no cache", f"the cache cannot be written ({reason}); {table_name} is kept in memory"))
         return read(None)
 
 
@@ -135,107 +123,62 @@ def _entry_name(table: Table, config: Config, tokenizer: Tokenizer | None) -> st
     return digest.hexdigest()
 
 
-def _warn(text: str) -> None:
-    """Emit a `Notice`; all notices come from this line, so Python by default shows equal notices only once."""
-    warnings.warn(Notice(text), stacklevel=1)
+def table_findings(
+    corpus: Corpus,
+    table_name: str,
+    is_unseen: Mapping[str, NDArray[np.bool_]],
+    unknown: str,
+    optional: tuple[str, ...],
+    max_tokens: int,
+) -> Iterator[Finding]:
+    """Yield a finding about unseen values, cut texts, empty context columns and empty texts of a table.
 
-
-def report_empty_texts(corpus: Corpus, table_name: str, reading: str = EMPTY_READING) -> None:
-    """Emit a `Notice` with the number of texts without tokens, if any, and how they are read."""
-    if empty_count := int(is_empty_text(corpus).sum()):
-        empty_texts = f"{empty_count:,} of {len(corpus):,} texts {'is' if empty_count == 1 else 'are'} empty"
-        _warn(f"{table_name}: {empty_texts}; {reading}")
-
-
-def report_truncated(is_truncated: NDArray[np.bool_], table_name: str, max_tokens: int) -> None:
-    """Emit a `Notice` with the number of truncated texts, if any, and the option that sets the limit.
-
-    Args:
-        is_truncated: Whether each text was cut (rows,).
-        table_name: The name of the table, for the notice.
-        max_tokens: The number of tokens after which texts were cut.
+    A column of texts is not an empty context column, because an empty text is a text without words.
+    `is_unseen` says for each category whether training never saw the value of each text (rows,).
     """
-    if cut_count := int(is_truncated.sum()):
-        cut_texts = f"{cut_count:,} of {len(is_truncated):,} texts {'is' if cut_count == 1 else 'are'} cut"
-        remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
-        _warn(f"{table_name}: {cut_texts} after {max_tokens:,} tokens; {remedy}")
 
+    def format_counts(is_affected: Mapping[str, NDArray[np.bool_]]) -> str:
+        return _format_counts(is_affected, len(corpus), table_name)
 
-def _report_unseen(is_unseen: Mapping[str, NDArray[np.bool_]], text_count: int, table_name: str, unknown: str) -> None:
-    """Emit a `Notice` with the number of texts that have values that training did not see, if any.
-
-    Args:
-        is_unseen: For each category, whether training never saw the value of each text (rows,).
-        text_count: The number of texts.
-        table_name: The name of the table.
-        unknown: The policy by which the values were read, "group" or "expected".
-    """
-    if counts := _format_counts(is_unseen, text_count):
-        reading = "read as the unknown value" if unknown == "group" else EXPECTED_READING
-        problem = f"texts with values that training did not see: {counts}"
-        _warn(f"{table_name}: {problem}; these values are {reading} (--unknown {unknown})")
-
-
-def report_unseen_rows(
-    rows: Sequence[Mapping[str, Any]], schema: ContextSchema, table_name: str, unknown: str, without: str = ""
-) -> None:
-    """Emit a `Notice` with the number of rows that have values that training did not see, if any.
-
-    Args:
-        rows: Rows that map columns to values.
-        schema: The context variables of the model.
-        table_name: The name of the table of the rows.
-        unknown: The policy by which the values are read; with "error", there is no notice.
-        without: A column that does not count, such as that of users.
-    """
-    if unknown == "error":
+    if unknown != "error" and (counts := format_counts(is_unseen)):
+        reading = "the unknown value" if unknown == "group" else "the expected value of the column"
+        text = f"values that training did not see in {counts}, read as {reading} (--unknown {unknown})"
+        yield Finding("unseen values", f"{table_name}: {text}")
+    if counts := format_counts({"": corpus.truncated}):
+        remedy = "a model trained with a larger --max-tokens reads more"
+        yield Finding("cut texts", f"{table_name}: {counts} cut after {max_tokens:,} tokens; {remedy}")
+    if table_name == CONTEXTS:
         return
-    is_unseen: dict[str, NDArray[np.bool_]] = {}
-    for variable in schema.categories:
-        if (column := variable.source_column) != without:
-            reader = CategoryReader(variable, table_name, is_known=True)
-            reader.add([row.get(column) for row in rows], range(1, len(rows) + 1))
-            is_unseen[variable.name] = reader.is_unseen(variable)
-    _report_unseen(is_unseen, len(rows), table_name, unknown)
-
-
-def report_missing(corpus: Corpus, table_name: str, optional: Collection[str] = ()) -> None:
-    """Emit a `Notice` with the number of rows that have an empty context column, if any, and how they were read.
-
-    A column of texts does not count, because an empty text is a text without words.
-
-    Args:
-        corpus: The texts of the table.
-        table_name: The name of the table.
-        optional: The names of variables that do not count.
-    """
-    if dropped_count := int(corpus.dropped.sum()):
-        dropped_rows = f"{dropped_count:,} of {len(corpus.dropped):,}"
-        _warn(f"{table_name}: rows with an empty context column: {dropped_rows}; they are dropped (--missing drop)")
     schema = corpus.schema
     masks = [(variable, corpus.categories[:, index] == MISSING) for index, variable in enumerate(schema.categories)]
     masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
     masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
-    if counts := _format_counts(is_missing, len(corpus)):
-        problem = f"texts with an empty context column: {counts}"
-        _warn(f"{table_name}: {problem}; {EXPECTED_READING} (--missing expected)")
+    if unknown != "expected" and (counts := format_counts(is_missing)):
+        text = f"an empty context column in {counts}, {EXPECTED_READING} (--missing expected)"
+        yield Finding("missing values", f"{table_name}: {text}")
+    if counts := format_counts({"": is_empty_text(corpus)}):
+        yield Finding("empty texts", f"{table_name}: {counts} empty; the end of an empty text is its only target")
 
 
-def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int) -> str:
-    """Return "12 of 1,000 (city 10, user 3)": the number of affected rows, of all rows, and of affected rows by name.
+def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int, table_name: str) -> str:
+    """Return "12 of 1,000 texts (city 10, user 3)": the number of affected texts, of all, and of affected by name.
 
-    The result is empty if no row is affected. `is_affected` maps each name to an array (rows,).
+    The result is empty if no text is affected. Texts of `CONTEXTS` may be read several times, so they are not counted.
+    `is_affected` maps each name to an array (rows,).
     """
     counts = {name: int(mask.sum()) for name, mask in is_affected.items() if mask.any()}
     if not counts:
         return ""
+    if table_name == CONTEXTS:
+        return ", ".join(filter(None, counts)) or "texts"
     total = int(np.logical_or.reduce(list(is_affected.values())).sum())
-    return f"{total:,} of {row_count:,} ({', '.join(f'{name} {count:,}' for name, count in counts.items())})"
+    by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
+    return f"{total:,} of {row_count:,} texts" + (f" ({by_name})" if by_name else "")
 
 
-def report_outliers(schema: ContextSchema, numbers: NDArray[np.float32], table_name: str) -> None:
-    """Emit a `Notice` for each numeric variable with values outside the range of its values in training.
+def number_findings(schema: ContextSchema, numbers: NDArray[np.float32], table_name: str) -> Iterator[Finding]:
+    """Yield a finding for each numeric variable with values outside the range of its values in training.
 
     Values near the range are not reported if they are few, because random samples of the same numbers have such values.
     A value is far outside if its distance from the range is larger than the width of the range.
@@ -251,9 +194,9 @@ def report_outliers(schema: ContextSchema, numbers: NDArray[np.float32], table_n
         is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width
         if width and not variable.period and (is_far.any() or is_outside.mean() > MAX_OUTSIDE_SHARE):
             training_range = f"the range of training ({variable.low:.6g} to {variable.high:.6g})"
-            # Contexts that are not from a table may be read several times, so their number would be confusing.
-            rows = "" if table_name == "contexts" else f" in {is_outside.sum():,} of {len(column):,} rows"
-            _warn(f"{table_name}: {variable.name} is outside {training_range}{rows}")
+            rows = "" if table_name == CONTEXTS else f" in {is_outside.sum():,} of {len(column):,} rows"
+            text = f"{table_name}: {variable.name} is outside {training_range}{rows}; predictions are extrapolated"
+            yield Finding("outside range", text)
 
 
 def cache_folder() -> Path:
@@ -270,13 +213,12 @@ def cache_folder() -> Path:
         raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
 
 
-def _read_chunks(
-    table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns, progress: bool
-) -> None:
+def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
     rows_read = 0
-    row_count = table.row_count or (table.estimate_rows() if progress else None)
-    with progress_bar(total=row_count, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
+    row_count = table.row_count or (table.estimate_rows() if is_shown() else None)
+    is_table = table.name != CONTEXTS
+    with progress_bar(total=row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
         for chunk in table.chunks([text_column, *columns.names]):
             chunk_texts = chunk[text_column]
             indices = columns.add(chunk, len(chunk_texts), rows_read)

@@ -1,6 +1,5 @@
 """Read the context columns of a table: determine their kinds and encode their values with a schema."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import check_unknown
-from factorcell.config import HISTORY_COLUMN, DataConfig, Notice, UserError, check_choice
+from factorcell.config import HISTORY_COLUMN, DataConfig, UserError, check_choice
 from factorcell.data.chunks import Table
 from factorcell.data.number_reader import NumberReader
 from factorcell.data.prompts import PromptReader, earlier_texts
@@ -19,6 +18,7 @@ from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import is_missing, short_repr, to_number, to_seconds
+from factorcell.findings import Finding, report
 
 GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
@@ -275,7 +275,7 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
     """Guess the kind of each column, number or category, from about the first `GUESS_ROWS` rows.
 
     The kind is number if all values are numbers, unless they are at most `MAX_RATINGS` different whole numbers. If most
-    but not all values are numbers, a `Notice` reports the first value that is not a number.
+    but not all values are numbers, a finding names the first value that is not a number.
     """
     numbers_by_column = {name: list[float]() for name in names}
     # For each column, the row number and the value of each value that is not a number.
@@ -304,8 +304,6 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
             like_others = f", like {other_count - 1:,} other values" if other_count > 1 else ""
             problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{like_others}"
             remedy = f"set {name}:number or {name}:category"
-            warnings.warn(
-                Notice(f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"),
-                stacklevel=2,
-            )
+            text = f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"
+            report(Finding("mixed kinds", text))
     return kinds

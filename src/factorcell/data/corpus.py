@@ -226,19 +226,36 @@ class Corpus:
             dropped=np.zeros(0, np.bool_),
         )
 
-    def without_context(self, schema: ContextSchema) -> "Corpus":
-        """Return a corpus with the same texts, in which all variables of `schema` are missing."""
+    def without_context(self, schema: ContextSchema, keep: str = "") -> "Corpus":
+        """Return a corpus with the same texts, in which all variables of `schema` are missing.
+
+        The variables of the column `keep` have their values; `schema` is then that of this corpus.
+        """
         row_count = len(self)
         empty_lists = Ragged(np.zeros(0, np.int32), np.zeros(row_count + 1, np.int64))
+        categories = np.full((row_count, len(schema.categories)), MISSING, dtype=np.int32)
+        numbers = np.full((row_count, len(schema.numbers)), np.nan, dtype=np.float32)
+        for variables, new_values, values in (
+            (schema.categories, categories, self.categories),
+            (schema.numbers, numbers, self.numbers),
+        ):
+            for index, variable in enumerate(variables):
+                if variable.source_column == keep:
+                    new_values[:, index] = values[:, index]
+        vectors = [
+            self.vectors[index] if variable.source_column == keep else np.full((row_count, len(variable.means)), np.nan)
+            for index, variable in enumerate(schema.vectors)
+        ]
         return replace(
             self,
             schema=schema,
-            categories=np.full((row_count, len(schema.categories)), MISSING, dtype=np.int32),
-            numbers=np.full((row_count, len(schema.numbers)), np.nan, dtype=np.float32),
-            vectors=tuple(
-                np.full((row_count, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors
+            categories=categories,
+            numbers=numbers,
+            vectors=tuple(vector.astype(np.float32, copy=False) for vector in vectors),
+            words=tuple(
+                self.words[index] if variable.source_column == keep else empty_lists
+                for index, variable in enumerate(schema.texts)
             ),
-            words=(empty_lists,) * len(schema.texts),
             prompts=(empty_lists,) * len(schema.prompts),
         )
 
@@ -360,3 +377,26 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
     """
     products = (hashes ^ tokens) * HASH_MULTIPLIER
     return products ^ (products >> np.uint64(shift))
+
+
+def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
+    hashes = _hash_rows(corpus.tokens, corpus.offsets)
+    if corpus.spellings is not None:
+        hashes = hashes * HASH_MULTIPLIER + _hash_rows(corpus.spellings.values, corpus.spellings.offsets)
+    return hashes
+
+
+def _hash_rows(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the sum of (value + 1) * multiplier^position of each row (B,), modulo 2^64; 0 for an empty row."""
+    sizes = np.diff(offsets)
+    powers = np.cumprod(np.full(int(sizes.max(initial=1)), HASH_MULTIPLIER))
+    hashes = np.zeros(len(sizes), dtype=np.uint64)
+    block_count = 1 + len(values) // BLOCK_TOKENS
+    for rows in np.array_split(np.flatnonzero(sizes), block_count):
+        if len(rows):
+            starts = offsets[rows] - offsets[rows[0]]
+            block = np.asarray(values[offsets[rows[0]] : offsets[rows[-1] + 1]])
+            positions = np.arange(len(block)) - np.repeat(starts, sizes[rows])
+            hashes[rows] = np.add.reduceat((block.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
+    return hashes

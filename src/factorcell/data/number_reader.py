@@ -1,7 +1,6 @@
 """The reader of context columns of numbers and times."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, Notice
+from factorcell.config import DataConfig
 from factorcell.data.readers import ColumnReader, deviations
 from factorcell.data.schema import Variable, wave_parameters
 from factorcell.data.values import is_missing, short_repr, to_hour, to_number, to_weekday, to_yearday
+from factorcell.findings import Finding, report
 
 NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
@@ -29,7 +29,7 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 class NumberReader(ColumnReader):
     """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
-    has_warned = False  # whether a notice has named a number outside its period
+    has_reported = False  # whether a finding has named a number outside its period
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
@@ -47,15 +47,15 @@ class NumberReader(ColumnReader):
         self.chunk_arrays.append(array % period if period else array)
 
     def _report_outside(self, numbers: NDArray[np.float64], rows: Sequence[int]) -> None:
-        """Emit a `Notice` about the first number below minus half its period or above its period."""
+        """Report the first number below minus half its period or above its period."""
         period = self.declared_variable.period
         is_outside = (numbers < -period / 2) | (numbers > period)
-        if is_outside.any() and not self.has_warned:
-            self.has_warned = True
+        if is_outside.any() and not self.has_reported:
+            self.has_reported = True
             first = int(is_outside.argmax())
             value = f"{self.table_name} row {rows[first]}: {self.column} is {numbers[first]:.8g}"
             text = f"{value}, outside {-period / 2:g} to {period:g}; such numbers are read modulo {period:g}"
-            warnings.warn(Notice(text), stacklevel=1)
+            report(Finding("outside range", text))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean, standard deviation and range of its numbers.

@@ -2,15 +2,15 @@
 
 import csv
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.data import chunks, content
 from factorcell.data.chunks import Chunk, Table, format_names
 from factorcell.data.content import Content
 from factorcell.escapes import escape_hidden
+from factorcell.findings import Finding, report
 
 ENDINGS_BY_DELIMITER = {",": ".csv", "\t": ".tsv"}  # endings of file names
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
@@ -102,7 +102,6 @@ def open_csv(file: Content) -> Table:
     delimiter = "\t" if path.name.lower().removesuffix(file.compression).endswith(".tsv") else ","
     names = _read_header(file, delimiter)
     index_by_name = {name: index for index, name in enumerate(names)}
-    emitted_notices = set[str]()
 
     def read_rows(columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         """Yield the length of each row and its values in `columns`."""
@@ -126,14 +125,12 @@ def open_csv(file: Content) -> Table:
                 suspicious_line_numbers.append(csv_rows.first_line_number)
                 has_multiline_texts = not csv_rows.has_lines_like_rows(len(names))
             yield csv_rows.length, [row[index] for index in indices] if row else [""]
-        # A table is read several times, but the notice is emitted once.
-        if suspicious_line_numbers and not has_multiline_texts and len(names) > 1 and not emitted_notices:
+        if suspicious_line_numbers and not has_multiline_texts and len(names) > 1:
             others = (
                 f", like {len(suspicious_line_numbers) - 1:,} other fields" if len(suspicious_line_numbers) > 1 else ""
             )
-            notice = f"a quoted field spans lines that look like rows{others}; if its quotes are text, {QUOTING_HELP}"
-            emitted_notices.add(notice)
-            warnings.warn(Notice(f"{path} line {suspicious_line_numbers[0]}: {notice}"), stacklevel=2)
+            problem = f"a quoted field spans lines that look like rows{others}; if its quotes are text, {QUOTING_HELP}"
+            report(Finding("quotes", f"{path} line {suspicious_line_numbers[0]}: {problem}"))
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         return to_chunks(read_rows(columns), columns)

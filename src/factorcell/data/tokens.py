@@ -8,7 +8,7 @@ provisional id by the id of the token in the vocabulary, or by several ids if a 
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -200,12 +200,3 @@ class _FinalIds:
 def _positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return 0, 1, ... for each of several ranges of these sizes, one range after the other."""
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-
-def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
-    """Return, for each text, whether `TokenizedTexts` cuts it because it has `max_tokens` tokens or more (texts,).
-
-    The result is false for a value that is not a string; the function that reads the texts raises an error for it.
-    """
-    is_cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
-    return np.fromiter(is_cut, dtype=bool)

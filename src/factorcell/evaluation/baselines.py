@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import Config, UserError
-from factorcell.data.cache import prepare, report_missing, report_truncated
+from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables import open_table, table_name
+from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.linear_classifier import LinearClassifier, target_labels
@@ -38,7 +38,6 @@ def read_train_and_test(
     *,
     context: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
-    progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
     """Read training and test texts with the column `target`, and with the columns `context` (NAME or NAME:KIND).
 
@@ -47,10 +46,7 @@ def read_train_and_test(
     """
     config = with_target(config, target, context)
     check_columns(test_source, config.data)
-    train = prepare(train_source, config, tokenizer=tokenizer, progress=progress, report_counts=False)
-    name = open_table(train_source).name
-    report_truncated(train.truncated, name, config.data.max_tokens)
-    report_missing(train, name, (target,))  # a missing target is left out, not read as its expected value
+    train = prepare(train_source, config, tokenizer=tokenizer, optional=(target,))
     if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
         count = config.data.min_context_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")

@@ -35,6 +35,7 @@ from factorcell.evaluation.conditional_prior import (
     load_priors,
     training_log_prior,
 )
+from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
@@ -60,7 +61,6 @@ def classify(
     proposal: str = "rank",
     calibrate: Any = None,
     combine: bool = False,
-    progress: bool = False,
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
 
@@ -83,7 +83,6 @@ def classify(
         calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
             `combine`, the weights of the combination.
         combine: Whether to combine the model with the linear baseline of the run.
-        progress: Whether to show a progress bar.
 
     Returns:
         The classification. Its `other_predictions` are those with the other priors, with `calibrate` also those at
@@ -104,11 +103,13 @@ def classify(
     linear = load_baselines(run.folder, run.schema).get(target)
     if combine:
         _check_combination(run, target, calibrate, linear)
-    corpus = task.read(source, progress)
-    held_out_corpus = None if calibrate is None else task.read(calibrate, progress)
+    corpus = task.read(source)
+    report_repeated_texts(run, corpus)
+    report_run(run)
+    held_out_corpus = None if calibrate is None else task.read(calibrate)
     columns = _columns(source)
     prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
-    options: Options = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
+    options: Options = {"samples": samples, "seed": seed, "proposal": proposal}
     texts = task.classify(source, corpus, prior, options)
     held_out = None
     if held_out_corpus is not None:
@@ -180,9 +181,9 @@ class _Task:
             raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
         return cls(run, target, tuple(candidates), tuple(distractors), unknown)
 
-    def read(self, source: Any, progress: bool) -> Corpus:
+    def read(self, source: Any) -> Corpus:
         """Read the texts of a table, which may lack the column of the target."""
-        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,), progress=progress)
+        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,))
 
     def classify(
         self, source: Any, corpus: Corpus, prior: LinearClassifier | None, options: Options

@@ -10,7 +10,7 @@ category that can be a target. Without other variables, the prior is p(v), the f
 Shapes: B texts, K values of the target.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,6 @@ def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
     return to_log_prior(counts if counts.any() else np.ones(len(names)))
 
 
-def training_notices(run: Run) -> Iterator[str]:
-    """Yield a notice for each target that the other variables predict."""
-    for dependence in load_dependences(run.folder):
-        if dependence.is_strong:
-            yield f"{dependence.describe()}; `classify --target {dependence.target}` uses this as a prior"
-
-
 def accuracy_without_text(run: Run, target: str | None, metrics: Row) -> Row:
     """Return the fields of a saved classification that say how well the other columns predict its target.
 
@@ -117,14 +110,3 @@ def accuracy_without_text(run: Run, target: str | None, metrics: Row) -> Row:
 def _strong_dependence(run: Run, target: str | None) -> Dependence | None:
     dependences = (dependence for dependence in load_dependences(run.folder) if dependence.is_strong)
     return next((dependence for dependence in dependences if dependence.target == target), None)
-
-
-def classification_notices(run: Run, target: str, priors: str) -> Iterator[str]:
-    """Yield a notice if the other variables predict the target of a classification with these `priors`."""
-    if dependence := _strong_dependence(run, target):
-        advice = (
-            f"to classify by the text alone, train a run whose only context column is {target}"
-            if priors == "conditional"
-            else f"{priors} priors ignore this; choose --priors conditional"
-        )
-        yield f"{dependence.describe()}; {advice}"

@@ -34,11 +34,6 @@ class Dependence:
         """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
         return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
 
-    def describe(self) -> str:
-        """Return a clause with the two accuracies."""
-        majority = f"the majority class of the training texts {self.majority:.2f}"
-        return f"{self.describe_variables()} (accuracy {self.accuracy:.2f} on development texts, {majority})"
-
     def describe_variables(self) -> str:
         """Return a clause that the other columns predict the target."""
         return f"the other columns, mainly {', '.join(self.variables)}, predict {self.target} without the text"

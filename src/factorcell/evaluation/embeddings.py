@@ -332,7 +332,7 @@ def _correlation(first: Floats, second: Floats) -> float:
     return float(np.corrcoef(first, second)[0, 1]) if np.ptp(first) and np.ptp(second) else 0.0
 
 
-def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
+def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0) -> Row:
     """Predict the entries of a column from the embeddings of the values, with gradient-boosted trees.
 
     The figures come from a cross-validation. The row has `column`, `variable`, `values` (the number of values) and
@@ -361,7 +361,7 @@ def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0
         raise UserError(f"{column.name}: expected {valid}, got {actual}")
     vectors, predictions, fold_accuracies = embeddings.vectors[indices], targets.copy(), []
     splits = list(folds.split(vectors, targets))  # pairs of indices of the training values and the test values
-    for train, test in progress_bar(splits, desc=f"predicting {column.name}", unit="folds", show=progress):
+    for train, test in progress_bar(splits, desc=f"predicting {column.name}", unit="folds"):
         model.fit(vectors[train], targets[train])
         predictions[test] = model.predict(vectors[test])
         fold_accuracies.append(float((predictions[test] == targets[test]).mean()))

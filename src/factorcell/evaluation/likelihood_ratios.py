@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import UserError
-from factorcell.data.chunks import format_names
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.result_rows import ResultRows
 from factorcell.data.rows import to_row, to_values
 from factorcell.data.tables import open_table
-from factorcell.evaluation.context_notices import common_columns, differing_columns, report_context
+from factorcell.evaluation.diagnostics import common_columns, differing_columns, report_run
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.evaluation.token_evidence import TokenCounts, read_training_texts
+from factorcell.findings import Finding, report
 from factorcell.lazy import LazyMethod
 from factorcell.model.run import Run
 from factorcell.model.scoring import check_lengths
@@ -87,7 +87,7 @@ def explain(
     context_names = list(contexts)
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     for run in runs:
-        report_context(run, *compared_columns([*contexts.values()], text_contexts))
+        report_run(run, *compared_columns([*contexts.values()], text_contexts))
     nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), Explanation()
     tokenizer, token_counts = runs[0].tokenizer, None
@@ -113,6 +113,7 @@ def explain(
         if token_counts is not None:
             totals["token_counts"] = dict(zip(context_names, token_counts.tokens.sum(1).tolist(), strict=True))
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
+    report(*evidence_findings(rows))
     return rows
 
 
@@ -222,32 +223,13 @@ def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
     return ratio, 1 / (1 + math.exp(min(-ratio, 700)))
 
 
-def evidence_notices(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield notices about rows of `explain`.
-
-    They name tokens without evidence, texts that have no token with evidence, and marked tokens that are rarer in the
-    training texts of the context that they speak for.
-    """
-    tokens = [token for row in rows for token in row["tokens"]]
-    if unsupported := dict.fromkeys(token["token"] for token in tokens if not has_evidence(token)):
-        words = format_names([*unsupported])
-        yield f"no evidence, because training saw them in none of the contexts that are compared: {words}"
+def evidence_findings(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding for each row of `explain` whose text has no token with evidence."""
     for row in rows:
         *words, _end = row["tokens"]
         if words and not any(token["known"] and has_evidence(token) for token in words):
-            yield f"{row['text']!r:.80}: training saw none of its words in these contexts; the result is a guess"
-    if rarer := dict.fromkeys(token["token"] for row in rows for token in row["tokens"] if _is_rarer(token, row)):
-        cause = "the words before them, or single passages, cause such ratios"
-        yield f"rarer in the training texts of the context that they are marked for: {format_names([*rarer])}; {cause}"
-
-
-def _is_rarer(token: Row, row: Row) -> bool:
-    """Return whether a marked token is rarer in the training texts of the context that it speaks for."""
-    counts = token.get("counts")
-    if counts is None or None in counts.values() or abs(token.get("ratio", 0.0)) < STRENGTHS[0]:
-        return False
-    first, second = (float(count / max(1, row["token_counts"][name])) for name, count in counts.items())
-    return first < second if token["ratio"] > 0 else second < first
+            problem = "training saw none of its words in these contexts"
+            yield Finding("no evidence", f"{row['text']!r:.80}: {problem}; the result is a guess")
 
 
 def strength(ratio: float) -> int:

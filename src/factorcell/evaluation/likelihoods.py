@@ -44,7 +44,6 @@ def log_likelihoods(
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
-    progress: bool = False,
 ) -> Floats:
     """Compute log p(text given candidate).
 
@@ -56,7 +55,6 @@ def log_likelihoods(
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        progress: Whether to show a progress bar.
 
     Returns:
         The log likelihoods in nats (B, K).
@@ -81,7 +79,7 @@ def log_likelihoods(
     has_other_kinds = bool(corpus.words or corpus.prompts or corpus.vectors)
     has_one_context = not has_other_kinds and len(np.unique(other_values, axis=0)) == 1
     max_texts = run.model.texts_at_once  # of each with one candidate
-    bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods", show=progress)
+    bar = progress_bar(total=log_probs.size, desc="classifying", unit="likelihoods")
     with bar, run.scoring():
         if has_one_context and len(candidates) <= max_texts:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)

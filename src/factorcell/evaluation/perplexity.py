@@ -26,6 +26,7 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
 from factorcell.evaluation.comparison import bits_per_byte_difference
+from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.lazy import LazyMethod
@@ -35,6 +36,8 @@ from factorcell.model.scoring import Scorer, Tally
 BITS_PER_BYTE = "bits_per_byte"
 QUANTILE_RANGES = 5  # number of ranges with about equally many values into which a numeric column is divided
 MISSING_GROUP = "(missing)"
+MAX_EFFECT_TEXTS = 1000  # development texts on which the effect of the context is measured
+MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
 
 Row = dict[str, Any]
 
@@ -109,6 +112,8 @@ def evaluate_by_columns(
         check_vocabularies(run, baseline, "remove --by to compare the whole table in bits per byte")  # before reading
     groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
+    report_repeated_texts(run, corpus)
+    report_run(run)
     source_rows = corpus.source_rows.tolist()
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
@@ -329,3 +334,51 @@ def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
         if all(float(high) < float(low) for (_, high), (low, _) in itertools.pairwise(names)):
             break
     return [low if low == high else f"{low} to {high}" for low, high in names]
+
+
+def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
+    """Measure the effect of removing the context on held-out texts, with its interval; None for an unadapted run.
+
+    The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
+    texts. If the run has several columns, `columns` has the effect of each column without the others.
+    """
+    if not run.model.is_adapted:
+        return None
+    indices = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held_out))[:MAX_EFFECT_TEXTS])
+    sample = held_out.select(indices)
+    saved_sums = None
+    if run.mixture is None:  # training saved the figures of the neural model alone
+        result = {"table": text_figures.DEVELOPMENT, "texts_key": text_figures.texts_digest(held_out)}
+        saved_sums = text_figures.load(run.folder, result).get("perplexity")
+    if saved_sums is None:
+        adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
+    else:
+        adapted_sums = saved_sums.select(indices)
+    baseline_sums = without_context(run, sample)["perplexity"]
+    # Both figures have the same texts, but the key of selected texts differs from that of the sample.
+    effect = gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
+    row: Row = {"texts": len(sample), **effect.to_row("gain")}
+    if columns := _measure_columns(run, sample, baseline_sums):
+        row["columns"] = columns
+    return {**row, "only_unknown_users": True} if has_only_unknown_users(run, held_out) else row
+
+
+def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
+    """Measure the effect of each column of a run with several columns, while the others have their expected values.
+
+    Prompts, and columns of which no text has a known value, are left out. `baseline_sums` are the figures of the texts
+    with the expected context.
+    """
+    if len(run.schema.columns()) < 2:
+        return {}
+    count = min(len(sample), len(sample) * MAX_COLUMN_TARGETS // sample.target_count + 1)
+    rows = np.linspace(0, len(sample) - 1, count).astype(np.int64)
+    texts, baseline_sums = sample.select(rows), baseline_sums.select(rows)
+    effects, categories = {}, {variable.source_column for variable in run.schema.categories}
+    for column in run.schema.embedded.columns():
+        corpus = texts.without_context(run.schema, keep=column)
+        if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
+            sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
+            effect = gain(sums._replace(key=baseline_sums.key), baseline_sums)
+            effects[column] = {"texts": len(texts), **effect.to_row("gain")}
+    return effects

@@ -15,6 +15,7 @@ from factorcell import limits
 from factorcell.config import UserError, check_choice
 from factorcell.data.rows import category_names, key_by_category_name
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
@@ -34,7 +35,6 @@ def classify_points(
     samples: int = 0,
     seed: int = 0,
     proposal: str = "rank",
-    progress: bool = False,
 ) -> Classification:
     """Classify texts by named points of numeric variables, such as cities.
 
@@ -54,7 +54,6 @@ def classify_points(
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        progress: Whether to show a progress bar.
 
     Returns:
         The classification.
@@ -72,12 +71,12 @@ def classify_points(
     for name, point in points.items():
         if set(point) != set(variables):
             raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
-    corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
+    corpus = run.prepare(source, unknown=unknown, optional=variables)
+    report_repeated_texts(run, corpus)
+    report_run(run)
     truth = None if truth is None else category_names(truth, "truth", len(corpus))
     names, candidates = list(points), list(points.values())
-    likelihoods = log_likelihoods(
-        run, corpus, candidates, samples=samples, seed=seed, proposal=proposal, progress=progress
-    )
+    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
     if truth is None:
         columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
         text_coordinates = corpus.numbers[:, columns].astype(np.float64)

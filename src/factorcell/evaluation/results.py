@@ -14,8 +14,8 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.conditional_prior import accuracy_without_text
+from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.perplexity import Evaluation
-from factorcell.evaluation.run_warnings import training_difference
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.folders import not_a_run_error
 from factorcell.model import model_card, ngram, saved_results

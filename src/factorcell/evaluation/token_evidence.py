@@ -12,7 +12,6 @@ the log-likelihood ratio of Dunning (1993), which also holds for small counts.
 Shapes: K contexts, V vocabulary.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.config import Notice
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.combination import training_table
-from factorcell.evaluation.context_notices import common_columns, differing_columns, report_context
+from factorcell.evaluation.diagnostics import common_columns, differing_columns, report_run
 from factorcell.evaluation.embeddings import bias_shift
+from factorcell.findings import Finding, report
 from factorcell.model.run import Run
 
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
@@ -85,10 +84,10 @@ class TokenCounts:
         return result
 
 
-def read_training_texts(run: Run, source: Any, *, progress: bool = False) -> Corpus:
+def read_training_texts(run: Run, source: Any) -> Corpus:
     """Read the training table of a run, with the vocabulary and the values of the run."""
     optional = tuple(variable.name for variable in run.schema.variables)
-    return run.prepare(source, unknown="group", optional=optional, report_counts=False, progress=progress)
+    return run.prepare(source, unknown="group", optional=optional)
 
 
 def most_shifted_tokens(
@@ -104,7 +103,7 @@ def most_shifted_tokens(
     """Return the tokens that the softmax bias of a context raises most, then those that it lowers most.
 
     Only tokens are returned whose change the training texts support (`TokenCounts.supports`). Without a training table,
-    and for contexts that differ in columns that are not categories, all tokens are considered, and a notice says so.
+    and for contexts that differ in columns that are not categories, all tokens are considered, and a finding says so.
 
     Args:
         run: An adapted run.
@@ -124,7 +123,7 @@ def most_shifted_tokens(
         UserError: The context is invalid, or does not change the softmax bias of the run.
     """
     contexts = [context, against or {}]
-    report_context(run, differing_columns(contexts), common_columns(contexts))
+    report_run(run, differing_columns(contexts), common_columns(contexts))
     source, counts = training_table(run) if train is None else train, None
     if source is not None:
         counts = TokenCounts.of_contexts(
@@ -132,7 +131,7 @@ def most_shifted_tokens(
         )
     if counts is None:
         reason = "the run recorded no existing training table; pass train=TABLE" if source is None else NOT_CATEGORIES
-        warnings.warn(Notice(f"words without evidence may be among the tokens, because {reason}"), stacklevel=2)
+        report(Finding("no evidence", f"words without evidence may be among the tokens, because {reason}"))
     return rank_shifted_tokens(run, context, against, counts, count=count, frequent=frequent, unknown=unknown)
 
 

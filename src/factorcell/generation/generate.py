@@ -5,10 +5,11 @@ only on the seed and on the number of the text. A text therefore does not depend
 and an interrupted list can be continued at any number.
 """
 
+import difflib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,13 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
+from factorcell.findings import Finding, report
 from factorcell.generation import beam_search
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.notices import report_request, report_unknown_share, unknown_tokens
 from factorcell.generation.sampling import (
     GeneratedText,
     RequestTokens,
-    UnknownShare,
     WritingTask,
     collect_texts,
     generate_steps,
@@ -151,6 +151,26 @@ class GenerationOptions:
 DEFAULT = GenerationOptions()
 
 
+def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
+    """Return the out-of-vocabulary tokens of `text`, each with similar tokens of the vocabulary."""
+    tokens, unknown_id = run.tokenizer.split(text), run.tokenizer.specials.unknown
+    tokens_with_ids = zip(tokens, run.tokenizer.encode(tokens), strict=True)
+    unknown = dict.fromkeys(token for token, token_id in tokens_with_ids if token_id == unknown_id)
+    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in unknown}
+
+
+def report_request(run: Run, prompt: str, columns: Collection[str]) -> None:
+    """Report what is doubtful about a run and a request with values of `columns`, and unknown words of the prompt."""
+    run.report_findings(columns)
+    descriptions = [
+        repr(word) + (f" (similar: {', '.join(map(repr, similar_words))})" if similar_words else "")
+        for word, similar_words in unknown_tokens(run, prompt).items()
+    ]
+    if descriptions:
+        text = f"prompt: words that are not in the vocabulary of {run.folder}: {', '.join(descriptions)}"
+        report(Finding("unknown words", text))
+
+
 def encode_known(run: Run, text: str, where: str) -> tuple[int, ...]:
     """Return the token ids of `text`.
 
@@ -232,7 +252,7 @@ def generate(
     report_request(run, prompt, contexts[0])
 
     def write() -> Iterator[files.Row]:
-        deadline, unknown_share = options.deadline(), UnknownShare()
+        deadline = options.deadline()
         for start in range(first // texts_per_search, search_count, batch_size):
             if time.monotonic() >= deadline:
                 break
@@ -240,7 +260,7 @@ def generate(
             indices = [search // searches_per_context for search in searches]  # the context of each search
             conditioning, rows = condition_contexts(run, corpus, indices)
             with run.scoring():
-                task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline, unknown_share)
+                task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline)
                 results = _write_texts(task, options, texts_per_search, start)
             for search, index, texts in zip(searches, indices, results, strict=True):
                 for text_number, text in enumerate(texts, search * texts_per_search):
@@ -252,7 +272,6 @@ def generate(
                             "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
                             **_figures(text),
                         }
-        report_unknown_share(unknown_share)
 
     return write()
 
@@ -362,6 +381,7 @@ def stream(
     prompt_tokens = _split_prompt(run, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     corpus = corpus_of_contexts(run, [context], unknown)
+    report_request(run, prompt, context)
 
     def write() -> Iterator[str]:
         conditioning, rows = condition_contexts(run, corpus, [0])
@@ -380,7 +400,6 @@ def stream(
             if step is None:
                 if rest := _join(run, tokens, case)[len(yielded_text) :]:
                     yield rest
-                report_unknown_share(task.unknown)
                 return
             if step.tokens[0] != constraints.end:
                 tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]

@@ -7,7 +7,7 @@ H vector of the backbone.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -77,24 +77,6 @@ class Hypotheses:
         return self.extend(selected_tokens, state, parents)
 
 
-@dataclass
-class UnknownShare:
-    """The mean probability of the unknown token over the positions that a generation has reached."""
-
-    probability: float = 0.0
-    positions: int = 0
-
-    def add(self, probabilities: Tensor) -> None:
-        """Add the probabilities of the unknown token at some positions."""
-        self.probability += float(probabilities.sum())
-        self.positions += probabilities.numel()
-
-    @property
-    def mean(self) -> float:
-        """The mean probability; 0 without positions."""
-        return self.probability / max(1, self.positions)
-
-
 # Indices of texts (n,), log probabilities of their next tokens (n, V) -> values for these texts (n, ...).
 PickValues = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -110,7 +92,6 @@ class WritingTask:
         constraints: The constraints on the texts.
         prompt: The tokens with which all texts begin.
         deadline: The time at which generation ends, as a value of `time.monotonic()`, even if texts are unfinished.
-        unknown: Receives the probability of the unknown token at each position after the prompt.
     """
 
     model: Predictor
@@ -119,7 +100,6 @@ class WritingTask:
     constraints: Constraints
     prompt: Sequence[int] = ()
     deadline: float = math.inf
-    unknown: UnknownShare = field(default_factory=UnknownShare)
 
     @property
     def is_late(self) -> bool:
@@ -164,10 +144,9 @@ class WritingTask:
         """
         if self._compiled is not None:
             forbidden = self.constraints.forbidden_tokens(texts.tokens, length)
-            return self._compiled.choose(texts, request, forbidden, self.unknown)
+            return self._compiled.choose(texts, request, forbidden)
 
         def choose_in_rows(rows: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-            self.unknown.add(log_probs[:, self.model.specials.unknown].exp())
             self.constraints.forbid(log_probs, texts.tokens[rows], length)
             tokens = choose_tokens(request.select(rows), log_probs)
             return tokens, log_probs.gather(1, tokens)
@@ -208,18 +187,13 @@ class _CompiledTask:
         self.cached_blocks: dict[int, tuple[Tensor, Conditions]] = {}  # by block number: context rows, conditions
 
     def choose(
-        self, texts: Hypotheses, request: TokenRequest, forbidden: ForbiddenTokens, unknown: UnknownShare
+        self, texts: Hypotheses, request: TokenRequest, forbidden: ForbiddenTokens
     ) -> tuple[BackboneState, Tensor, Tensor]:
         """Read the last token of each text; return the new state, the next tokens, and their log probabilities."""
         with torch.inference_mode():
             vectors, state = self.read(texts)
             projected = self.head.project(vectors)
             tokens, log_probs = next_tokens(projected, self.table, self.bias, texts.context_rows, forbidden, request)
-            # The difference of two log probabilities is that of the logits of the tokens.
-            pairs = torch.stack([tokens[:, 0], torch.full_like(tokens[:, 0], self.model.specials.unknown)], dim=1)
-            logits = (self.head.embedding[pairs] @ projected[:, :, None])[..., 0]
-            logits = logits + self.bias[texts.context_rows[:, None], pairs]
-            unknown.add((log_probs[:, 0] + logits[:, 1] - logits[:, 0]).exp())
             return state, tokens, log_probs
 
     def read(self, texts: Hypotheses, count: int = 1) -> tuple[Tensor, BackboneState]:

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, cast
@@ -11,9 +10,10 @@ from typing import Any, NamedTuple, NoReturn, Self, cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import Notice, UserError
+from factorcell.config import UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.digests import sha256_of
+from factorcell.findings import Finding, report
 from factorcell.model.adapted_modules import Projection
 from factorcell.model.adapters import find_adapter
 from factorcell.model.context_config import ContextConfig
@@ -77,7 +77,7 @@ def bias_names(model: Any) -> set[str]:
 def declare_biases(base: Any, former: set[str]) -> None:
     """Let the config of a plain model say which maps have got a bias, so that a saved model is loaded with its biases.
 
-    A `Notice` says if the architecture has no place for some of them.
+    A finding says if the architecture has no place for some of them.
 
     Args:
         base: The model.
@@ -95,7 +95,7 @@ def declare_biases(base: Any, former: set[str]) -> None:
             lost = remaining
     if lost:
         problem = f"{type(base).__name__} has no place for a bias such as {min(lost)}"
-        warnings.warn(Notice(f"{problem}; a saved model loses it when it is loaded"), stacklevel=3)
+        report(Finding("lost bias", f"{problem}; a saved model loses it when it is loaded"))
 
 
 def _declared_biases(base: Any) -> set[str]:
@@ -139,8 +139,8 @@ def base_digests(base: Any) -> Digests:
     return {name: TensorDigest.of(values) for name, values in base.named_parameters()}
 
 
-def warn_of_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequence[Any] | None], folder: Path) -> None:
-    """Emit a `Notice` if tensors of a base are not those with which the adapters in `folder` were trained.
+def report_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequence[Any] | None], folder: Path) -> None:
+    """Report if tensors of a base are not those with which the adapters in `folder` were trained.
 
     A tensor with more rows than in training is compared in the rows of training. Tables of tokens may also have fewer
     rows. Numbers of float16 are only compared with others of float16.
@@ -149,7 +149,7 @@ def warn_of_other_base(base: Any, digests: Digests, expected: Mapping[str, Seque
         base: The model.
         digests: The digest of each tensor of the base, except those of which the folder has the values.
         expected: The fields of the digests of the base of training.
-        folder: The folder, for the notice.
+        folder: The folder, for the finding.
     """
     parameters = dict(base.named_parameters(remove_duplicate=False))
     layers = base.get_input_embeddings(), base.get_output_embeddings()
@@ -172,7 +172,7 @@ def warn_of_other_base(base: Any, digests: Digests, expected: Mapping[str, Seque
     if different := list(filter(differs, names)):
         problem = "expected the weights of the base with which the adapters were trained, got others"
         count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
-        warnings.warn(Notice(f"{folder}: {problem} {count}; predictions will be worse"), stacklevel=4)
+        report(Finding("other base", f"{folder}: {problem} {count}; predictions will be worse"))
 
 
 def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:

@@ -48,9 +48,9 @@ from factorcell.model.context_base import (
     ignore_frozen,
     keep_trained,
     refused,
+    report_other_base,
     tensors_to_save,
     train_loaded,
-    warn_of_other_base,
 )
 from factorcell.model.context_config import ContextConfig
 from factorcell.model.context_reading import ContextReader
@@ -141,7 +141,7 @@ class ContextModel(nn.Module):
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            warn_of_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+            report_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -358,7 +358,7 @@ class ContextModel(nn.Module):
             model: The base: the same model of `transformers`, without adapters.
             folder: The folder.
 
-        A notice says if the base seems to have other weights than in training.
+        A finding says if the base seems to have other weights than in training.
 
         Raises:
             UserError: A file is missing or damaged, or the base does not have the same maps.
@@ -391,7 +391,7 @@ class ContextModel(nn.Module):
     def merge_and_unload(self, context: Any = None) -> Any:
         """Multiply the change of one context into the weights, and return the plain model of `transformers`.
 
-        This object cannot be used again. A map whose bias the context changes gets a bias. A notice says if the
+        This object cannot be used again. A map whose bias the context changes gets a bias. A finding says if the
         architecture has no place for such a bias, so that it would be lost in a file.
         """
         self._check_adapters()

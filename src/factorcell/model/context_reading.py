@@ -1,19 +1,19 @@
 """Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from factorcell.config import Config, DataConfig, Notice, UserError, check_choice
+from factorcell.config import Config, DataConfig, UserError, check_choice
 from factorcell.data.arrow import class_name
-from factorcell.data.cache import report_outliers
+from factorcell.data.cache import CONTEXTS, number_findings
 from factorcell.data.chunks import Chunk, Table
 from factorcell.data.columns import ContextColumns, parse_column
 from factorcell.data.context import Context
 from factorcell.data.rows import is_row, to_rows
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import feature_classes, is_column, open_table
+from factorcell.findings import Finding, report
 from factorcell.model.value_names import name_line
 
 _ANY_COLUMN = "(any)"
@@ -51,7 +51,7 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
     for variable in schema.categories:
         if len(variable.values) == 1:  # the unknown value
             problem = f"no value has {min_count:,} rows, so the column changes nothing"
-            warnings.warn(Notice(f"{variable.name}: {problem}; lower min_count"), stacklevel=2)
+            report(Finding("uninformative column", f"{variable.name}: {problem}; lower min_count"))
     return schema
 
 
@@ -112,7 +112,7 @@ class ContextReader:
             check_choice("context column", name, self._columns)
         absent = [variable.name for variable in self.schema.variables if variable.source_column not in columns]
         # A column that no context has: a table has at least one column.
-        table = replace(open_table([{**row, _ANY_COLUMN: None} for row in rows]), name="contexts")
+        table = replace(open_table([{**row, _ANY_COLUMN: None} for row in rows]), name=CONTEXTS)
         try:
             return self._read(table, "error", absent)
         except UserError as error:  # its remedies are arguments of `read_contexts`
@@ -126,7 +126,7 @@ class ContextReader:
         columns = ContextColumns(table, self._config, self.schema, unknown, optional)
         _add_rows(columns, table)
         fields = columns.corpus_fields()
-        report_outliers(self.schema, fields["numbers"], table.name)
+        report(*number_findings(self.schema, fields["numbers"], table.name))
         return Context.of(fields["categories"], fields["numbers"], fields["vectors"], fields["words"])
 
 

@@ -9,7 +9,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from factorcell.choices import EXPORT_FORMATS
 from factorcell.config import UserError, check_choice
 from factorcell.data.transformers_tokenizer import to_transformers
 from factorcell.data.values import category_name_or_none, is_missing
+from factorcell.findings import LOG
 from factorcell.model import lora_files, merged_model
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.model_card import escape_markdown, has_mixture
@@ -34,7 +35,6 @@ OTHER_BASES = (
     "the run has its linear maps in bfloat16 (--base-precision), and all else in float32, so the logits of a base of a "
     "single type differ slightly from those of the run"
 )
-Notify = Callable[[str], None]  # receives one-line notices
 
 
 def export(
@@ -45,7 +45,6 @@ def export(
     context: Mapping[str, Any] | None = None,
     approximate: Any = None,
     unknown: str = "error",
-    notify: Notify | None = None,
 ) -> None:
     """Write a run with a Transformer in one context as files of another program.
 
@@ -60,7 +59,6 @@ def export(
             out, or approximated in the output matrix of a merged model, and the effect on the perplexity of these
             texts is reported.
         unknown: How to read a value that training never saw, as in `Run.score`.
-        notify: A function that receives one-line notices.
 
     Raises:
         UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.
@@ -69,7 +67,7 @@ def export(
     if not files.is_new(folder):
         raise files.folder_exists_error(folder)
     fixed = FixedContext.of(run, context or {}, unknown)
-    fixed, notices = _with_storable_biases(fixed, to, approximate)
+    fixed, remarks = _with_storable_biases(fixed, to, approximate)
     with _complete_folder(Path(folder)) as partial:
         if to == "lora":
             lora_files.write_peft(fixed, partial)
@@ -79,20 +77,19 @@ def export(
             merged_model.write_merged_model(fixed, partial)
         has_tokenizer = to == "merged" and _write_tokenizer(fixed, partial)
         if to == "merged" and not has_tokenizer:
-            notices.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
-        notices.append(_begin_of_texts(fixed, has_tokenizer))
+            remarks.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
+        remarks.append(_begin_of_texts(fixed, has_tokenizer))
         if fixed.backbone.options.is_frozen_in_bfloat16:
-            notices.append(ROUNDED if to == "merged" else OTHER_BASES)
+            remarks.append(ROUNDED if to == "merged" else OTHER_BASES)
         if has_mixture(run):
-            notices.append("the exported model is the neural model, without the mixture with n-gram counts")
-        files.write(partial / "README.md", _render_card(fixed, to, context or {}, notices))
-    for notice in notices:
-        if notify is not None:
-            notify(notice)
+            remarks.append("the exported model is the neural model, without the mixture with n-gram counts")
+        files.write(partial / "README.md", _render_card(fixed, to, context or {}, remarks))
+    for remark in remarks:
+        LOG.info("%s", remark)
 
 
 def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[FixedContext, list[str]]:
-    """Return the context with biases that the format can store, and notices about the others.
+    """Return the context with biases that the format can store, and remarks about the others.
 
     Raises:
         UserError: The format cannot store a change, and there is no `table` to approximate it and measure the effect.
@@ -153,7 +150,7 @@ def _write_tokenizer(fixed: FixedContext, folder: Path) -> bool:
 
 
 def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
-    """Return a notice that says how texts must begin for the exported model, as in training."""
+    """Return a remark that says how texts must begin for the exported model, as in training."""
     start, names = fixed.run.tokenizer.tokens[fixed.start_id], json.dumps(fixed.names, ensure_ascii=False)
     if not fixed.name_ids:
         if has_tokenizer:
@@ -166,7 +163,7 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
     return f"put the tokens {ids} before each text, as in training: {start}, {names} and {start}"
 
 
-def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notices: list[str]) -> str:
+def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], remarks: list[str]) -> str:
     """Return a model card, which names the run, the context and what a reader must know."""
     values = ", ".join(_describe_value(fixed.run, column, context[column]) for column in context)
     values = values or "no specified values"
@@ -176,7 +173,7 @@ def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], notic
     lines = [
         f"# {escape_markdown(fixed.run.folder.name)}",
         f"The model of this run in the context: {escape_markdown(values)}.",
-        "\n".join(f"- {escape_markdown(notice)}" for notice in notices),
+        "\n".join(f"- {escape_markdown(remark)}" for remark in remarks),
     ]
     return "\n".join(["---", *header, "---", ""]) + "\n\n".join(lines) + "\n"
 

@@ -117,13 +117,13 @@ def estimate_discounts(counts: Ids) -> tuple[float, ...]:
     return estimates if min(estimates) > 0 else FALLBACK_DISCOUNTS
 
 
-def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
+def count_ngrams(corpus: Corpus, order: int) -> list[NGramCounts]:
     """Return the Kneser-Ney counts of the orders from 1 to `order`, or to the length of the longest text if shorter."""
     vocabulary_size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(vocabulary_size)]  # `keys` and `counts` have an array for each order
     counts = [np.bincount(target_ids(corpus), minlength=vocabulary_size)]
     ids = tokens  # id of the n-gram that ends at each token; -1 if it would reach into the previous text
-    for _ in progress_bar(range(1, order), desc="counting", unit="orders", show=progress):
+    for _ in progress_bar(range(1, order), desc="counting", unit="orders"):
         history_ids = _preceding_ids(ids, begins)
         is_inside = history_ids >= 0
         if not is_inside.any():
@@ -175,7 +175,6 @@ class NGram(TextModel):
         *,
         order: int | None = None,
         tokenizer: Tokenizer | None = None,
-        progress: bool = False,
     ) -> "NGram":
         """Count the n-grams of a table or corpus and save the model in a new folder.
 
@@ -186,7 +185,6 @@ class NGram(TextModel):
             order: The length of the longest n-grams; by default 4, for characters 9.
             tokenizer: The tokenizer of another model, to predict the same targets as that model. By default, the
                 tokenizer of `source` if that is a corpus, else a tokenizer that is trained on `source`.
-            progress: Whether to show a progress bar.
         """
         folder, data = Path(folder), with_context(config.data)
         chosen_tokenizer = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
@@ -197,8 +195,8 @@ class NGram(TextModel):
         with lock.training_lock(folder):
             files.create_new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
             is_corpus = isinstance(source, Corpus)
-            corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
-            model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
+            corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer)
+            model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
             model._save()
         return model
 

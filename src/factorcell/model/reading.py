@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from factorcell.config import Config, UserError, check_choice
-from factorcell.data.cache import prepare
+from factorcell.data.cache import CONTEXTS, prepare
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Corpus
 from factorcell.data.rows import to_contexts, to_rows, to_texts
@@ -39,9 +39,7 @@ class TextModel:
         context: Any = None,
         unknown: str = "group",
         optional: tuple[str, ...] = (),
-        progress: bool = False,
         truncate: bool = True,
-        report_counts: bool = True,
     ) -> Corpus:
         """Read texts with the tokenizer and the schema of this model.
 
@@ -54,10 +52,7 @@ class TextModel:
                 reads the development table; "expected" reads it as the expected value; "error" raises an error.
             optional: Names of context variables whose columns may be missing. If the model does not read its context
                 variables, all of them may be missing.
-            progress: Whether to show progress.
             truncate: Whether to cut texts after `max_tokens` tokens.
-            report_counts: Whether to report in notices how many texts were cut, how many have values that training did
-                not see, and how many have an empty context column.
 
         Returns:
             The corpus, with one text per row, except the rows that the option `missing` of the training drops.
@@ -68,7 +63,7 @@ class TextModel:
         if (texts := to_texts(source)) is not None:
             vectors = [variable.source_column for variable in self.schema.vectors]
             contexts = to_contexts(context, len(texts), vectors)
-            return self.read(texts, contexts, unknown=unknown, truncate=truncate, report_counts=report_counts)
+            return self.read(texts, contexts, unknown=unknown, truncate=truncate)
         if context is not None:
             raise UserError("context: expected a list of texts as the source, got a table; add columns to the table")
         try:
@@ -83,9 +78,7 @@ class TextModel:
                 schema=self.schema,
                 unknown=unknown,
                 optional=optional,
-                progress=progress,
                 truncate=truncate,
-                report_counts=report_counts,
             )
         except UnknownKindError as error:
             if not isinstance(source, str):
@@ -99,7 +92,6 @@ class TextModel:
         *,
         unknown: str = "error",
         truncate: bool = True,
-        report_counts: bool = False,
     ) -> Corpus:
         """Read texts with a context for each; no text is dropped.
 
@@ -110,7 +102,6 @@ class TextModel:
             unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
                 unknown value, "expected" as the expected value.
             truncate: Whether to cut texts after `max_tokens` tokens; `Corpus.truncated` marks cut texts.
-            report_counts: Whether to report counts in notices, as `prepare` does.
 
         Raises:
             UserError: A column or value is unknown, or the number of contexts is not that of the texts.
@@ -129,14 +120,13 @@ class TextModel:
         missing = "error" if self.config.data.missing == "error" else "expected"
         try:
             return prepare(
-                replace(open_table(rows), name="contexts"),
+                replace(open_table(rows), name=CONTEXTS),
                 self.config.with_options(missing=missing),
                 tokenizer=self.tokenizer,
                 schema=self.schema,
                 unknown=unknown,
                 optional=absent,
                 truncate=truncate,
-                report_counts=report_counts,
             )
         except UserError as error:
             row_name = "contexts row 1" if len(rows) == 1 else "contexts row"

@@ -46,6 +46,8 @@ MANIFEST_FILES = (
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
+TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
+MAX_TEXT_HASHES = 100_000  # number of hashes, the smallest ones, that are saved
 
 
 def initial_files() -> tuple[str, ...]:
@@ -231,6 +233,21 @@ class Run(TextModel):
             raise UserError(f"{path}: expected a count for each token")
         return counts
 
+    def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
+        """Write the smallest `MAX_TEXT_HASHES` hashes of training texts to the folder."""
+        smallest = np.unique(hashes)[:MAX_TEXT_HASHES].view(np.int64)
+        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest)}, {})
+
+    def text_hashes(self) -> NDArray[np.uint64] | None:
+        """Read the hashes of training texts from the folder; None without such a file."""
+        path = self.folder / TEXT_HASHES
+        if not path.exists():
+            return None
+        hashes = files.load_tensors(path)[0].get("hashes", torch.zeros(0))
+        if hashes.dtype != torch.int64 or hashes.dim() != 1:
+            raise UserError(f"{path}: expected 64-bit hashes of texts")
+        return hashes.numpy().view(np.uint64)
+
     def set_steps(self, steps: int, epochs: float) -> None:
         """Change the number of steps and of passes in the config, in memory and in the folder."""
         self.config = replace(self.config, training=replace(self.config.training, steps=steps, epochs=epochs))
@@ -316,18 +333,13 @@ class Run(TextModel):
                 raise
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
-        self._report_columns_with_values(corpus)
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
     # The public functions of these names, with this run as their first argument.
     classify, evaluate, explain, export, generate = map(
         LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
     )
-    # Notices of evaluation that `score` and `generate` emit.
-    report_context, _report_columns_with_values = (
-        LazyMethod(name, "factorcell.evaluation.context_notices")
-        for name in ("report_context", "report_columns_with_values")
-    )
+    report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 

@@ -43,28 +43,19 @@ def describe_running(folder: Path) -> str:
     return "its training is running" + (f" (step {step:,} of {steps:,})" if steps else "")
 
 
-def describe_unfinished(folder: Path, patience: int, was_running: bool = False) -> str | None:
+def describe_unfinished(folder: Path, was_running: bool = False) -> str | None:
     """Return a clause about a training that is running, or that stopped before its last step.
 
-    The result is None if the training has ended. The option `patience` may have ended it before its last step.
-
-    Args:
-        folder: The folder of the run.
-        patience: The option of the training.
-        was_running: Whether the training was running when the files of the run were read.
+    The result is None if the training has ended. `was_running` is whether the training was running when the files of
+    the run were read.
     """
     is_running = lock.is_locked(folder)
     if is_running:
         return describe_running(folder)
     if was_running:
         return ENDED_SINCE
-    log = files.read_rows(folder / LOG)
-    step, steps = _progress(log)
-    if step >= steps:
-        return None
-    is_best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]
-    evaluations_since_best = is_best[::-1].index(True) if any(is_best) else len(is_best)
-    if 0 < patience <= evaluations_since_best:
+    step, steps = _progress(files.read_rows(folder / LOG))
+    if not steps or (folder / FACTS).exists():
         return None
     if is_running is None:
         return f"its training has not ended (step {step:,} of {steps:,})"

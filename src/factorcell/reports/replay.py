@@ -67,15 +67,3 @@ def _format_metric(row: Row, name: str) -> str:
     if not METRICS[name].has_interval or low is None or high is None:
         return text
     return f"{text} {format_ends(low, high, number_format)}"
-
-
-def popular_text_notices(summary: Row) -> list[str]:
-    """Return a notice with the number of popular texts of each system that suggests them, if there is such a system.
-
-    A summary that `summarise` returns has no numbers of popular texts; the command `replay` adds them.
-    """
-    counts = summary.get("popular_texts")
-    if not counts:
-        return []
-    numbers = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return [f"Number of popular texts (popularity.jsonl), the only training texts that are suggested: {numbers}"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.evaluation import text_figures
+from factorcell.evaluation.diagnostics import run_findings, training_texts
 from factorcell.evaluation.results import prediction_fields
-from factorcell.evaluation.run_warnings import find_warnings, training_texts
 from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
 from factorcell.finite import is_number
 from factorcell.model import model_card, ngram, saved_results
@@ -58,7 +58,7 @@ def read_model(folder: Path) -> Row:
         "accuracies": accuracies,
         # Trainings on the same texts have equal lists:
         "trained": [facts.get(name) for name in ("development_key", "texts", "source", "finetuned")],
-        "cautions": find_warnings([run]),
+        "cautions": [finding.text for finding in run_findings(run, run.schema.columns())],
     }
 
 

@@ -15,8 +15,8 @@ from factorcell.evaluation.comparison import (
     format_difference,
     format_figure,
 )
+from factorcell.evaluation.diagnostics import differ
 from factorcell.evaluation.results import find_models
-from factorcell.evaluation.run_warnings import differ
 from factorcell.finite import is_number
 from factorcell.model import ngram
 from factorcell.model.saved_results import describe_gain, gain_title, measure_name

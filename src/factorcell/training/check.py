@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Path], Any]] = {  # readers, by file name, of the f
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileCheck:
     """The result of checking one file or folder.
 
     Attributes:
@@ -40,14 +40,14 @@ class Finding:
     text: str
 
 
-def check(folder: str | Path) -> list[Finding]:
+def check(folder: str | Path) -> list[FileCheck]:
     """Check the run, n-gram model or mixture in a folder.
 
     Args:
         folder: The folder of the model. If the model consists of other models, their folders are checked too.
 
     Returns:
-        One finding for each file, and one for each folder.
+        One result for each file, and one for each folder.
 
     Raises:
         UserError: If `folder` is not a folder.
@@ -55,48 +55,48 @@ def check(folder: str | Path) -> list[Finding]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: not a folder; expected the folder of a model")
-    findings = list(_check_files(folder))
+    results = list(_check_files(folder))
     try:
         model: Any = open_scorer(folder)
     except NoWeightsYetError as error:
-        return [*findings, Finding(folder, is_valid=True, text=error.reason)]
+        return [*results, FileCheck(folder, is_valid=True, text=error.reason)]
     except UserError as error:
-        is_reported = any(finding.text == str(error) for finding in findings)
-        return findings if is_reported else [*findings, Finding(folder, is_valid=False, text=str(error))]
-    unfinished = describe_unfinished(folder, model.config.training.patience) if isinstance(model, Run) else None
-    findings.append(Finding(folder, is_valid=True, text=f"opens; {unfinished}" if unfinished else "opens"))
+        is_reported = any(result.text == str(error) for result in results)
+        return results if is_reported else [*results, FileCheck(folder, is_valid=False, text=str(error))]
+    unfinished = describe_unfinished(folder) if isinstance(model, Run) else None
+    results.append(FileCheck(folder, is_valid=True, text=f"opens; {unfinished}" if unfinished else "opens"))
     submodels = model.models if isinstance(model, MixedModels) else []
-    return [*findings, *(finding for submodel in submodels for finding in check(submodel.folder))]
+    return [*results, *(result for submodel in submodels for result in check(submodel.folder))]
 
 
-def _check_files(folder: Path) -> Iterator[Finding]:
+def _check_files(folder: Path) -> Iterator[FileCheck]:
     """Check the files of a folder, without those of subfolders."""
     try:
         manifest = digests.read(folder)
     except UserError as error:
-        yield Finding(folder / digests.FILE, is_valid=False, text=str(error))
+        yield FileCheck(folder / digests.FILE, is_valid=False, text=str(error))
         return
     if not manifest:
         text = f"no {digests.FILE}; only tensors have a checksum"
-        yield Finding(folder / digests.FILE, is_valid=True, text=text)
+        yield FileCheck(folder / digests.FILE, is_valid=True, text=text)
     existing = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
     names_with_digest = {name for name, accepted_digests in manifest.items() if accepted_digests}
     for name in sorted(existing | names_with_digest):
         yield _check_file(folder / name, has_digest=name in names_with_digest)
 
 
-def _check_file(path: Path, has_digest: bool) -> Finding:
+def _check_file(path: Path, has_digest: bool) -> FileCheck:
     """Try to read a file; a deleted file is valid. `has_digest` is whether the manifest has a digest of the file."""
     if not path.exists():
         # If the model needs the file, opening the model reports an error.
-        return Finding(path, is_valid=True, text="deleted since it was written")
+        return FileCheck(path, is_valid=True, text="deleted since it was written")
     is_tensor_file = path.suffix == ".safetensors"
     reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if is_tensor_file else files.read)
     try:
         reader(path)
     except UserError as error:
-        return Finding(path, is_valid=False, text=str(error))
+        return FileCheck(path, is_valid=False, text=str(error))
     if has_digest or is_tensor_file:
-        return Finding(path, is_valid=True, text="unchanged since it was written")
+        return FileCheck(path, is_valid=True, text="unchanged since it was written")
     text = "readable, not in the manifest" if path.name in READERS else "not in the manifest"
-    return Finding(path, is_valid=True, text=text)
+    return FileCheck(path, is_valid=True, text=text)

@@ -14,12 +14,13 @@ from factorcell.evaluation.classification import ACCURACY_REASON, category_varia
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
 from factorcell.evaluation.text_figures import Figures
+from factorcell.findings import LOG
 from factorcell.finite import is_number
 from factorcell.model.ngram import FILE as NGRAM_FILE
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run, initial_files
 from factorcell.model.used_options import unused_options
-from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
+from factorcell.training.fit import fit, read_corpora
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
 
@@ -41,7 +42,6 @@ def compare(
     seeds: int = 1,
     ngram: bool = True,
     resume: bool = False,
-    notify: Notify | None = None,
 ) -> Comparison:
     """Train several models with the same options on the same texts, and evaluate each of them.
 
@@ -58,7 +58,6 @@ def compare(
         seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
         ngram: Whether to add an n-gram model of the same tokens, and the mixture of each model with it.
         resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
         The comparison, with one row of results per model.
@@ -75,9 +74,9 @@ def compare(
         raise files.folder_exists_error(folder, resumable=True)
     evaluation_table = dev if test is None else test
     check_columns(evaluation_table, config_with_defaults(config).data)
-    base_plan = common_plan(source, dev, config, folder, budget, models=models, notify=notify)
+    base_plan = common_plan(source, dev, config, folder, budget, models=models)
     if target:
-        corpus, _ = read_corpora(source, dev, base_plan.config, progress=False)
+        corpus, _ = read_corpora(source, dev, base_plan.config)
         variable = category_variable(corpus.schema, target)
         _, *frequent_values = variable.values  # the first is the unknown value
         require_labels(evaluation_table, variable, frequent_values, base_plan.config.data, ACCURACY_REASON)
@@ -85,8 +84,8 @@ def compare(
     for model in models:
         evaluations = []
         for path, seed_plan in training_plans(folder, base_plan.for_model(model), model, seeds):
-            emit_notice(notify, f"{model} -> {path}")
-            run = fit(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume, notify=notify)
+            LOG.info("%s -> %s", model, path)
+            run = fit(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
             first_run = first_run or run
             evaluations.append(_evaluate_run(run, evaluation_table, target))
         rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
@@ -97,7 +96,7 @@ def compare(
         compared_models.append(ComparedModel(NGRAM, [row], [figures], is_deterministic=True))
         for model in models:
             paths = [path for path, _ in training_plans(folder, base_plan, model, seeds)]
-            compared_models.append(_compared_mixture(model, paths, folder / NGRAM, tables, notify))
+            compared_models.append(_compared_mixture(model, paths, folder / NGRAM, tables))
     return compare_models(compared_models)
 
 
@@ -121,25 +120,20 @@ def common_plan(
     budget: Budget | None,
     *,
     models: Sequence[str],
-    notify: Notify | None,
 ) -> Plan:
-    """Return a plan with the options that all `models` share: those of a run in `folder`, or else new ones.
-
-    The notices about new options go to `notify`.
-    """
+    """Return a plan with the options that all `models` share: those of a run in `folder`, or else new ones."""
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():
             return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
-    corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
+    corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config))
     new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_training(ngram_mixture=False)
     if not corpus.schema.variables:
-        emit_notice(notify, "no context: each of these models is an unadapted model")
+        LOG.info("no context: each of these models is an unadapted model")
     unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
-    for line in new_plan.notices(unused=set.intersection(*unused_by_model)):
-        emit_notice(notify, line)
+    new_plan.log(unused=set.intersection(*unused_by_model))
     return new_plan
 
 
@@ -166,7 +160,7 @@ def _evaluate_ngram(config: Config, folder: Path, tables: tuple[Any, Any, Any]) 
     if (folder / NGRAM_FILE).is_file():
         model = NGram.open(folder)
     else:
-        corpus, _ = read_corpora(source, dev, config, progress=False)
+        corpus, _ = read_corpora(source, dev, config)
         model = NGram.fit(corpus, config, folder)
     minutes = (time.perf_counter() - start) / 60
     row, figures = _perplexities(model, table)
@@ -176,26 +170,23 @@ def _evaluate_ngram(config: Config, folder: Path, tables: tuple[Any, Any, Any]) 
 
 
 def _compared_mixture(
-    model: str, folders: Sequence[Path], ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None
+    model: str, folders: Sequence[Path], ngram_folder: Path, tables: tuple[Any, Any, Any]
 ) -> ComparedModel:
     """Fit and evaluate the mixtures of the runs of a model; `tables` are those of `_evaluate_ngram`."""
     name = f"{model} + {NGRAM}"
-    evaluations = [_evaluate_mixture(name, Run.open(path), ngram_folder, tables, notify) for path in folders]
+    evaluations = [_evaluate_mixture(name, Run.open(path), ngram_folder, tables) for path in folders]
     rows, figures_per_training = zip(*evaluations, strict=True)
     return ComparedModel(name, rows, figures_per_training)
 
 
-def _evaluate_mixture(
-    name: str, run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any], notify: Notify | None
-) -> Evaluation:
+def _evaluate_mixture(name: str, run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any]) -> Evaluation:
     """Fit and evaluate the mixture of a run and an n-gram model, and save the results in the folder of the latter.
 
     The run itself keeps predicting without the mixture. `tables` are those of `_evaluate_ngram`.
     """
     source, dev, table = tables
     ngram = NGram.open(ngram_folder)
-    fitted = fit_mixture(run, *read_corpora(source, dev, run.config, progress=False), ngram)
-    emit_notice(notify, f"{run.folder.name}: {fitted.notice(is_saved=False, has_option=False)}")
+    fitted = fit_mixture(run, *read_corpora(source, dev, run.config), ngram)
     run.mixture = fitted.mixture
     row, figures = _perplexities(run, table)
     row |= {"model": name, "predictor": f"mixture with {run.folder.name}", "seed": run.config.training.seed}

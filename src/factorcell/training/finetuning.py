@@ -15,12 +15,11 @@ from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
-    Notify,
     locked_run_folder,
     not_resumable_error,
     prepare_to_resume,
     save_classifiers,
-    train_with_notices,
+    train_and_log,
     write_training_facts,
 )
 from factorcell.training.proximal import ALL, StartingPoint, select_parts
@@ -37,7 +36,6 @@ def finetune(
     training: TrainingConfig | Mapping[str, Any] | None = None,
     unknown: str = "group",
     resume: bool = False,
-    notify: Notify | None = None,
 ) -> Run:
     """Fine-tune a run: train some of its parts further on another table.
 
@@ -52,7 +50,6 @@ def finetune(
             `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `base`.
         unknown: How to read context values that `base` does not know: "error", "group" or "expected".
         resume: Whether to resume a stopped fine-tuning in `folder`.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
         The new run with its best weights.
@@ -68,15 +65,15 @@ def finetune(
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
     specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})
-    with locked_run_folder(folder, resume, notify) as should_resume:
+    with locked_run_folder(folder, resume) as should_resume:
         # The training of `base` may have computed on a device that this machine lacks.
         defaults = {**SMALL_DATA_DEFAULTS, "device": AUTO}
         options = dataclasses.replace(base_run.config.training, **{**defaults, **specified})
-        corpus = base_run.prepare(source, unknown=unknown, progress=notify is not None)
+        corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
             corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, options.seed)
         else:
-            dev_corpus = base_run.prepare(dev, unknown=unknown, progress=notify is not None)
+            dev_corpus = base_run.prepare(dev, unknown=unknown)
         if "batch_tokens" not in specified:
             tokens_per_batch = rules.batch_tokens(
                 corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, options.batch_tokens
@@ -91,7 +88,7 @@ def finetune(
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
         start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
-        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify)
+        train_and_log(run, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
         save_classifiers(run, corpus, dev_corpus)
         write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)

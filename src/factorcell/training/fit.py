@@ -1,31 +1,27 @@
 """One training from a table to a run folder: read the table, train, and complete the folder."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from factorcell import files, lock, pretrained
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
-from factorcell.data.corpus import Corpus, is_known_target, target_frequencies
+from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import relative_path, save_baselines
-from factorcell.evaluation.context_notices import effect_notices
+from factorcell.evaluation.comparison import format_difference
+from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
-from factorcell.evaluation.repeated_texts import repeated_notices
-from factorcell.evaluation.run_warnings import (
-    format_context_effect,
-    measure_context_effect,
-)
+from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import texts_digest
+from factorcell.findings import LOG, report, show
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
@@ -48,11 +44,6 @@ from factorcell.training.rules import COUNTED_TARGETS_PER_MINUTE, TARGETS_PER_MI
 from factorcell.training.schedule import TimeLimit
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
-# Thresholds of warnings about the data:
-MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
-MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
-
-Notify = Callable[[str], None]  # receives one-line notices
 
 
 def fit(
@@ -64,7 +55,6 @@ def fit(
     budget: Budget | None = None,
     resume: bool = False,
     compare_ngram: bool = False,
-    notify: Notify | None = None,
 ) -> Run:
     """Train a run on a table.
 
@@ -79,7 +69,6 @@ def fit(
         resume: Whether to resume a stopped training in `folder`; it must have had the same config and data.
         compare_ngram: Whether to compare the run with an n-gram model of the same texts, even if the option
             `ngram_mixture` is false.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
     Returns:
         The run with its best weights.
@@ -89,10 +78,10 @@ def fit(
             finite.
     """
     start, folder, minutes = perf_counter(), Path(folder), None if budget is None else budget.minutes
-    with locked_run_folder(folder, resume, notify) as should_resume:
+    with locked_run_folder(folder, resume) as should_resume:
         saved_run = Run.open(folder, trained=False) if should_resume else None
         tables_config = resumed_plan(config, saved_run.config).config if saved_run else config_with_defaults(config)
-        corpus, dev_corpus = read_corpora(source, dev, tables_config, progress=notify is not None)
+        corpus, dev_corpus = read_corpora(source, dev, tables_config)
         if saved_run:
             run = saved_run
             prepare_to_resume(run, with_identified_base(tables_config), corpus)
@@ -102,24 +91,22 @@ def fit(
             new_plan = plan(config, corpus, dev_corpus, budget)
             minutes = new_plan.minutes
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
-            if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
-                for line in new_plan.notices(unused_options(new_plan.config, corpus.schema)):
-                    emit_notice(notify, line)
+            if not isinstance(config, Plan):  # the caller has already logged the options of a Plan
+                new_plan.log(unused_options(new_plan.config, corpus.schema))
             if not (run.model.is_adapted or isinstance(config, Plan)):
-                emit_notice(notify, model_card.describe_missing_context(run))
+                LOG.info("%s", model_card.describe_missing_context(run))
         held_out, dev_corpus = dev_corpus, dev_sample(dev_corpus, run.config)
         limit = TimeLimit.of_command(minutes, start)
-        train_with_notices(run, corpus, dev_corpus, resume=should_resume, notify=notify, limit=limit)
+        train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
-        ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram, notify)
+        ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
         save_classifiers(run, corpus, held_out, minutes)
         write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
-        for line in (*conditional_prior.training_notices(run), *effect_notices(run, run.schema.columns())):
-            emit_notice(notify, line)
+    report_run(run, run.schema.columns())
     if minutes is not None:
         training = f"{run.training_minutes():.1f} for training"
         resumed = ", including the time before it was resumed" if should_resume else ""
-        emit_notice(notify, f"took {(perf_counter() - start) / 60:.1f} of {minutes:g} minutes, {training}{resumed}")
+        LOG.info("took %.1f of %g minutes, %s%s", (perf_counter() - start) / 60, minutes, training, resumed)
     return run
 
 
@@ -129,7 +116,7 @@ def dev_sample(dev: Corpus, config: Config) -> Corpus:
 
 
 @contextmanager
-def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) -> Iterator[bool]:
+def locked_run_folder(folder: Path, resume: bool) -> Iterator[bool]:
     """Lock `folder` for one training, and yield whether to resume the run in it.
 
     If the folder contains only the initial files of a training (`initial_files`), a new run replaces them.
@@ -138,7 +125,7 @@ def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) 
         UserError: If the folder contains other files, and there is no run or `resume` is false.
     """
     _should_resume(folder, resume)  # raises the error about an unusable folder before the folder is locked
-    with lock.training_lock(folder, notify):
+    with lock.training_lock(folder):
         should_resume = _should_resume(folder, resume)  # another training may have ended before the lock was free
         if not should_resume:
             files.create_new_folder(folder, initial_files(), resumable=True)
@@ -154,37 +141,33 @@ def _should_resume(folder: Path, resume: bool) -> bool:
     return True
 
 
-def train_with_notices(
-    run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None, limit: TimeLimit | None = None
-) -> None:
-    """Train a run to its end, within the time limit, and emit notices about the data and about an early stop."""
-    emit_notice(notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} development texts")
-    emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
-    for variable in run.schema.variables:
-        emit_notice(notify, variable.describe())
-    emit_notice(notify, run.model.describe_size())
+def train_and_log(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, limit: TimeLimit | None = None) -> None:
+    """Train a run to its end, within the time limit; log facts about the data and the model, and an early stop."""
+    LOG.info(
+        "%s texts, %s targets; %s development texts", *(f"{n:,}" for n in (len(corpus), corpus.target_count, len(dev)))
+    )
+    LOG.info("%s tokens in the vocabulary (%s)", f"{len(run.tokenizer):,}", run.config.tokenizer.kind)
+    descriptions = [variable.describe() for variable in run.schema.variables] + [run.model.describe_size()]
     if run.model.names is not None:
-        emit_notice(notify, run.model.names.describe())
+        descriptions.append(run.model.names.describe())
     if isinstance(run.config.backbone, HuggingFaceOptions) and run.config.backbone.is_frozen_in_bfloat16:
-        emit_notice(notify, "the frozen base is stored in bfloat16; --base-precision sets it")
-    for line in data_warnings(corpus, dev):
-        emit_notice(notify, line)
+        descriptions.append("the frozen base is stored in bfloat16; --base-precision sets it")
+    for line in descriptions:
+        LOG.info("%s", line)
+    report(*table_findings(corpus, dev))
+    show()
     was_complete = resume and (run.folder / "training.json").exists()
     if was_complete:
-        emit_notice(notify, f"{run.folder}: the training is already complete")
-    for _row in train(run, corpus, dev, resume=resume, progress=notify is not None, limit=limit):
+        LOG.info("%s: the training is already complete", run.folder)
+    for _row in train(run, corpus, dev, resume=resume, limit=limit):
         pass  # `train` writes the rows into the log
-    if notify is None or was_complete:
-        return
-    if run.stopped_early():
-        last_row = run.log()[-1]
-        reason = f"no lower perplexity in the last {run.config.training.patience} evaluations"
-        notify(f"stopped early at step {last_row['step']:,} of {last_row['steps']:,}: {reason}")
+    if not was_complete and run.stopped_early():
+        last_row, patience = run.log()[-1], run.config.training.patience
+        reason = f"no lower perplexity in the last {patience} evaluations"
+        LOG.info("stopped early at step %s of %s: %s", f"{last_row['step']:,}", f"{last_row['steps']:,}", reason)
 
 
-def mix_with_ngrams(
-    run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool, notify: Notify | None
-) -> files.Row | None:
+def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
     """Compare a trained run with n-gram counts of its texts, and mix them if the option `ngram_mixture` is set.
 
     The mixture is saved only if it is significantly better on the development texts.
@@ -200,41 +183,8 @@ def mix_with_ngrams(
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    emit_notice(notify, fitted.notice(is_saved=is_saved, has_option=not run.config.training.min_users))
+    LOG.info("%s", fitted.describe(is_saved))
     return {**fitted.to_row(), "is_saved": is_saved}
-
-
-def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
-    """Yield a warning for each property of the tables that makes the trained model less useful."""
-    if np.array_equal(corpus.tokens, dev.tokens):
-        yield (
-            "the development texts are the training texts, so their perplexity does not measure how well the model "
-            "predicts new texts; use other development texts"
-        )
-    else:
-        yield from repeated_notices(dev, corpus, "development texts")
-    unknown_share = 1 - float(is_known_target(dev).mean())
-    if unknown_share > MAX_UNKNOWN_SHARE and not corpus.tokenizer.is_character_level:
-        yield (
-            f"{unknown_share:.0%} of the development targets are out of vocabulary; "
-            "a character model avoids this (--tokenizer char)"
-        )
-    for variable, numbers in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
-        for extreme, word, find in ((variable.high, "larger", np.nanargmax), (variable.low, "smaller", np.nanargmin)):
-            if not variable.period and abs(extreme - variable.mean) > MAX_DEVIATIONS * variable.deviation:
-                row = int(corpus.source_rows[find(numbers)]) + 1
-                can_be_logarithm = word == "larger" and variable.low > 0
-                logarithms = ", otherwise use a column of their logarithms" if can_be_logarithm else ""
-                yield (
-                    f"{variable.name}: a few values are far {word} than all others, such as {extreme:,.8g} (mean "
-                    f"{variable.mean:,.6g}) in row {row:,}; correct them if they are mistakes{logarithms}"
-                )
-    for variable in corpus.schema.categories:
-        if not variable.rare_count and len(variable.values) == 2:
-            yield f"{variable.name}: uninformative, because all texts have the same value or no value"
-        if variable.is_all_rare:
-            minimum = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
-            yield f"{variable.name}: uninformative, because no value has {minimum}"
 
 
 def check_tokenizer(config: Config) -> None:
@@ -246,14 +196,14 @@ def check_tokenizer(config: Config) -> None:
         raise UserError(f"tokenizer: {problem}, got {tokenizer.kind}")
 
 
-def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
+def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]:
     """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     check_tokenizer(config)
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
-    corpus = prepare(source, config, progress=progress)
+    corpus = prepare(source, config)
     if dev is None:
         return corpus.split(HELD_OUT_SHARE, config.training.seed)
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
@@ -302,18 +252,25 @@ def write_training_facts(
         row["ngram"] = ngram
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
+    row["dependences"] = [*_dependence_rows(run)]
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
+    if not data.user:  # the hashes would show whether a person wrote a text
+        run.save_text_hashes(text_hashes(corpus))
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
 
-def emit_notice(notify: Notify | None, text: str) -> None:
-    """Pass a one-line notice to `notify`, or do nothing if `notify` is None."""
-    if notify is not None:
-        notify(text)
+def _dependence_rows(run: Run) -> Iterator[files.Row]:
+    """Yield for each column that others predict without the text: these columns, the accuracy and that of one class."""
+    names = {variable.name: variable.source_column for variable in run.schema.embedded.variables}
+    for dependence in conditional_prior.load_dependences(run.folder):
+        if dependence.is_strong:
+            columns = [*dict.fromkeys(names[name] for name in dependence.variables)]
+            figures = {"accuracy": dependence.accuracy, "majority": dependence.majority}
+            yield {"target": names[dependence.target], "columns": columns, **figures}
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
@@ -352,7 +309,8 @@ def summary(run: Run) -> str:
     else:
         neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
     minutes = f"{run.training_minutes():.1f} minutes of training"
-    steps_and_minutes = f" of {best['steps']:,}, {minutes}{format_context_effect(run)}"
+    effect = format_difference("gain", training_facts(run.folder).get("context") or {})
+    steps_and_minutes = f" of {best['steps']:,}, {minutes}" + (f"; {saved_results.EFFECT}: {effect}" if effect else "")
     mixed = model_card.mixture_perplexity(run)
     if mixed is None:
         return f"development perplexity {neural}{steps_and_minutes}"

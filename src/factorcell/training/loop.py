@@ -22,7 +22,6 @@ def train(
     dev: Corpus,
     *,
     resume: bool = False,
-    progress: bool = False,
     limit: TimeLimit | None = None,
 ) -> Generator[Row]:
     """Return a generator that trains a run and yields the rows of its log; at the end the run has its best weights.
@@ -32,7 +31,6 @@ def train(
         corpus: The training texts.
         dev: The development texts, on which the best weights are selected.
         resume: Whether to continue from the checkpoint.
-        progress: Whether to show a progress bar, and to print a notice after a request to stop.
         limit: The time limit, over which the learning rate decays. A resumed training has the limit of its checkpoint.
             At the end, the config of the run has the number of steps.
 
@@ -46,20 +44,18 @@ def train(
     trainer = Trainer(run, corpus, dev, limit)
     if resume:
         trainer.load()
-    return _train(trainer, progress=progress, is_saved=resume or limit is None)
+    return _train(trainer, is_saved=resume or limit is None)
 
 
-def _train(trainer: Trainer, *, progress: bool, is_saved: bool) -> Generator[Row]:
+def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
     """Train and yield the rows of the log; unless `is_saved`, first write a checkpoint, which has the time limit."""
     run, name = trainer.run, trainer.run.folder.name
     if not is_saved:
         trainer.save()
-    trainer.stop = Stop(verbose=progress)
+    trainer.stop = Stop()
     loop = _Loop(trainer)
     steps = trainer.progress.step
-    bar = progress_bar(
-        desc=name, unit="steps", show=progress, leave=None, total=trainer.progress.total_steps, initial=steps
-    )
+    bar = progress_bar(desc=name, unit="steps", leave=None, total=trainer.progress.total_steps, initial=steps)
 
     def after_step() -> None:
         bar.total = trainer.progress.total_steps

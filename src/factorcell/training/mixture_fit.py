@@ -69,16 +69,9 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": self.components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def notice(self, *, is_saved: bool, has_option: bool) -> str:
-        """Return a one-line notice about the perplexities.
-
-        Args:
-            is_saved: Whether the run predicts with the mixture.
-            has_option: Whether the option `ngram_mixture` is allowed, to name it if the mixture is better.
-        """
+    def describe(self, is_saved: bool) -> str:
+        """Return a line about the perplexities; `is_saved` is whether the run predicts with the mixture."""
         use = "; the run predicts with the mixture" if is_saved else ""
-        if self.is_better and has_option and not is_saved:
-            use = "; --ngram-mixture uses the mixture, which reproduces rare texts"
         return (
             f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, "
             f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {self.gain.to_text('.1f', 100.0, '%')} over the "

@@ -11,6 +11,7 @@ from factorcell import limits
 from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
 from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
+from factorcell.findings import LOG
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
 from factorcell.model.run import Run
@@ -75,16 +76,11 @@ class Plan:
         training = run.config.training
         return replace(self.with_training(epochs=training.epochs, steps=training.steps), minutes=None)
 
-    def notices(self, unused: Collection[str] = ()) -> list[str]:
-        """Return one-line notices about the chosen options, except the `unused` ones."""
-        lines = []
-        chosen = [name for name in self.chosen if name not in unused]
+    def log(self, unused: Collection[str] = ()) -> None:
+        """Log the chosen options, except the `unused` ones."""
         for section, names in AUTOMATIC_OPTIONS.items():
-            if names_of_section := [name for name in chosen if name in names]:
-                lines.append(f"chosen {section} options: {self.config.format_options(names_of_section)}")
-        if chosen:
-            lines[-1] += f"; to override, set --{chosen[0].replace('_', '-')} or any other option"
-        return lines
+            if chosen := [name for name in self.chosen if name in names and name not in unused]:
+                LOG.info("chosen %s options: %s", section, self.config.format_options(chosen))
 
 
 ConfigLike = Config | Plan | SpecifiedOptions  # a Config sets all options, a mapping sets some of them

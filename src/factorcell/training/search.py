@@ -29,14 +29,13 @@ from factorcell.evaluation import comparison, results
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.results import Row, development_text_figures
 from factorcell.extras import missing_package_error
+from factorcell.findings import LOG
 from factorcell.finite import format_option, is_number
 from factorcell.model.run import Run
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import search_space
 from factorcell.training.fit import (
-    Notify,
     dev_sample,
-    emit_notice,
     not_resumable_error,
     read_corpora,
     save_classifiers,
@@ -90,7 +89,6 @@ def search(
     folder: str | Path,
     options: SearchOptions | None = None,
     *,
-    notify: Notify | None = None,
     page: PageRenderer | None = None,
 ) -> list[Row]:
     """Train trials until the study in `folder` has the required number; an existing study is continued.
@@ -101,7 +99,6 @@ def search(
         config: A `Config`, or a mapping of some options by section; other options are drawn or chosen from the table.
         folder: The folder of the study.
         options: The options of the search.
-        notify: A function that receives one-line notices; with it, progress bars go to standard error.
         page: A function that returns the content of study.html, which is written when the search ends or is stopped.
 
     Returns:
@@ -124,7 +121,7 @@ def search(
     @functools.cache
     def read_texts(min_context_count: int) -> tuple[Corpus, Corpus]:
         config_for_count = search_space.with_drawn_options(base_config, {"min_context_count": min_context_count})
-        return read_corpora(source, dev, config_for_count, progress=notify is not None)
+        return read_corpora(source, dev, config_for_count)
 
     corpus, dev_corpus = read_texts(base_config.data.min_context_count)
     if options.target:
@@ -145,7 +142,7 @@ def search(
     }
     with folder_lock:
         _save_or_check_description(study, folder, description)
-    return Search(study, folder_lock, read_texts, source, dev, complete_config, folder, options, page).run(notify)
+    return Search(study, folder_lock, read_texts, source, dev, complete_config, folder, options, page).run()
 
 
 def _describe_options(config: Config, options: SearchOptions) -> Row:
@@ -225,18 +222,18 @@ class Search:
     options: SearchOptions
     page: PageRenderer | None = None
 
-    def run(self, notify: Notify | None) -> list[Row]:
+    def run(self) -> list[Row]:
         """Train until the study has all trials; return a row per trial, the best first."""
         try:
             while (claim := self.claim()) is not None:
                 trial, lock = claim
                 try:
-                    self.attempt(trial, progress=notify is not None)
+                    self.attempt(trial)
                 finally:
                     lock.release()
                 Path(lock.lock_file).unlink(missing_ok=True)
                 rows = self.publish()
-                emit_notice(notify, describe_trial(rows[trial.number]))
+                LOG.info("%s", describe_trial(rows[trial.number]))
         finally:
             rows = self.publish(is_end=True)
         return rank_trials(rows)
@@ -273,12 +270,12 @@ class Search:
             lock.acquire()
             return trial, lock
 
-    def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
+    def attempt(self, trial: "optuna.Trial") -> None:
         """Train a trial and report its result to the study; an interrupted trial remains in the state "running"."""
         trial_states = _import_optuna().trial.TrialState
         self.study.sampler = trial_sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
-            is_pruned, result = self._train(trial, progress)
+            is_pruned, result = self._train(trial)
         except Exception as error:
             trial.set_user_attr("error", str(error))
             self.study.tell(trial, state=trial_states.FAIL)
@@ -292,7 +289,7 @@ class Search:
         else:
             self.study.tell(trial, result["perplexity"])
 
-    def _train(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
+    def _train(self, trial: "optuna.Trial") -> tuple[bool, Row]:
         """Train the run of a trial; return whether the pruner stopped it early, and the figures of the run."""
         config = search_space.draw(trial, self.options.ranges, self.options.models, self.config)
         corpus, dev_corpus = self.read_texts(config.data.min_context_count)
@@ -306,7 +303,7 @@ class Search:
         is_pruned = False
         limit = TimeLimit.of_command((self.options.budget or Budget()).minutes, perf_counter())
         dev_corpus = dev_sample(dev_corpus, run.config)
-        log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, progress=progress, limit=limit)
+        log_rows = train(run, corpus, dev_corpus, resume=has_checkpoint, limit=limit)
         with lock.training_lock(folder), closing(log_rows):
             for row in log_rows:
                 if row["split"] == "dev" and self._report_evaluation(trial, row, config):

@@ -285,7 +285,7 @@ def test_the_progress_of_a_replay_names_no_user(
     for name in ("FIRST_DELAY", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     streams = read_streams(many_rows(), DATA)
-    list(replay({"spy": RecordingSystem([])}, streams, tmp_path / "rows.jsonl", progress=True))
+    list(replay({"spy": RecordingSystem([])}, streams, tmp_path / "rows.jsonl"))
     lines = capsys.readouterr().err
     assert "replay: " in lines
     assert "spy" in lines

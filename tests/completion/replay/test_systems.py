@@ -20,7 +20,6 @@ from factorcell.completion.replay.systems import (
     Unpersonalised,
     UserHistory,
     available_systems,
-    count_popular_texts,
     find_config_and_columns,
     open_systems,
     user_and_time_columns,
@@ -94,13 +93,6 @@ def test_mpc_has_no_state_and_history_has_the_texts_of_the_user() -> None:
     assert state == History()
     assert history.suggest(state, "ab", OTHERS, 10) == []
     assert history.suggest(later, "ab", OTHERS, 10) == History(("abcab",)).complete("ab")
-
-
-def test_popular_texts_are_counted_for_systems_that_suggest_them(tmp_path: Path) -> None:
-    folder = save(tmp_path / "run", data={"user": "city", "context": (), "min_user_count": 1})
-    TextCounts.of(["abc", "abd", "abc"], 1).save(folder / POPULARITY)
-    systems = open_systems(folder, ["plain", "mpc", "history", "online", "blend"], user_column="city")
-    assert count_popular_texts(systems) == {"mpc": 2, "blend": 2}
 
 
 def test_systems_are_opened_by_name(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("factorcell.progress.FIRST_DELAY", 0.0)
     run = make_letters(data=CITY, spread=0.8)
     for rule, title in ((LearningRule("sgd", 0.0), "without learning"), (LearningRule("sgd", 0.05), "sgd 0.05")):
-        progressive_sums(Learner(run, rule), streams(run), progress=True)
+        progressive_sums(Learner(run, rule), streams(run))
         assert capsys.readouterr().err.startswith(f"{title}: 0 of 6 texts of each user, ")
 
 
@@ -149,7 +149,6 @@ def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
     assert row["mrr_model"] == pytest.approx(np.mean(ranks))
 
 
-@pytest.mark.filterwarnings("always::factorcell.config.Notice")
 def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)

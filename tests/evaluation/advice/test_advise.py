@@ -12,12 +12,13 @@ import pytest
 
 from factorcell import files, progress
 from factorcell.commands.main import main
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected_gain, recommend
 from factorcell.evaluation.advice.sample import label_columns, sample
 from tests import synthetic
+from tests.findings import expected_finding
 
 
 def config_of(*context: str, **more: Any) -> Config:
@@ -100,13 +101,13 @@ def test_missing_values_gain_nothing() -> None:
 
 def test_too_few_texts_that_are_not_empty_are_an_error() -> None:
     rows = [*table(14), *({**row, "text": ""} for row in table(20))]
-    with pytest.warns(Notice, match="empty"), pytest.raises(UserError, match="at least 15 rows with a text, got 14"):
+    with expected_finding("empty texts"), pytest.raises(UserError, match="at least 15 rows with a text, got 14"):
         advise(rows, config_of("dialect"))
 
 
 def test_empty_texts_are_ignored(advice: dict[str, Any]) -> None:
     empty_rows = [{**row, "text": ""} for row in table(500)]
-    with pytest.warns(Notice, match=r"500 of 2,000 texts are empty; advise ignores them"):
+    with expected_finding("empty texts"):
         with_empty_texts = advise([*table(), *empty_rows], config_of("dialect", "coin", "height", "same"))
     assert with_empty_texts["rows"] == 1500
     assert with_empty_texts["all"]["expected"] == pytest.approx(advice["all"]["expected"], rel=1e-3)
@@ -224,12 +225,12 @@ def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> Non
 def test_empty_numbers_are_missing_values_of_a_column(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("text,height\n" + "a,1\nb c,2\na,\n" * 20)
-    with pytest.warns(Notice, match=r"t\.csv: texts with an empty context column: 20 of 60 \(height 20\); read as"):
+    with expected_finding("empty texts"):
         result = advise(file, config_of("height:number"))
     assert (result["columns"][0]["values"], result["columns"][0]["missing"]) == (2, pytest.approx(1 / 3))
     with pytest.raises(UserError, match=r"t\.csv row 3: height is empty; .*missing=\"expected\" or missing=\"drop\""):
         advise(file, config_of("height:number").with_options(missing="error"))
-    with pytest.warns(Notice, match=r"t\.csv: rows with an empty context column: 20 of 60; they are dropped"):
+    with expected_finding("empty texts"):
         assert advise(file, config_of("height:number").with_options(missing="drop"))["rows"] == 40
 
 
@@ -301,6 +302,6 @@ def test_progress_counts_estimates(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         monkeypatch.setattr(progress, name, 0.0)
     quiet = advise(table(300), config_of("dialect", "coin", "same"))
     assert capsys.readouterr().err == ""
-    assert advise(table(300), config_of("dialect", "coin", "same"), progress=True) == quiet
+    assert advise(table(300), config_of("dialect", "coin", "same")) == quiet
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("estimating: ")]
     assert lines[-1].startswith("estimating: 5 of 5 estimates, ")

@@ -1,6 +1,5 @@
 """Rescoring against scores of single texts; zero weights, and the recovery of planted weights."""
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.config import Config, Notice, UserError
+from factorcell.config import Config, UserError
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
@@ -23,9 +22,9 @@ from factorcell.evaluation.rescoring.rescore import (
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.spelling import spelling_model
+from tests.findings import expected_finding, no_findings
 from tests.small_runs import ROWS, make_run
 
-pytestmark = pytest.mark.filterwarnings("ignore:n-best lists. .*expected value:factorcell.config.Notice")
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")
 
 
@@ -82,7 +81,7 @@ def test_unseen_values_follow_the_unknown_policy(run: Run) -> None:
     expected = score_hypotheses(run, nbest, unknown="expected")
     missing = score_hypotheses(run, make_lists(2, city=None))
     assert expected.log_probs[0] == pytest.approx(missing.log_probs[0])
-    with pytest.warns(Notice, match=r"^n-best lists: texts with values that training did not see: 2 of 2 \(city 2\);"):
+    with expected_finding("unseen values"):
         grouped = score_hypotheses(run, nbest)
     assert grouped.log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
@@ -116,7 +115,7 @@ def test_a_known_word_wins_over_a_misspelt_one_of_the_same_scores(tmp_path: Path
     nbest = read_nbest([{"id": "a", "hypotheses": [{"text": text} for text in texts], "reference": texts[1]}])
     scored = score_hypotheses(model, nbest)
     (row,) = rescore(scored, ScoreWeights.with_model_share(()))
-    assert (row["text"], scored.unknown_hypotheses) == (texts[1], 2)
+    assert row["text"] == texts[1]
     spelling = spelling_model(model.tokenizer).nats(["qwertyy", "thee"])
     for place, nats in zip((0, 2), spelling, strict=True):
         unknown = -float(model.nats(model.prepare([{"text": texts[place]}])).sum())
@@ -132,24 +131,14 @@ def test_absent_columns_are_reported_and_similar_columns_are_errors(run: Run) ->
         ]
         return replace(nbest, utterances=tuple(changed))
 
-    with pytest.warns(
-        Notice, match=r"^n-best lists: no column 'city', no column 'stars'; read as the expected value of the column$"
-    ):
+    with expected_finding("missing values", "no column city, stars"):
         score_hypotheses(run, without("hall"))
-    nbest = without("city", 0, 1, 2)
-    with pytest.warns(Notice, match=r"^n-best lists: no column 'city', 3 of 6 utterances without 'stars'; read as"):
-        score_hypotheses(run, nbest)
-    with pytest.warns(
-        Notice, match=r"^n-best lists: 3 of 6 utterances without 'stars'; read as the expected value of the column$"
-    ):
-        score_hypotheses(run, nbest, context={"city": "Oslo"})
     misspelt = without("city", *range(6), cityy="Oslo")
     with pytest.raises(UserError, match=r"^n-best lists: no column 'city' .did you mean 'cityy'\?.; unknown=.expected"):
         score_hypotheses(run, misspelt)
-    with pytest.warns(Notice, match=r"^n-best lists: no column 'city'; read as the expected value of the column$"):
+    with expected_finding("missing values"):
         score_hypotheses(run, misspelt, unknown="expected")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_findings():
         score_hypotheses(run, misspelt, context={"city": "Oslo"})
 
 

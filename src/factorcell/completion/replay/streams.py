@@ -20,12 +20,10 @@ from factorcell import files, limits
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text
 from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config, UserError
-from factorcell.data.cache import report_truncated
 from factorcell.data.private_content import is_public
 from factorcell.data.tables import open_table
 from factorcell.data.text_folds import same_text
 from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
-from factorcell.data.tokens import truncated_mask
 from factorcell.data.values import category_name, is_missing, short_repr, to_seconds
 from factorcell.progress import progress_bar
 
@@ -127,8 +125,7 @@ def read_streams(
 ) -> list[Stream]:
     """Read a table and return one stream for each user, sorted by user.
 
-    Texts are normalized as in a run with `config`, and converted to canonical form. A `Notice` reports the number of
-    texts with more than `max_tokens` tokens; the run reads only the beginning of such a text.
+    Texts are normalized as in a run with `config`, and converted to canonical form.
 
     Args:
         source: A table, such as a path or a list of rows.
@@ -181,9 +178,6 @@ def read_streams(
                     earlier_texts.append(row[data.text])
         prefixes = (draw.prefix(user, row[data.text], position) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
-    texts = (row[data.text] for stream in streams for row in stream.rows)
-    is_truncated = truncated_mask(texts, tokenizer, data.max_tokens)
-    report_truncated(is_truncated, table.name, data.max_tokens)
     return streams
 
 
@@ -220,7 +214,6 @@ def replay(
     *,
     text_column: str = "text",
     seen_prefixes: Collection[str] | None = None,
-    progress: bool = False,
 ) -> Generator[Row]:
     """Return a generator that replays every stream with every system and yields a row for each judged text.
 
@@ -233,14 +226,13 @@ def replay(
         path: The file to which rows are written.
         text_column: The column of the texts.
         seen_prefixes: The prefixes with which training texts begin, or None if the training texts are not known.
-        progress: Whether to show a progress bar.
     """
     pairs = [(stream, name) for stream in streams if stream.judged_prefixes for name in systems]
     files.write_rows(path, ())
 
     def write() -> Generator[Row]:
         total = sum(len(stream.rows) for stream, _ in pairs)
-        with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
+        with progress_bar(total=total, desc="replay", unit="texts", leave=None) as bar:
             for stream, name in pairs:
                 bar.set_postfix_str(name, refresh=False)
                 rows = []

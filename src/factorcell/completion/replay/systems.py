@@ -21,10 +21,9 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.streams import Stream, System
+from factorcell.completion.replay.streams import System
 from factorcell.completion.suggestions import Suggestion
 from factorcell.config import Config, UserError, check_choice
-from factorcell.data.cache import report_unseen_rows
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
 from factorcell.folders import not_a_run_error
@@ -213,25 +212,6 @@ def find_config_and_columns(folder: Path, names: Sequence[str], user_column: str
     return config, list(dict.fromkeys(columns))
 
 
-def report_unseen_values(
-    streams: Sequence[Stream], folder: Path, names: Sequence[str], *, user_column: str, table: Path, unknown: str
-) -> None:
-    """Emit a `Notice` with the number of texts that have values that the training of a run did not see, if any.
-
-    Args:
-        streams: The texts of the table `table`.
-        folder: A run folder or a folder of runs.
-        names: Names of systems.
-        user_column: The column of users, which does not count.
-        table: The path of the table, for the notice.
-        unknown: The policy by which the values are read; with "error", there is no notice.
-    """
-    rows = [row for stream in streams for row in stream.rows]
-    for path in _select_runs(run_folders(folder), names).values():
-        schema = ContextSchema.load(path / "schema.json")
-        report_unseen_rows(rows, schema, str(table), unknown, without=user_column)
-
-
 def user_and_time_columns(folder: Path, names: Sequence[str]) -> tuple[str, str]:
     """Return the user and time columns of the runs of the systems `names`; "" for a column that no run has."""
     folders = run_folders(folder)
@@ -323,16 +303,6 @@ def find_runs(systems: Mapping[str, System]) -> list[Run]:
         elif isinstance(system, Unpersonalised):
             runs[system.completer.run.folder] = system.completer.run
     return list(runs.values())
-
-
-def count_popular_texts(systems: Mapping[str, System]) -> dict[str, int]:
-    """Return, for each system that suggests popular texts, the number of these texts."""
-    counts = {}
-    for name, system in systems.items():
-        source = system.suggester if isinstance(system, Personalised) else system
-        if isinstance(source, Blend | MostPopular) and source.popularity is not None:
-            counts[name] = len(source.popularity)
-    return counts
 
 
 def _select_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:

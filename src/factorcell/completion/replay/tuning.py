@@ -36,7 +36,7 @@ FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 
 
-def progressive_sums(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> Floats:
+def progressive_sums(learner: Learner, streams: Sequence[Stream]) -> Floats:
     """Return the nats and the targets of the texts of each stream (U, 2); each text is scored before it is learned.
 
     The texts that have the same position in up to `BATCH_SIZE` streams are learned at once.
@@ -46,7 +46,7 @@ def progressive_sums(learner: Learner, streams: Sequence[Stream], progress: bool
     indices = {stream.user: index for index, stream in enumerate(streams)}
     longest = max((len(stream.rows) for stream in streams), default=0)
     title = str(learner.rule) if learner.rule.rate else "without learning"
-    positions = progress_bar(range(longest), desc=title, unit="texts of each user", show=progress, leave=False)
+    positions = progress_bar(range(longest), desc=title, unit="texts of each user", leave=False)
     for position in positions:
         remaining = [stream for stream in streams if len(stream.rows) > position]
         for start in range(0, len(remaining), BATCH_SIZE):
@@ -76,7 +76,6 @@ def try_rates(
     run: Run,
     streams: Sequence[Stream],
     optimizers: Sequence[str],
-    progress: bool = False,
     max_norm: float = LearningRule.max_norm,
     unknown: str = "error",
 ) -> Generator[Row]:
@@ -86,7 +85,6 @@ def try_rates(
         run: The run.
         streams: Texts of users who were not in training.
         optimizers: Optimizers to try.
-        progress: Whether to show progress bars.
         max_norm: Limit of the norm of user vectors, as in `LearningRule`.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
@@ -104,19 +102,19 @@ def try_rates(
     rules = [LearningRule(name, INITIAL_RATES.get(name, 0.0), max_norm) for name in optimizers]
 
     def search() -> Generator[Row]:
-        base_points = _perplexities(progressive_sums(not_learning, streams, progress))
+        base_points = _perplexities(progressive_sums(not_learning, streams))
         yield {
             "optimizer": "none",
             "rate": 0.0,
             **bootstrap.percentile_interval(base_points, len(streams)).to_row("perplexity"),
         }
         for initial_rule in rules:
-            yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points, progress)
+            yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points)
 
     return search()
 
 
-def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floats, progress: bool) -> Iterator[Row]:
+def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floats) -> Iterator[Row]:
     """Try the two rates next to the best one until neither is better, first in coarse and then in fine steps.
 
     Yield a row for each rate that is tried; the first is the rate of `learner`. The perplexities `base_points` (1 + D,)
@@ -129,7 +127,7 @@ def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floa
         """Yield the row of a rate unless it has been tried before."""
         if rate not in perplexities:
             other_learner = Learner(learner.run, replace(initial_rule, rate=rate), learner.unknown_policy)
-            points = _perplexities(progressive_sums(other_learner, streams, progress))
+            points = _perplexities(progressive_sums(other_learner, streams))
             perplexities[rate] = float(points[0])
             yield {
                 "optimizer": initial_rule.optimizer,
@@ -149,13 +147,13 @@ def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floa
 
 
 def candidate_lists(
-    completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
+    completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream]
 ) -> Iterator[list[Example]]:
     """Yield, for each stream, the candidates of all sources and the entered text of each judged text."""
     blend = Blend(completer, popularity)
     text_column, columns = learner.run.config.data.text, learner.columns
     total = sum(len(stream.rows) for stream in streams)
-    with progress_bar(total=total, desc="blend", unit="texts", show=progress) as bar:
+    with progress_bar(total=total, desc="blend", unit="texts") as bar:
         for stream in streams:
             user, examples = learner.new(), list[Example]()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from factorcell import limits
 from factorcell.choices import ADVICE_ROWS
 from factorcell.config import Config, UserError
-from factorcell.data.cache import prepare, report_empty_texts, report_missing, report_truncated
+from factorcell.data.cache import prepare
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.schema import ContextSchema, Variable
@@ -68,7 +68,7 @@ class ColumnEstimate:
     model: ValueNGram
 
 
-def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
+def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0) -> Row:
     """Estimate how much each context column can lower the perplexity.
 
     Args:
@@ -76,7 +76,6 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         config: The context columns, and the options for reading the table.
         rows: The maximum number of rows to read, drawn at random.
         seed: The seed of all draws.
-        progress: Whether to show a progress bar.
 
     Returns:
         A row with seven entries. `columns` has a row of estimates for each column, the best column first, with the
@@ -97,12 +96,12 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, row_count = sample(source, names, rows, seed)
-    corpus = prepare(table, config, progress=progress, report_counts=False)
-    corpus = _drop_empty_texts(corpus, table.name, data.max_tokens)
+    corpus = prepare(table, config)
+    corpus = _drop_empty_texts(corpus, table.name)
     columns = label_columns(corpus)
-    split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
+    split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed)
     # A column has two estimates: of its gain alone, and of its gain in addition to stronger columns.
-    with progress_bar(desc="estimating", unit="estimates", show=progress, total=2 * len(columns) - 1) as bar:
+    with progress_bar(desc="estimating", unit="estimates", total=2 * len(columns) - 1) as bar:
         estimates = []
         for column in columns:
             estimates.append(_estimate(split, column))
@@ -123,11 +122,8 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     }
 
 
-def _drop_empty_texts(corpus: Corpus, name: str, max_tokens: int) -> Corpus:
-    """Report truncated, missing and empty texts of the table `name`, and return the texts that are not empty."""
-    report_truncated(corpus.truncated, name, max_tokens)
-    report_missing(corpus, name)
-    report_empty_texts(corpus, name, "advise ignores them")
+def _drop_empty_texts(corpus: Corpus, name: str) -> Corpus:
+    """Return the texts that are not empty."""
     if len(corpus) < MIN_ROWS:
         raise UserError(f"{name}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
     corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))

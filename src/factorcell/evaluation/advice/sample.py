@@ -129,9 +129,7 @@ class Split:
     baseline: NDArray[np.float64]  # log probabilities of the test targets (T,) in the model "nothing"
 
     @classmethod
-    def from_corpus(
-        cls, corpus: Corpus, config: Config, value_count: int, seed: int, progress: bool = False
-    ) -> "Split":
+    def from_corpus(cls, corpus: Corpus, config: Config, value_count: int, seed: int) -> "Split":
         """Split a corpus whose columns have at most `value_count` values; the more values, the fewer test texts."""
         shuffled = np.random.default_rng(seed).permutation(len(corpus))
         held_out_count = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
@@ -141,7 +139,7 @@ class Split:
         test_rows = _first_rows(corpus, test_rows, test_targets)
         train_texts, tune_texts, test_texts = (corpus.select(rows) for rows in (train_rows, tune_rows, test_rows))
         order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else ORDER
-        grams = ngram.count_ngrams(train_texts, order, progress)
+        grams = ngram.count_ngrams(train_texts, order)
         model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, grams)
         train = IndexedTexts.from_corpus(model, train_texts, only_counted=True)
         tune, test = (IndexedTexts.from_corpus(model, texts) for texts in (tune_texts, test_texts))

@@ -16,7 +16,6 @@ space and compared literally.
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,15 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
-from factorcell.config import Notice, UserError, check_choice
-from factorcell.data.cache import report_unseen_rows
+from factorcell.config import UserError, check_choice
+from factorcell.data.cache import CONTEXTS
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import EXPECTED_READING
+from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing
 from factorcell.evaluation.perplexity import reads_context, value_groups
 from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
 from factorcell.evaluation.text_figures import sum_per_text
+from factorcell.findings import Finding, report
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.model.scoring import check_lengths
@@ -45,7 +46,7 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 MAX_HYPOTHESES, MAX_CHARACTERS = 4_000, 4_000_000  # per batch of utterances
-ROW_PREFIX = "in-memory table row 1: "  # prefix of error messages about a table of one row in memory
+ROW_PREFIX = f"{CONTEXTS} row 1: "  # prefix of error messages about a table of one row in memory
 ALL = ("all", "all")  # `by` and `value` of the group of all utterances
 
 
@@ -97,12 +98,10 @@ class ScoredNBest:
     Attributes:
         nbest: The lists.
         log_probs: For each utterance, the log probabilities (H,) of its hypotheses in nats.
-        unknown_hypotheses: The number of hypotheses with out-of-vocabulary words.
     """
 
     nbest: NBest
     log_probs: tuple[Floats, ...]
-    unknown_hypotheses: int = 0
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -142,31 +141,25 @@ def _read_hypotheses(
     text_column = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
     rows = [{**context, text_column: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
-    return model.prepare(rows, unknown=unknown, optional=optional, truncate=False, report_counts=False)
+    table = replace(open_table(rows), name=CONTEXTS)
+    return model.prepare(table, unknown=unknown, optional=optional, truncate=False)
 
 
 def _absent_variables(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
     """Return the names of the variables whose column has no value in any context.
 
-    A `Notice` reports columns without values. If the lists have a column with a similar name instead, this raises a
+    A finding names columns without values. If the lists have a column with a similar name instead, this raises a
     `UserError`, unless the policy `unknown` is "expected".
     """
     columns = model.schema.columns()
-    missing_counts = {name: sum(is_missing(context[name]) for context in contexts) for name in columns}
-    absent = [name for name in columns if missing_counts[name] == len(contexts)]
+    absent = [name for name in columns if all(is_missing(context[name]) for context in contexts)]
     if reads_context(model):
         other_columns = [name for name in nbest.columns if name not in columns]
         for name in absent if unknown != "expected" else ():
             if hint := limits.nearest_hint(name, other_columns):
                 raise UserError(f"n-best lists: no column {name!r}{hint}", (("unknown", "expected"),))
-        problems = [f"no column {name!r}" for name in absent]
-        problems += [
-            f"{count:,} of {len(contexts):,} utterances without {name!r}"
-            for name, count in missing_counts.items()
-            if 0 < count < len(contexts)
-        ]
-        if problems:
-            warnings.warn(Notice(f"n-best lists: {', '.join(problems)}; {EXPECTED_READING}"), stacklevel=2)
+        if absent:
+            report(Finding("missing values", f"n-best lists: no column {', '.join(absent)}; {EXPECTED_READING}"))
     return tuple(variable.name for variable in model.schema.variables if variable.source_column in absent)
 
 
@@ -191,7 +184,6 @@ def score_hypotheses(
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "group",
-    progress: bool = False,
 ) -> ScoredNBest:
     """Compute log p(hypothesis given context) of every hypothesis in the context of its utterance.
 
@@ -201,7 +193,6 @@ def score_hypotheses(
         context: Values of context columns for all utterances.
         unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
             "expected" (as the expected value).
-        progress: Whether to show a progress bar.
 
     Returns:
         The lists with the log probabilities in nats.
@@ -213,11 +204,8 @@ def score_hypotheses(
     contexts = _utterance_contexts(model, nbest, context or {})
     optional = _absent_variables(model, nbest, contexts, unknown)
     _check_contexts(model, nbest, contexts, optional, unknown)
-    data = model.config.data
-    anonymous_column = data.user if data.anonymous else ""
-    report_unseen_rows(contexts, model.schema, "n-best lists", unknown, without=anonymous_column)
-    log_probs, unknown_hypotheses = list[Floats](), 0
-    with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
+    log_probs = list[Floats]()
+    with progress_bar(total=len(contexts), desc="scoring", unit="utterances") as bar:
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
@@ -225,11 +213,10 @@ def score_hypotheses(
                 names = [f"utterance {utterance.id}" for utterance in utterances for _ in utterance.texts]
                 check_lengths(corpus, model.model.max_tokens, names.__getitem__)
             batch_log_probs = -sum_per_text(model.nats(corpus), corpus) - spelling_nats(corpus)
-            unknown_hypotheses += len(np.unique(corpus.unknown_tokens()[1]))
             ends = np.cumsum([len(utterance.texts) for utterance in utterances])
             log_probs += np.split(batch_log_probs, ends[:-1])
             bar.update(len(utterances))
-    return ScoredNBest(nbest, tuple(log_probs), unknown_hypotheses)
+    return ScoredNBest(nbest, tuple(log_probs))
 
 
 def batches(nbest: NBest) -> Iterator[slice]:

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
@@ -22,8 +21,9 @@ import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 
+from factorcell import findings
 from factorcell.config import UserError
-from factorcell.model import mixture
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.model.devices import AUTO
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
@@ -41,10 +41,6 @@ from factorcell.service.stores.opening import open_store
 LOG = logging.getLogger("factorcell.service")
 SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-MIXTURE_NOTICE = (
-    "the run predicts with its n-gram mixture, which completes several times more slowly than its neural model, so "
-    "that the deadline may cut searches; --no-ngram-mixture serves the neural model alone"
-)
 CHECK_INTERVAL = 0.2  # seconds between two checks of workers and signals
 
 
@@ -73,6 +69,8 @@ class ServerOptions:
         run = Run.open(folder, mixture=self.mixture, precision=self.precision)
         model = ServedModel(run, typos=self.typos, is_allowed=is_allowed)
         model.probe()
+        if multiprocessing.parent_process() is None:  # a worker would repeat what its parent reports
+            report_run(run)
         return model
 
     def open_site(self) -> Site:
@@ -137,7 +135,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
+def serve(options: ServerOptions) -> None:
     """Serve until SIGINT or SIGTERM, and finish running requests before returning."""
     if options.keys is None:
         if not is_loopback(options.host):
@@ -146,20 +144,20 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
                 "add --keys FILE, or serve on localhost"
             )
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK_NAMES, options.host)))
-    if options.mixture and (options.run / mixture.FILE).is_file():
-        notify(MIXTURE_NOTICE)
     with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
         _, port, *_ = listener.getsockname()  # differs from `options.port` if that is 0
         url = f"http://{host}:{port}"
         if options.workers == 1:
             app = options.open_application()
-            notify(f"serving {options.run} at {url}; press Ctrl-C to stop")
+            findings.show()
+            LOG.info("serving %s at %s; press Ctrl-C to stop", options.run, url)
             return uvicorn_server(app).run([listener])
         options.open_site().close()  # reports an invalid run or store once; otherwise, each worker would report it
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.DIRECTORY_VARIABLE] = folder
-            notify(f"serving {options.run} at {url} in {options.workers} processes; press Ctrl-C to stop")
+            findings.show()
+            LOG.info("serving %s at %s in %s processes; press Ctrl-C to stop", options.run, url, options.workers)
             supervise(options, listener)
     return None
 
