@@ -10,6 +10,7 @@ All runs are unadapted and have the same vocabulary, so their perplexities are c
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,11 +152,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="resume stopped trainings in --out")
     options = parser.parse_args(argv)
 
-    def notify(line: str) -> None:
-        print(line, file=sys.stderr)
-
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         config: ConfigLike = Config.load(options.config) if options.config else {}
+        separate(options.train, options.dev, config, options.out, by=options.by, resume=options.resume)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

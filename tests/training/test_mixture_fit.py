@@ -72,7 +72,7 @@ def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> Non
 
 
 def test_an_altered_mixture_is_reported(tmp_path: Path) -> None:
-    run, _ = train(tmp_path / "run", ngram_mixture=True)
+    run = train(tmp_path / "run", ngram_mixture=True)
     path = run.folder / mixture.FILE
     path.write_bytes(path.read_bytes().replace(b'"order"', b'"orders"'))
     assert not all(result.is_valid for result in check(run.folder))
@@ -96,7 +96,7 @@ def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is
 
 
 def test_an_unadapted_mixture_does_not_depend_on_the_context(tmp_path: Path) -> None:
-    run, _ = train(tmp_path / "run", ngram_mixture=True, adapt=[], output_bias=[])
+    run = train(tmp_path / "run", ngram_mixture=True, adapt=[], output_bias=[])
     assert run.mixture is not None
     assert run.mixture.counts is not None
     assert run.mixture.counts.variable is None
@@ -108,7 +108,7 @@ def test_an_unadapted_mixture_does_not_depend_on_the_context(tmp_path: Path) -> 
 def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = train(tmp_path / "run")
+    run = train(tmp_path / "run")
     corpus, dev = read_corpora(TRAIN, ROWS * 20, run.config)
     assert dev.target_count < MAX_DEV_TARGETS
     sizes: list[int] = []
