@@ -83,7 +83,7 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert whole["gain_low"] < whole["gain"] < whole["gain_high"]
     assert f"{whole['perplexity']:.4g}" in (trained / "run" / "README.md").read_text(encoding="utf-8")
     assert main(["evaluate", *files, "--by", "dialect"]) == 0
-    assert "effect of removing the context" in capsys.readouterr().out
+    assert "gain over an unknown context (same model)" in capsys.readouterr().out
 
 
 def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

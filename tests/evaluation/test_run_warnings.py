@@ -73,13 +73,13 @@ GAINS = [
     (
         -0.005,
         [],
-        "does not significantly lower the perplexity (effect of removing the context: +0.5% [-0.5, +1.5] "
+        "does not significantly lower the perplexity (gain over an unknown context (same model): +0.5% [-0.5, +1.5] "
         "not significant, 100 texts)",
     ),
     (
         -0.05,
         [],
-        "does not significantly lower the perplexity (effect of removing the context: -4.0% [-5.0, -3.0], 100 texts)",
+        "does not significantly lower the perplexity (gain over an unknown context (same model): -4.0% [-5.0, -3.0], 100 texts)",
     ),
     (-0.005, [evaluation_result(0.02, 500)], ""),
     (-0.005, [evaluation_result(0.02, 50)], "100 texts"),

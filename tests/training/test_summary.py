@@ -18,7 +18,7 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-EFFECT = "effect of removing the context (how much lower the perplexity is with it): "
+EFFECT = "gain over an unknown context (same model): "
 UNKNOWN_USERS = (
     "no development text is by a known user; "
     "`factorcell replay {} TABLE --out FOLDER` measures the gain from learning users"

@@ -49,8 +49,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
         notify=terminal.notify,
     )
-    terminal.show_table(*comparison.table())
-    terminal.notify(*comparison.notes())
+    terminal.show(*str(comparison).splitlines())
     plan = Plan(config_with_defaults(specified))
     model_folders = [
         folder

@@ -30,7 +30,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation.bayes_rule import normalize, to_log_prior
-from factorcell.evaluation.dependence import MIN_ADVANTAGE, Dependence
+from factorcell.evaluation.dependence import Dependence
 from factorcell.evaluation.number_ranges import SUFFIX, NumberRanges
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
@@ -324,21 +324,6 @@ def training_notices(run: Run) -> Iterator[str]:
     for dependence in load_dependences(run.folder):
         if dependence.is_strong:
             yield f"{dependence.describe()}; `classify --target {dependence.target}` uses this as a prior"
-
-
-def accuracy_without_text(run: Run, target: str | None, metrics: Row) -> Row:
-    """Return the fields of a saved classification that say how well the other columns predict its target.
-
-    `metrics` are those of `Classification.metrics`. Both fields are None unless the other variables predict the target,
-    both of development texts and of the classified texts, whose other columns may be empty.
-    """
-    dependence = _strong_dependence(run, target)
-    accuracies = (row["accuracy"] for row in metrics["others"] if row["classifier"] == CONTEXT_CLASSIFIER)
-    accuracy = next(accuracies, None)
-    if dependence is None or accuracy is None or accuracy <= metrics["majority"] + MIN_ADVANTAGE:
-        return {"accuracy_without_text": None, "accuracy_remark": None}
-    remark = f"{dependence.describe_variables()} (accuracy {accuracy:.4f})"
-    return {"accuracy_without_text": accuracy, "accuracy_remark": remark}
 
 
 def _strong_dependence(run: Run, target: str | None) -> Dependence | None:

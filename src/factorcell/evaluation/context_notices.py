@@ -14,10 +14,10 @@ import numpy as np
 from factorcell.config import Notice, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import MISSING, ContextSchema, Variable
-from factorcell.evaluation.comparison import format_difference
 from factorcell.evaluation.conditional_prior import load_dependences, load_priors
 from factorcell.evaluation.dependence import Dependence
 from factorcell.model.run import Run, training_facts
+from factorcell.model.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
 
 MAX_EXAMPLE_VALUES = 1000  # number of frequent values from which an example is chosen
 
@@ -80,11 +80,14 @@ def effect_notices(run: Run, columns: Collection[str]) -> Iterator[str]:
     There are none if the whole context has no such effect, because `find_warnings` then reports it.
     """
     total = training_facts(run.folder).get("context") or {}
-    if (total.get("gain_low") or 0) <= 0:
+    if (total.get(f"{UNKNOWN_CONTEXT_GAIN}_low") or 0) <= 0:
         return
     for column, row in total.get("columns", {}).items():
-        if column in columns and row.get("gain_low") is not None and row["gain_low"] <= 0:
-            effect = f"effect of removing it: {format_difference('gain', row)}, {row['texts']:,} texts"
+        low = row.get(f"{UNKNOWN_CONTEXT_GAIN}_low")
+        if column in columns and low is not None and low <= 0:
+            effect = (
+                f"gain over an unknown value: {format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} texts"
+            )
             problem = f"without the other columns, {column} does not significantly lower the perplexity ({effect})"
             yield f"{run.folder}: {problem}; interpret its use of {column} with caution"
 

@@ -1,10 +1,9 @@
-"""Warnings about runs whose outputs may mislead: training has not ended, or removing the context has no effect.
+"""Warnings about runs whose outputs may mislead: training has not ended, or the context does not help.
 
-The effect of removing the context is how much lower the perplexity of the run is with the context of each text than
+The gain over an unknown context is how much lower the perplexity of the run is with the context of each text than
 with the expected context, relative to the latter. It is measured at the end of training, on up to `MAX_TEXTS`
 development texts, and by `evaluate`, on other tables. The measurement with the most texts counts, except that one is
-ignored if unknown users wrote all of its texts; if there is no other one, a warning says so. The keys `gain`,
-`gain_low` and `gain_high` store the effect.
+ignored if unknown users wrote all of its texts; if there is no other one, a warning says so.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,27 +15,26 @@ import numpy as np
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.comparison import format_difference
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model import saved_results, training_state
 from factorcell.model.run import Run, training_facts
-from factorcell.model.saved_results import EFFECT
+from factorcell.model.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
 from factorcell.model.scoring import Scorer
 from factorcell.model.used_options import used_options
 
 MAX_TEXTS = 1000  # development texts on which the effect is measured
 MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
-EFFECT_MEANING = "how much lower the perplexity is with it"
+EFFECT = gain_title(UNKNOWN_CONTEXT_GAIN)
 GAIN_DIFFERS = "the gain over an unadapted run may be smaller"
 
 Row = dict[str, Any]
 
 
 def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
-    """Measure the effect of removing the context on held-out texts, with its interval; None for an unadapted run.
+    """Measure the gain over an unknown context on held-out texts, with its interval; None for an unadapted run.
 
     The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
-    texts. If the run has several columns, `columns` has the effect of each column without the others.
+    texts. If the run has several columns, `columns` has the gain of each column without the others.
     """
     if not run.model.is_adapted:
         return None
@@ -44,23 +42,22 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     sample = held_out.select(indices)
     saved_sums = None
     if run.mixture is None:  # training saved the figures of the neural model alone
-        result = {"table": text_figures.DEVELOPMENT, "texts_key": text_figures.texts_digest(held_out)}
-        saved_sums = text_figures.load(run.folder, result).get("perplexity")
-    if saved_sums is None:
+        saved_sums = text_figures.load(run.folder, text_figures.DEVELOPMENT_RESULT).get("perplexity")
+    if saved_sums is None or saved_sums.key != text_figures.texts_digest(held_out):
         adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
     else:
         adapted_sums = saved_sums.select(indices)
     baseline_sums = perplexity.without_context(run, sample)["perplexity"]
     # Both figures have the same texts, but the key of selected texts differs from that of the sample.
     effect = perplexity.gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
-    row: Row = {"texts": len(sample), **effect.to_row("gain")}
+    row: Row = {"texts": len(sample), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
     if columns := _measure_columns(run, sample, baseline_sums):
         row["columns"] = columns
     return {**row, "only_unknown_users": True} if perplexity.has_only_unknown_users(run, held_out) else row
 
 
 def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
-    """Measure the effect of each column of a run with several columns, while the others have their expected values.
+    """Measure the gain of each column of a run with several columns, while the others have their expected values.
 
     Prompts, and columns of which no text has a known value, are left out. `baseline_sums` are the figures of the texts
     with the expected context.
@@ -76,7 +73,7 @@ def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[
         if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
             sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
             effect = perplexity.gain(sums._replace(key=baseline_sums.key), baseline_sums)
-            effects[column] = {"texts": len(texts), **effect.to_row("gain")}
+            effects[column] = {"texts": len(texts), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
     return effects
 
 
@@ -98,17 +95,17 @@ def _keep_column(corpus: Corpus, column: str) -> Corpus:
 
 
 def format_context_effect(run: Run) -> str:
-    """Return text with the effect of removing the context, to be appended to the summary of a training.
+    """Return text with the gain over an unknown context, to be appended to the summary of a training.
 
     The text is empty for an unadapted run.
     """
     row = training_facts(run.folder).get("context") or {}
-    effect = format_difference("gain", row)
+    effect = format_difference(row, UNKNOWN_CONTEXT_GAIN)
     if effect is None:
         return ""
-    text = f"; {EFFECT} ({EFFECT_MEANING}): {effect}"
+    text = f"; {EFFECT}: {effect}"
     if not row.get("only_unknown_users"):
-        return f"{text}; {GAIN_DIFFERS}" if row["gain"] > 0 else text
+        return f"{text}; {GAIN_DIFFERS}" if row[UNKNOWN_CONTEXT_GAIN] > 0 else text
     effect_of_other_columns = text if run.schema.columns(without=run.config.data.user) else ""
     return f"{effect_of_other_columns}; {unknown_users_notice(run, 'development text')}"
 
@@ -228,14 +225,14 @@ def _insignificant_effect_reasons(run: Run) -> Iterator[str]:
     """
     measurements = [training_facts(run.folder).get("context") or {}]
     results = saved_results.read(run.folder)
-    measurements += [result["evaluation"] for result in results if result.get("kind") == "evaluate"]
-    measured = [row for row in measurements if row.get("over") is None and row.get("gain_low") is not None]
+    measurements += [result for result in results if result["kind"] == "evaluate"]
+    measured = [row for row in measurements if row.get(f"{UNKNOWN_CONTEXT_GAIN}_low") is not None]
     valid_measurements = [row for row in measured if not row.get("only_unknown_users")]
     if measured and not valid_measurements:
         yield "the effect of its context is measured only on texts of unknown users"
     latest_first = reversed(valid_measurements)  # in case of ties, `max` returns the first one
     measurement = max(latest_first, key=lambda row: float(row["texts"]), default=None)
-    if measurement and measurement["gain_low"] <= 0:
-        effect = format_difference("gain", measurement)
+    if measurement and measurement[f"{UNKNOWN_CONTEXT_GAIN}_low"] <= 0:
+        effect = format_difference(measurement, UNKNOWN_CONTEXT_GAIN)
         description = f"{EFFECT}: {effect}, {measurement['texts']:,} texts"
         yield f"its context does not significantly lower the perplexity ({description})"

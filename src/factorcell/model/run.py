@@ -34,6 +34,7 @@ from factorcell.model.ngram_mixture import NGramMixture, Predictor, open_mixture
 from factorcell.model.reading import TextModel
 from factorcell.model.scoring import check_lengths, score_rows
 from factorcell.model.value_names import find_names
+from factorcell.progress import progress_bar
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
@@ -282,14 +283,19 @@ class Run(TextModel):
         for rows in corpus.batches(MAX_BATCH_TOKENS, max_texts=self.model.texts_at_once):
             yield self.batch(corpus, rows)
 
-    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the exact nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
+    def nats(self, corpus: Corpus, *, progress: bool = False) -> NDArray[np.float32]:
+        """Return the exact nats of all targets of `corpus` (`corpus.target_count` values), one text after the other.
+
+        `progress` shows a progress bar.
+        """
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
-        with self.scoring():
+        bar = progress_bar(total=len(corpus), desc="evaluating", unit="texts", show=progress)
+        with bar, self.scoring():
             for batch in self.batches(corpus):
                 batch_nats = self.predictor(batch).cpu().numpy()
                 for text_nats, row, length in zip(batch_nats, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
                     nats[starts[row] : starts[row] + length] = text_nats[:length]
+                bar.update(len(batch.rows))
         return nats
 
     def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:

@@ -24,11 +24,12 @@ from factorcell.evaluation.run_warnings import (
     format_context_effect,
     measure_context_effect,
 )
-from factorcell.evaluation.text_figures import texts_digest
+from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
+from factorcell.model.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.training.loop import train
@@ -304,9 +305,24 @@ def write_training_facts(
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
+    _save_results(run, dev, row)
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
+
+
+def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:
+    """Save the development figures of a run: those of the neural model, and those of the mixture if there is one."""
+    shared = {**DEVELOPMENT_RESULT, "unit": run.tokenizer.unit, "texts": len(dev)}
+    best = run.best_evaluation() or {}
+    rows = [{**shared, **{name: best[name] for name in FIGURES if name in best}}]
+    if (mixed := model_card.mixture_perplexity(run)) is not None:
+        rows.append({**shared, "predictor": "mixture", "perplexity": mixed})
+    context = facts["context"] or {}
+    if not context.get("only_unknown_users"):
+        rows[-1] |= {name: value for name, value in context.items() if name.startswith(UNKNOWN_CONTEXT_GAIN)}
+    for row in rows:
+        saved_results.append(run.folder, row)
 
 
 def emit_notice(notify: Notify | None, text: str) -> None:
@@ -338,7 +354,7 @@ def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> U
 
 
 def summary(run: Run) -> str:
-    """Return one line: the development perplexity of a run, its step, the duration, the effect of removing the context.
+    """Return one line: the development perplexity of a run, its step, the duration, the gain over an unknown context.
 
     If the run predicts with a mixture, the line has the perplexities of the mixture and of the neural model.
     """
