@@ -156,7 +156,7 @@ def test_the_effect_of_each_column_is_that_without_the_others(tmp_path: Path) ->
     texts = [row["text"] for row in rows]
     for name, row in effects.items():
         alone = evaluate(run, run.read(texts, [{name: row[name]} for row in rows]))["perplexity"]
-        assert row["gain"] == pytest.approx(1 - alone / without)
+        assert row["gain_over_unknown_context"] == pytest.approx(1 - alone / without)
     unseen = run.prepare([{**row, "city": "Rome"} for row in rows])
     assert "city" not in (measure_context_effect(run, unseen) or {})["columns"]
     one_column = make_run(tmp_path / "one", ("city",))
@@ -164,18 +164,19 @@ def test_the_effect_of_each_column_is_that_without_the_others(tmp_path: Path) ->
 
 
 def test_a_specified_column_without_a_significant_effect_is_named(run: Run, tmp_path: Path) -> None:
-    row = {"texts": 90, "gain": 0.01, "gain_high": 0.04}
-    columns = {"role": {**row, "gain_low": 0.005}, "mood": {**row, "gain_low": -0.02}, "speaker": {**row, "gain": 0.0}}
-    facts = {"context": {**row, "gain_low": 0.005, "columns": columns}}
+    row = {"texts": 90, "gain_over_unknown_context": 0.01, "gain_over_unknown_context_high": 0.04}
+    low = "gain_over_unknown_context_low"
+    columns = {"role": {**row, low: 0.005}, "mood": {**row, low: -0.02}, "speaker": row}
+    facts = {"context": {**row, "gain_over_unknown_context_low": 0.005, "columns": columns}}
     model = make_run(tmp_path / "run", ("role", "speaker", "mood"), rows=make_rows(30))
     files.write_json(model.folder / "training.json", facts)
     expected = (
-        f"{model.folder}: without the other columns, mood does not significantly lower the perplexity (effect of "
-        "removing it: +1.0% [-2.0, +4.0] not significant, 90 texts); interpret its use of mood with caution"
+        f"{model.folder}: without the other columns, mood does not significantly lower the perplexity (gain over an "
+        "unknown value: +1.0% [-2.0, +4.0] not significant, 90 texts); interpret its use of mood with caution"
     )
     assert context_notices(model, ["role", "speaker", "mood"]) == [expected]
     assert context_notices(model, ["role", "speaker"]) == []
-    facts["context"]["gain_low"] = -0.01  # the whole context has no effect, which `find_warnings` reports
+    facts = {"context": {**row, low: -0.01, "columns": columns}}
     files.write_json(model.folder / "training.json", facts)
     assert context_notices(model, ["mood"]) == []
     (model.folder / "training.json").write_text("{", encoding="utf-8")

@@ -63,8 +63,13 @@ def test_unreadable_records_cause_a_warning(run: Run) -> None:
 
 
 def evaluation_result(low: float, texts: int, **more: Any) -> dict[str, Any]:
-    row = {"texts": texts, "gain": low + 0.01, "gain_low": low, "gain_high": low + 0.02, "over": None, **more}
-    return {"kind": "evaluate", "evaluation": row, "by": {}}
+    ends = {"": low + 0.01, "_low": low, "_high": low + 0.02}
+    gains = {f"gain_over_unknown_context{end}": value for end, value in ends.items()}
+    return {"kind": "evaluate", "table": f"{len(more)} {texts}", "texts": texts, **gains, **more}
+
+
+def baseline_result(texts: int, **more: Any) -> dict[str, Any]:
+    return {"kind": "evaluate", "table": "a", "texts": texts, "baseline": "b", "gain_over_baseline_low": -0.01, **more}
 
 
 GAINS = [
@@ -79,12 +84,20 @@ GAINS = [
     (
         -0.05,
         [],
-        "does not significantly lower the perplexity (gain over an unknown context (same model): -4.0% [-5.0, -3.0], 100 texts)",
+        "does not significantly lower the perplexity "
+        "(gain over an unknown context (same model): -4.0% [-5.0, -3.0], 100 texts)",
     ),
     (-0.005, [evaluation_result(0.02, 500)], ""),
     (-0.005, [evaluation_result(0.02, 50)], "100 texts"),
     (0.01, [evaluation_result(-0.01, 500)], "500 texts"),
-    (0.01, [evaluation_result(-0.01, 500, over="other"), evaluation_result(-0.01, 500, gain_low=None)], ""),
+    (
+        0.01,
+        [
+            baseline_result(500),
+            evaluation_result(-0.01, 500, gain_over_unknown_context_low=None),
+        ],
+        "",
+    ),
     (-0.05, [evaluation_result(0.02, 50, only_unknown_users=True)], "100 texts"),
     (0.01, [evaluation_result(-0.05, 500, only_unknown_users=True)], ""),
     (
@@ -92,7 +105,7 @@ GAINS = [
         [evaluation_result(0.01, 500, only_unknown_users=True)],
         "the effect of its context is measured only on texts of unknown users; interpret",
     ),
-    (None, [evaluation_result(0.01, 500, over="other", only_unknown_users=True)], ""),
+    (None, [baseline_result(500, only_unknown_users=True)], ""),
 ]
 
 
@@ -101,7 +114,7 @@ def test_a_run_whose_context_has_no_significant_effect_causes_a_warning(
     run: Run, gain_low: float | None, rows: list[Any], text: str
 ) -> None:
     if gain_low is not None:
-        files.write_json(run.folder / "training.json", {"context": evaluation_result(gain_low, 100)["evaluation"]})
+        files.write_json(run.folder / "training.json", {"context": evaluation_result(gain_low, 100)})
     files.write_rows(run.folder / "results.jsonl", rows)
     warnings = find_warnings([run])
     assert len(warnings) == bool(text)
@@ -117,9 +130,9 @@ def test_the_effect_of_removing_the_context_is_that_on_development_texts(
         perplexity.evaluate(run, c)["perplexity"] for c in (held_out, held_out.without_context(run.schema))
     )
     assert gain is not None
-    assert gain["gain"] == pytest.approx(1 - with_context / without_context)
+    assert gain["gain_over_unknown_context"] == pytest.approx(1 - with_context / without_context)
     figures = text_figures.figures_from_nats(run.nats(held_out), held_out)
-    text_figures.save(run.folder, figures, {"table": text_figures.DEVELOPMENT})
+    text_figures.save(run.folder, figures, text_figures.DEVELOPMENT_RESULT)
     saved_gain = measure_context_effect(run, held_out) or {}
     assert saved_gain.pop("columns") == gain.pop("columns")
     assert saved_gain == pytest.approx(gain)

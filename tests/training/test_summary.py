@@ -67,7 +67,12 @@ def known_user_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_only_a_positive_effect_is_compared_with_an_unadapted_run(known_user_run: Run) -> None:
     before = training_facts(known_user_run.folder)
     for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
-        context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
+        context = {
+            "texts": 16,
+            "gain_over_unknown_context": gain,
+            "gain_over_unknown_context_low": gain - 0.01,
+            "gain_over_unknown_context_high": gain + 0.01,
+        }
         files.write_json(known_user_run.folder / "training.json", {**before, "context": context})
         assert EFFECT in summary(known_user_run)
         assert summary(known_user_run).endswith("; the gain over an unadapted run may be smaller") == is_lower
@@ -98,9 +103,10 @@ def test_evaluate_reports_unknown_users(
             "city",
             "--unknown",
             "group",
+            "--save",
         ]
         assert main(command) == 0
         line = UNKNOWN_USERS.format(known_user_run.folder).replace("development text", "text")
-        assert (line in capsys.readouterr().out) == (who == "carl")
-    rows = files.read_rows(known_user_run.folder / "results.jsonl")
-    assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]
+        assert (line in capsys.readouterr().err) == (who == "carl")
+    rows = [row for row in files.read_rows(known_user_run.folder / "results.jsonl") if row["kind"] == "evaluate"]
+    assert [row.get("only_unknown_users") for row in rows] == [None, True]
