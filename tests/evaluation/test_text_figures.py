@@ -1,6 +1,7 @@
 """Per-text figures against scores of single texts; saving and loading them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,8 +53,9 @@ def test_figures_are_saved_with_their_keys(tmp_path: Path) -> None:
     assert loaded["perplexity"].numerator.tolist() == [0, 1, 2]
     assert text_figures.load(tmp_path, {"table": "b.csv"}) == {}
     (path,) = tmp_path.iterdir()
-    for facts in ({"perplexity": "ab12"}, []):
-        files.save_tensors(path, {"x below": torch.zeros(2)}, facts)  # type: ignore[arg-type]
+    damaged: list[Any] = [{"perplexity": "ab12"}, []]
+    for facts in damaged:
+        files.save_tensors(path, {"x below": torch.zeros(2)}, facts)
         with pytest.raises(UserError, match="expected a file of figures per text"):
             text_figures.load(tmp_path, {"table": "a.csv"})
 
