@@ -1,4 +1,4 @@
-"""Warnings about runs, from their logs and from the effect of removing their context."""
+"""Warnings about runs, from their logs and from the gain over an unknown context."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The summary line of a training: the effect of removing its context, or why it is unknown."""
+"""The summary line of a training: the gain over an unknown context, or why it is unknown."""
 
 from pathlib import Path
 from typing import Any

@@ -118,7 +118,8 @@ def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     columns = [column for column in columns if any(row.get(column) is not None for row in rows)]
     if not columns:
         return
-    header = [column.replace("_", " ") for column in columns]
+    # A title of several words, such as "gain over runs/my_run", is already one that people read.
+    header = [column if " " in column else column.replace("_", " ") for column in columns]
     lines = [[_format_cell(column, row.get(column)) for column in columns] for row in rows]
     show(*align_columns([header, *lines]))
 
