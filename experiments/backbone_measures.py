@@ -61,7 +61,7 @@ def measure_scorer(scorer: Scorer, texts: Tables, data_set: DataSet, reads_conte
 def byte_sums(nats: Floats, corpus: Corpus) -> TextSums:
     """Return the bits and the bytes of each text, under a key that does not depend on the tokenizer."""
     sums = figures_from_nats(nats, corpus)[BITS]
-    return TextSums(sums.texts, np.nan_to_num(sums.numerator), np.nan_to_num(sums.denominator))
+    return TextSums(sums.key, np.nan_to_num(sums.numerator), np.nan_to_num(sums.denominator))
 
 
 def interval_row(name: str, sums: TextSums) -> dict[str, Any]:

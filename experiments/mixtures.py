@@ -110,9 +110,9 @@ def perplexities(neural: Run, mixture: Run, test: Path) -> Row:
     row = evaluation.row
     return {
         "texts": row["texts"],
-        "perplexity_neural": row["perplexity_without"],
+        "perplexity_neural": row["perplexity_baseline"],
         "perplexity": row["perplexity"],
-        **{key: row[key] for key in ("gain", "gain_low", "gain_high")},
+        **{f"gain{end}": row[f"gain_over_baseline{end}"] for end in ("", "_low", "_high")},
     }
 
 

@@ -189,6 +189,7 @@ def write_runs(folder: Path, main: Main) -> None:
         "factorcell": "reviews.csv --text review --context stars --context city",
         "unadapted": "reviews.csv --text review --model unadapted",
         "characters": "reviews.csv --text review --tokenizer char --context stars",
+        "pieces": "reviews.csv --text review --tokenizer bpe --context stars",
         "hotels": "train.parquet --context hotel --context rating",
         "places": "places.csv --tokenizer char --context country --context lat:number --context lon:number",
         "reddit": "train.parquet --context community",

@@ -81,9 +81,8 @@ def many_runs() -> list[dict[str, Any]]:
     for number in range(4):
         perplexity = 71.0 - number
         name = {"folder": f"runs/hotels/a-long-name-{number}", "title": f"hotels of a long name {number}"}
-        gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": None}
-        evaluations = [evaluation(perplexity, bits_per_byte=1.4, gains=[gain])]
-        runs.append({**adapted, **name, "evaluations": evaluations})
+        results = [evaluation(perplexity, bits_per_byte=1.4, gain_over_unknown_context=0.04)]
+        runs.append({**adapted, **name, "results": results})
     return runs
 
 

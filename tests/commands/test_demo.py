@@ -28,7 +28,7 @@ def small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_demo_returns_everything_that_its_page_shows(small_tables: Path) -> None:
     """The results have four models, ten places, a posterior for each mapped name and ten countries."""
     results = demo.train_and_evaluate(small_tables / "runs", epochs=1)
-    assert [model["name"] for model in results["models"]] == ["unadapted", "softmaxbias", "concatcell", "factorcell"]
+    assert [model["model"] for model in results["models"]] == ["unadapted", "softmaxbias", "concatcell", "factorcell"]
     assert results["models"][0]["accuracy"] is None
     assert all(0 <= model["accuracy"] <= 1 for model in results["models"][1:])
     assert [place["place"] for place in results["names"]] == list(demo.PLACES)

@@ -64,15 +64,15 @@ def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.Cap
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
-        "linear.safetensors", "priors.safetensors", "training.json", "training.lock", "unigrams.safetensors",
-        "vocabulary.txt", "weights.safetensors",
+        "linear.safetensors", "priors.safetensors", "results.jsonl", "training.json", "training.lock",
+        "unigrams.safetensors", "vocabulary.txt", "weights.safetensors",
     }  # fmt: skip
 
 
 def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(trained / "run"), str(trained / "test.csv")]
     capsys.readouterr()
-    assert main(["evaluate", *files, "--by", "stars", "--by", "lat", "--json"]) == 0
+    assert main(["evaluate", *files, "--by", "stars", "--by", "lat", "--json", "--save"]) == 0
     whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert main(["score", *files, "--tokens", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -80,10 +80,11 @@ def test_evaluate_and_score_agree(trained: Path, capsys: pytest.CaptureFixture[s
     assert whole["perplexity"] == pytest.approx(2.718281828459045 ** (nats / targets), rel=1e-6)
     assert sum(row["count"] for row in groups if row["by"] == "stars") == 80
     assert [token["token"] for token in rows[0]["tokens"]][-1] == "</s>"
-    assert whole["gain_low"] < whole["gain"] < whole["gain_high"]
-    assert f"{whole['perplexity']:.4g}" in (trained / "run" / "README.md").read_text(encoding="utf-8")
+    low, gain, high = (whole[f"gain_over_unknown_context{end}"] for end in ("_low", "", "_high"))
+    assert low < gain < high
+    assert f"{whole['perplexity']:.2f}" in (trained / "run" / "README.md").read_text(encoding="utf-8")
     assert main(["evaluate", *files, "--by", "dialect"]) == 0
-    assert "effect of removing the context" in capsys.readouterr().out
+    assert "gain over an unknown context (same model)" in capsys.readouterr().out
 
 
 def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,8 +108,9 @@ def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pyte
 
 def test_a_read_only_run_can_be_evaluated(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, test = str(trained / "run"), str(trained / "test.csv")
+    (trained / "run" / "results.jsonl").unlink()
     (trained / "run" / "results.jsonl").mkdir()  # even root cannot write to this path
-    for words in (["evaluate", run, test], ["classify", run, test, "--target", "dialect"]):
+    for words in (["evaluate", run, test, "--save"], ["classify", run, test, "--target", "dialect", "--save"]):
         capsys.readouterr()
         assert main(words) == 0
         shown = capsys.readouterr()
@@ -140,7 +142,7 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     out = trained / "predictions.jsonl"
     assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"majority class of these texts: '\w+'; always predicting it: accuracy 0\.", output)
+    assert re.search(r"majority class \('\w+'\) 0\.", output)
     assert "model, training priors" in output
     assert "texts left out:" not in output
     assert "confusion" in output

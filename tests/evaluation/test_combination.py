@@ -183,14 +183,12 @@ def test_classify_prints_and_saves_the_combination(
 ) -> None:
     _, dev, test = map(str, tables)
     command = ["classify", str(run.folder), test, "--target", "place"]
-    assert main([*command, "--combine", "--calibrate", dev]) == 0
+    assert main([*command, "--combine", "--calibrate", dev, "--save"]) == 0
     output = capsys.readouterr().out
     assert "weights of the combination, fitted on the development texts: likelihood " in output
     assert "accuracy" in output.splitlines()[0]
     assert any(line.startswith("linear baseline") for line in output.splitlines())
-    assert "accuracy of place, model, conditional priors, combined with a linear classifier" in (
-        run.folder / "README.md"
-    ).read_text(encoding="utf-8")
+    assert "accuracy of place (combined)" in (run.folder / "README.md").read_text(encoding="utf-8")
     assert main([*command[:3], "--points", test, "--combine"]) == 2
     assert "--combine requires --target COLUMN" in capsys.readouterr().err
     assert main([*command, "--combine"]) == 2

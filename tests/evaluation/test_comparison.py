@@ -1,6 +1,7 @@
 """Comparison of models: the contents of a row, and which model is significantly better."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,19 @@ def test_a_model_is_best_only_if_all_differences_are_significant() -> None:
         [model("plain", 4.0), model("bias", 3.9, accuracy=0.5), model("cell", 3.7, accuracy=0.52)]
     )
     plain, bias, cell = comparison
-    assert "gain" not in plain
-    assert bias["gain"] == pytest.approx(1 - math.exp(-0.1))
-    assert bias["gain_low"] < bias["gain"] < bias["gain_high"]
-    assert "accuracy_difference" not in bias
-    assert cell["accuracy_difference"] == pytest.approx(0.02)
-    assert cell["accuracy_difference_low"] <= 0
+    assert "gain_over_baseline" not in plain
+    assert bias["gain_over_baseline"] == pytest.approx(1 - math.exp(-0.1))
+    assert bias["gain_over_baseline_low"] < bias["gain_over_baseline"] < bias["gain_over_baseline_high"]
+    assert "accuracy_above_baseline" not in bias
+    assert cell["accuracy_above_baseline"] == pytest.approx(0.02)
+    assert cell["accuracy_above_baseline_low"] <= 0
     assert [row["ahead"] for row in comparison] == [[], [], ["perplexity"]]
     table = str(comparison)
     assert table.splitlines()[0].split("  ")[0] == "model"
     assert f"{math.exp(3.7):.2f}*" in table
     assert "+2.0 pt [+0.0, +6.0] not significant" in table
     assert "gain over plain" in table
+    assert cell["baseline"] == {"gain_over_baseline": "plain", "accuracy_above_baseline": "bias"}
     assert "accuracy above bias" in table
     assert "* marks a figure that is significantly better than all others" in table
     assert "±" not in table
@@ -55,7 +57,7 @@ def test_no_difference_is_significant_if_trainings_differ_more_than_models() -> 
     assert single[1]["ahead"] == ["perplexity"]
     several = compare_models([model("plain", 4.0, 3.7, 4.1), model("cell", 3.8, 4.0, 3.85)])
     assert [row["ahead"] for row in several] == [[], []]
-    assert several[1]["gain_low"] < 0 < several[1]["gain_high"]
+    assert several[1]["gain_over_baseline_low"] < 0 < several[1]["gain_over_baseline_high"]
     mean = math.exp((4.0 + 3.7 + 4.1) / 3)
     assert several[0]["perplexity"] == pytest.approx(mean)
     values = [math.exp(value) for value in (4.0, 3.7, 4.1)]
@@ -68,19 +70,22 @@ def test_no_difference_is_significant_if_trainings_differ_more_than_models() -> 
 
 def test_models_of_different_texts_are_not_compared() -> None:
     comparison = compare_models([model("plain", 4.0), model("cell", 3.5), model("other", 3.0, key="b")])
-    assert "gain" in comparison[1]
-    assert "gain" not in comparison[2]
+    assert "gain_over_baseline" in comparison[1]
+    assert "gain_over_baseline" not in comparison[2]
     assert not any(row["ahead"] for row in comparison)
     without_figures = ComparedModel("old", model("old", 3.0).rows, [{}])
     assert not any(row["ahead"] for row in compare_models([model("plain", 4.0), model("cell", 3.5), without_figures]))
-    assert not any("gain" in row for row in compare_models([without_figures, model("plain", 4.0), model("cell", 3.5)]))
+    assert not any(
+        "gain_over_baseline" in row
+        for row in compare_models([without_figures, model("plain", 4.0), model("cell", 3.5)])
+    )
 
 
 def test_one_model_has_no_differences() -> None:
     assert compare_models([]).rows == []
     comparison_of_one = compare_models([model("plain", 4.0)])
     assert isinstance(comparison_of_one, Comparison)
-    assert comparison_of_one.titles() == {}
+    assert comparison_of_one.table()[1] == ["model", "perplexity", "parameters", "minutes"]
     assert comparison_of_one.notes() == []
     assert len(comparison_of_one) == 1
     diverged = ComparedModel(
@@ -89,3 +94,13 @@ def test_one_model_has_no_differences() -> None:
     comparison = compare_models([model("plain", 4.0), diverged])
     assert not any(row["ahead"] for row in comparison)
     assert "inf" in str(comparison)
+
+
+def test_gains_over_an_unknown_context_have_a_column_of_their_own() -> None:
+    cell = model("cell", 3.9)
+    more = {"gain_over_unknown_context": 0.5, "majority": 0.25, "linear_accuracy": 0.75}
+    cell = replace(cell, rows=[{**cell.rows[0], **more}])
+    cells, columns = compare_models([model("plain", 4.0), cell]).table()
+    names = ["gain over an unknown context (same model)", "gain over plain", "majority class", "linear baseline"]
+    assert [name for name in columns if name in names] == names
+    assert [cells[1][name] for name in (names[0], *names[2:])] == ["+50.0%", "0.2500", "0.7500"]

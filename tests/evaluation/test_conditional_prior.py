@@ -1,6 +1,5 @@
 """The conditional prior, what it says about columns, and classification with it."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from factorcell.evaluation.conditional_prior import (
     save_priors,
 )
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.model import saved_results
 from factorcell.model.run import Run
-from factorcell.reports import report_page
 from factorcell.training.fit import fit
 from tests.small_runs import CONTEXT, ROWS, make_run
 
@@ -151,27 +148,3 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     ]
     assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind", "--priors", "uniform"]) == 0
     assert "uniform priors ignore this; choose --priors conditional" in capsys.readouterr().err
-
-
-def test_a_saved_accuracy_has_a_remark_if_the_other_columns_predict_the_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    test, folder = train_with_dependent_columns(tmp_path, []), tmp_path / "run"
-    empty = tmp_path / "empty.jsonl"
-    files.write_rows(empty, [{**row, "group": None} for row in files.read_rows(test)])
-    clause = "the other columns, mainly group, predict kind without the text"
-    for table, accuracy in ((empty, None), (test, 1.0)):
-        assert main(["classify", str(folder), str(table), "--target", "kind"]) == 0
-        assert (clause in capsys.readouterr().err) == (accuracy is not None)
-        (*_, saved) = saved_results.read(folder)
-        assert saved["accuracy_without_text"] == accuracy
-        assert saved["accuracy_remark"] == (accuracy and f"{clause} (accuracy 1.0000)")
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    measures = [f"accuracy of kind, model, {priors} priors" for priors in ("conditional", "training", "uniform")]
-    for line in card.partition("## Results")[2].splitlines():
-        cells = line.split(" | ")
-        assert (clause in line) == (cells[0] == "| test.jsonl" and cells[1] in measures), line
-    assert f"; {clause} (accuracy 1.0000))" in card.partition("## Results")[0], "the metadata of the hub has it too"
-    labels = [label for label in re.findall(r"<dt>([^<]*)</dt>", report_page([folder])) if "accuracy" in label]
-    suffix = f"majority class {saved['majority']:.4f}; {clause} (accuracy 1.0000)"
-    assert labels == [f"accuracy of kind, test.jsonl: model, conditional priors; {suffix}"]

@@ -36,7 +36,8 @@ from tests.findings import collected_findings, no_findings
 from tests.small_runs import ROWS, make_run, with_ngrams
 
 ENDED = {"texts": 100, "targets": 1000}  # facts of a training that has ended
-EFFECT = {"texts": 90, "gain": 0.01, "gain_high": 0.04}
+GAIN = "gain_over_unknown_context"
+EFFECT = {"texts": 90, GAIN: 0.01, f"{GAIN}_high": 0.04}
 
 
 @pytest.fixture
@@ -117,20 +118,20 @@ def test_a_run_that_is_worse_than_ngram_counts_is_undertrained(run: Run, ngram: 
 
 @pytest.mark.parametrize(("low", "name"), [(None, ""), (0.01, ""), (-0.005, "no effect")])
 def test_a_context_without_a_significant_effect_is_a_finding(run: Run, low: float | None, name: str) -> None:
-    write_facts(run, context=None if low is None else {**EFFECT, "gain_low": low})
+    write_facts(run, context=None if low is None else {**EFFECT, f"{GAIN}_low": low})
     assert names_of(run_findings(run)) == [name] * bool(name)
-    write_facts(run, context={**EFFECT, "gain_low": -0.01, "only_unknown_users": True})
+    write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "only_unknown_users": True})
     assert names_of(run_findings(run)) == ["unknown users"]
 
 
 def test_a_specified_column_without_a_significant_effect_is_named(run: Run) -> None:
-    columns = {"city": {**EFFECT, "gain_low": 0.005}, "stars": {**EFFECT, "gain_low": -0.02}}
-    write_facts(run, context={**EFFECT, "gain_low": 0.005, "columns": columns})
+    columns = {"city": {**EFFECT, f"{GAIN}_low": 0.005}, "stars": {**EFFECT, f"{GAIN}_low": -0.02}}
+    write_facts(run, context={**EFFECT, f"{GAIN}_low": 0.005, "columns": columns})
     (finding,) = run_findings(run, ["city", "stars"])
     assert finding.name == "column without effect"
     assert "stars alone" in finding.text
     assert run_findings(run, ["city"]) == []
-    write_facts(run, context={**EFFECT, "gain_low": -0.01, "columns": columns})
+    write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "columns": columns})
     assert names_of(run_findings(run, ["stars"])) == ["no effect"]
 
 
@@ -141,7 +142,7 @@ def test_a_run_with_ngram_counts_and_an_unadapted_run_with_a_context_are_finding
     assert names_of(run_findings(unadapted, ["city"])) == ["unread context"]
 
 
-def test_the_effect_of_removing_the_context_is_that_on_development_texts(
+def test_the_gain_over_an_unknown_context_is_that_on_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held_out = run.prepare(ROWS * 3)
@@ -150,9 +151,9 @@ def test_the_effect_of_removing_the_context_is_that_on_development_texts(
         evaluate(run, c)["perplexity"] for c in (held_out, held_out.without_context(run.schema))
     )
     assert gain is not None
-    assert gain["gain"] == pytest.approx(1 - with_context / without_context)
+    assert gain[GAIN] == pytest.approx(1 - with_context / without_context)
     figures = text_figures.figures_from_nats(run.nats(held_out), held_out)
-    text_figures.save(run.folder, figures, {"table": text_figures.DEVELOPMENT})
+    text_figures.save(run.folder, figures, text_figures.DEVELOPMENT_RESULT)
     saved_gain = measure_context_effect(run, held_out) or {}
     assert saved_gain.pop("columns") == gain.pop("columns")
     assert saved_gain == pytest.approx(gain)
@@ -172,7 +173,7 @@ def test_the_effect_of_each_column_is_that_without_the_others(tmp_path: Path) ->
     texts = [row["text"] for row in rows]
     for name, row in effects.items():
         alone = evaluate(run, run.read(texts, [{name: row[name]} for row in rows]))["perplexity"]
-        assert row["gain"] == pytest.approx(1 - alone / without)
+        assert row[GAIN] == pytest.approx(1 - alone / without)
     unseen = run.prepare([{**row, "city": "Rome"} for row in rows])
     assert "city" not in (measure_context_effect(run, unseen) or {})["columns"]
     one_column = make_run(tmp_path / "one", ("city",))

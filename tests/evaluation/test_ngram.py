@@ -188,7 +188,7 @@ def test_an_ngram_model_shares_targets_with_a_run(tmp_path: Path) -> None:
     corpus = run.prepare(ROWS)
     np.testing.assert_array_equal(target_ids(corpus), target_ids(model.prepare(ROWS)))
     rows = evaluate_by(run, corpus, ["all"] * len(ROWS), model)
-    assert rows[0]["perplexity_without"] == pytest.approx(evaluate(model, corpus)["perplexity"])
+    assert rows[0]["perplexity_baseline"] == pytest.approx(evaluate(model, corpus)["perplexity"])
 
 
 def test_invalid_ngram_models_are_errors(tmp_path: Path, rows: list[dict[str, str]]) -> None:

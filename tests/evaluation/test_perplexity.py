@@ -89,13 +89,13 @@ def test_groups_have_the_perplexity_of_their_rows(run: Run) -> None:
         baseline = evaluate(run, run.prepare(without, unknown="expected"))["perplexity"]
         assert rows[city]["count"] == len(members)
         assert rows[city]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
-        assert rows[city]["gain"] == pytest.approx(1 - perplexity / baseline, abs=1e-5)
+        assert rows[city]["gain_over_unknown_context"] == pytest.approx(1 - perplexity / baseline, abs=1e-5)
 
 
 def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", ("city",), adapt=[], output_bias=[])
     rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
-    assert rows[0]["perplexity_without"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
+    assert rows[0]["perplexity_baseline"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
     plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
     with pytest.raises(UserError, match="the vocabularies differ"):
         evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
@@ -135,10 +135,10 @@ def test_a_range_includes_its_ends() -> None:
 def test_ranges_are_ordered_by_value_and_other_groups_by_count() -> None:
     sums = TextSums("a", np.full(len(YEARS), 20.0), np.full(len(YEARS), 10.0))
     ranges = value_groups([*YEARS[:-1], None])
-    values = [row["value"] for row in gains(sums, sums, ranges)]
+    values = [row["value"] for row in gains(sums, sums, ranges, "gain_over_baseline")]
     assert values == [*sorted(set(ranges) - {MISSING_GROUP}, key=bounds), MISSING_GROUP]
     cities = ["Oslo"] * 20 + ["Nice"] * 50 + ["Rome"] * 30
-    assert [row["value"] for row in gains(sums, sums, cities)] == ["Nice", "Rome", "Oslo"]
+    assert [row["value"] for row in gains(sums, sums, cities, "gain_over_baseline")] == ["Nice", "Rome", "Oslo"]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)

@@ -118,6 +118,6 @@ def test_groups_of_texts_give_the_intervals_of_texts() -> None:
         )[1]
         for pair in ((first, second), grouped)
     )
-    assert small["gain"] == pytest.approx(whole["gain"], rel=1e-6)
-    for end in ("gain_low", "gain_high"):
-        assert abs(small[end] - whole[end]) < 0.3 * (whole["gain_high"] - whole["gain_low"])
+    assert small["gain_over_baseline"] == pytest.approx(whole["gain_over_baseline"], rel=1e-6)
+    for end in ("gain_over_baseline_low", "gain_over_baseline_high"):
+        assert abs(small[end] - whole[end]) < 0.3 * (whole["gain_over_baseline_high"] - whole["gain_over_baseline_low"])

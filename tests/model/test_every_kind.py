@@ -73,11 +73,11 @@ def test_each_kind_changes_nats_and_missing_columns_have_expected_values(run: Ru
     bare = [{"text": row["text"]} for row in ROWS]
     expected = evaluate(run, run.prepare(bare, unknown="expected"))["perplexity"]
     (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS))
-    assert result["perplexity_without"] == pytest.approx(expected, rel=1e-6)
+    assert result["perplexity_unknown_context"] == pytest.approx(expected, rel=1e-6)
     plain = Run(run.folder, config("at:hour", adapt=(), output_bias=()), run.tokenizer, ContextSchema())
     (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
     corpus = run.prepare(ROWS).without_context(plain.schema)
-    assert result["perplexity_without"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
+    assert result["perplexity_baseline"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
 
 
 def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:

@@ -302,12 +302,15 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     files.write_json(run.folder / "training.json", {"texts": 5, "targets": 9, "source": "rows", "ngram": ngram})
     row = {"step": 4, "steps": 4, "tokens": 9, "seconds": 1.0, "split": "dev", "best": 54.6}
     files.write_rows(run.log_path, [{**row, "perplexity": 54.6, "perplexity_known": 53.1}])
+    development = {"kind": "train", "table": saved_results.DEVELOPMENT, "unit": "word"}
+    for figures in ({"perplexity": 54.6}, {"perplexity": 27.9, "predictor": "mixture"}):
+        saved_results.append(run.folder, {**development, **figures})
     card = model_card.render(run)
     assert (
         "predicts with a mixture of this neural model and n-gram counts of its training texts (neural, ngram)" in card
     )
-    assert "| development | perplexity per word, mixture | 27.90 |" in card
-    assert "| development | perplexity per word, neural model alone | 54.60 |" in card
+    assert "| development texts | perplexity per word, mixture | 27.90 |" in card
+    assert "| development texts | perplexity per word | 54.60 |" in card
     assert "development perplexity 27.90 of the mixture with which the run predicts; its neural model alone: 54.60" in (
         summary(run)
     )
@@ -319,10 +322,10 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     for predictor in (Run.open(run.folder, mixture=False), Run.open(run.folder)):
         evaluation = evaluate_by_columns(predictor, rows, by=["city"])
         results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.texts)
-    neural, mixed = (row["evaluation"]["perplexity"] for row in saved_results.read(run.folder))
+    neural, mixed = (row["perplexity"] for row in saved_results.read(run.folder) if row["kind"] == "evaluate")
     card = (run.folder / "README.md").read_text(encoding="utf-8")
-    assert f"| rows | perplexity per word | {neural:.4g} |" in card
-    assert f"| rows | perplexity per word, mixture | {mixed:.4g} |" in card
+    assert f"| rows | perplexity per word | {neural:.2f} |" in card
+    assert f"| rows | perplexity per word, mixture | {mixed:.2f} |" in card
     both, alone = Run.open(run.folder), Run.open(run.folder, mixture=False)
     assert "predicts with n-gram counts" in (training_difference(both, alone) or "")
     assert training_difference(both, both) is training_difference(alone, alone) is None

@@ -39,14 +39,10 @@ def test_card_shows_the_results(run: Run) -> None:
     assert "10 texts" in text
     assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city: category, 2 values" in text
-    assert f"| development | perplexity per word | {best:.2f} |" in text
-    assert f"| rows | perplexity per word | {result['perplexity']:.4g} |" in text
-    low, high = (f"{result[f'bits_per_byte_{end}']:.4g}" for end in ("low", "high"))
-    assert f"| rows | bits per byte | at least {result['bits_per_byte']:.4g} ({low} to {high}) |" in text
-    (best_bits,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
-    assert f"| development | bits per byte | at least {best_bits:.4g} |" in text
-    assert best_bits == pytest.approx(result["bits_per_byte"], rel=1e-5)  # the same rows
-    assert re.search(r"\| rows \| effect of removing the context \| [+-]\d+\.\d+% ", text)
+    assert f"| development texts | perplexity per word | {best:.2f} |" in text
+    assert f"| rows | perplexity per word | {result['perplexity']:.2f} |" in text
+    assert "bits per byte" not in text  # words do not determine texts
+    assert re.search(r"\| rows \| gain over an unknown context \(same model\) \| [+-]\d+\.\d+% ", text)
     assert text.endswith(model_card.render(run))
 
 
@@ -152,11 +148,9 @@ def test_metadata_has_the_results_of_test_tables(run: Run) -> None:
         for metric in result["metrics"]:
             values[result["task"]["type"], metric["type"], metric["name"]] = metric["value"]
     row = evaluation.row
-    bits_interval = f"95 % CI {row['bits_per_byte_low']:.4g} to {row['bits_per_byte_high']:.4g}"
     expected = {
-        ("text-generation", "perplexity", "perplexity per word"): row["perplexity"],
-        ("text-generation", "bits_per_byte", f"bits per byte (at least, {bits_interval})"): row["bits_per_byte"],
-        ("text-classification", "f1", "macro f1 of city, model, conditional priors"): metrics["macro_f1"],
+        ("text-generation", "perplexity", f"perplexity per word: {row['perplexity']:.2f}"): row["perplexity"],
+        ("text-classification", "f1", f"macro f1 of city (model): {metrics['macro_f1']:.4f}"): metrics["macro_f1"],
     }
     assert {key: values[key] for key in expected} == pytest.approx(expected, abs=1e-6)
 
@@ -184,7 +178,7 @@ def test_entries_that_the_user_adds_to_the_metadata_are_retained(run: Run) -> No
 @pytest.mark.parametrize("name", ['a "b": c', "# - x", "yes", "1e3", "ünï\u202e\x07", "---"])
 def test_names_in_the_metadata_are_text(run: Run, tmp_path: Path, name: str) -> None:
     run.folder = run.folder.rename(tmp_path / name)
-    row = {"kind": "evaluate", "evaluation": {"table": name, "texts": 3, "perplexity": 1e-5}, "by": {}}
+    row = {"kind": "evaluate", "table": name, "texts": 3, "perplexity": 1e-5}
     assert results.save_result(run, row) is None
     (model,) = metadata(run)["model-index"]
     (result,) = model["results"]
@@ -237,5 +231,7 @@ def test_a_snapshot_of_symbolic_links_opens_and_results_do_not_change_its_target
     assert results.save_result(opened, results.evaluation_row(opened, ROWS, evaluation), evaluation.texts) is None
     assert results.classify_and_save(opened, ROWS, "city")[0]["texts"] == len(ROWS)
     assert {blob: blob.read_bytes() for blob in contents} == contents
-    assert len(saved_results.read(snapshot)) == 1 + 2
+    assert (
+        len(saved_results.read(snapshot)) == 1 + 2
+    )  # of training, of `evaluate` (twice the same table), of `classify`
     assert all(finding.is_valid for finding in check(snapshot))

@@ -81,7 +81,7 @@ def test_without_locks_a_training_is_not_said_to_be_stopped(run: Run, monkeypatc
 def test_results_of_weights_that_will_change_are_not_saved(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["evaluate", str(run.folder), str(tmp_path / "test.jsonl")]
+    command = ["evaluate", str(run.folder), str(tmp_path / "test.jsonl"), "--save"]
     with lock.training_lock(run.folder):
         assert main(command) == 0
     assert f"the result was not saved in the run folder, because {RUNNING}" in capsys.readouterr().err
@@ -106,10 +106,10 @@ def test_a_resumed_training_deletes_the_results_of_the_stopped_one(tmp_path: Pat
     run = fit(ROWS, ROWS, options, tmp_path / "run")
     saved_results.append(run.folder, {"kind": "evaluate", "table": "rows"})
     fit(ROWS, ROWS, options, run.folder, resume=True)
-    assert len(saved_results.read(run.folder)) == 1  # the training was complete
+    assert len(saved_results.read(run.folder)) == 2  # the training was complete
     (run.folder / "training.json").unlink()
     fit(ROWS, ROWS, options, run.folder, resume=True)
-    assert saved_results.read(run.folder) == []
+    assert [row["kind"] for row in saved_results.read(run.folder)] == ["train"]
 
 
 def test_asking_for_the_state_does_not_prevent_a_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

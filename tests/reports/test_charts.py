@@ -39,11 +39,13 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "curves": lambda: charts.learning_curves(curve_rows({"unadapted": 10.9, "factorcell": 8.4}), "minutes"),
     "runs": lambda: charts.learning_curves(curve_rows({"hotels, best of all three": 70.0, "first": 69.9}), "tokens"),
     "far": lambda: charts.learning_curves(curve_rows({"a": 11.2, "b": 45.0, "c": 300.0}), "tokens"),
-    "gains": lambda: charts.gains_by_value(gain_rows(60)),
+    "gains": lambda: charts.gains_by_value(gain_rows(60), "gain", "gain"),
     "both": lambda: charts.gains_by_value(
-        [{"value": "Intimates", "count": 1, "gain": -0.127}, {"value": "Jeans", "count": 29, "gain": 0.161}]
+        [{"value": "Intimates", "count": 1, "gain": -0.127}, {"value": "Jeans", "count": 29, "gain": 0.161}],
+        "gain",
+        "gain",
     ),
-    "losses": lambda: charts.gains_by_value([{**row, "gain": -0.2} for row in gain_rows(3)], "$a$"),
+    "losses": lambda: charts.gains_by_value([{**row, "gain": -0.2} for row in gain_rows(3)], "gain", "gain over $a$"),
     "long": lambda: charts.confusion_matrix(["a", "United States of X"], [[1, 2], [3, 4]]),
     "ratings": lambda: charts.confusion_matrix(["5", "4", "3", "2", "1"], np.eye(5) * 50 + 3),
     "confusion": lambda: charts.confusion_matrix(LABELS, np.eye(10) * 50 + 3),
@@ -106,7 +108,7 @@ def test_models_of_the_paper_have_fixed_colours_and_others_distinct_ones() -> No
 
 
 def test_gain_charts_show_the_highest_and_lowest_gains() -> None:
-    figure = charts.gains_by_value(gain_rows(60)[::-1])
+    figure = charts.gains_by_value(gain_rows(60)[::-1], "gain", "gain")
     texts = texts_inside(figure)
     names = [re.sub(r" .*", "", text[5:]) for text in texts if text.startswith("city ")]
     assert names == [str(i) for i in [*range(20), *range(40, 60)]]
@@ -115,13 +117,13 @@ def test_gain_charts_show_the_highest_and_lowest_gains() -> None:
     assert bars[0].get_width() == pytest.approx(30)
     assert bars[-1].get_width() == pytest.approx(-10)
     assert {"⋮", "+30.0", "−10.0"} <= set(texts)
-    assert "⋮" not in texts_inside(charts.gains_by_value(gain_rows(40)))
+    assert "⋮" not in texts_inside(charts.gains_by_value(gain_rows(40), "gain", "gain"))
 
 
 def test_values_are_in_natural_order() -> None:
     names = ["5", "1", "4", "2", "3"]
     rows = [{"value": name, "count": 9, "gain": 0.01 * int(name) % 3} for name in names]
-    labels = [label.get_text() for label in charts.gains_by_value(rows).axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in charts.gains_by_value(rows, "gain", "gain").axes[0].get_yticklabels()]
     assert [label.split()[0] for label in labels] == ["1", "2", "3", "4", "5"]
     counts = [[10 * int(true) + int(predicted) for predicted in names] for true in names]
     axes = charts.confusion_matrix(names, counts).axes[0]
@@ -134,7 +136,7 @@ def test_values_are_in_natural_order() -> None:
 def test_bars_without_a_significant_gain_are_grey() -> None:
     ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.2), (None, None)]
     rows = [{**row, "gain_low": low, "gain_high": high} for row, (low, high) in zip(gain_rows(4), ends, strict=True)]
-    bars = [bar for bar in charts.gains_by_value(rows).axes[0].patches if isinstance(bar, Rectangle)]
+    bars = [bar for bar in charts.gains_by_value(rows, "gain", "gain").axes[0].patches if isinstance(bar, Rectangle)]
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.HIGHER, charts.LOWER, charts.MUTED, charts.MUTED]
 
 

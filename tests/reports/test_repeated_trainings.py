@@ -1,7 +1,5 @@
 """The report of several trainings of a model: with different seeds they share a row, with the same seed they do not."""
 
-from typing import Any
-
 import numpy as np
 
 from factorcell.reports import runs
@@ -16,7 +14,7 @@ def test_trainings_of_a_model_share_a_row() -> None:
     others = []
     for seed, perplexity in enumerate((70.0, 76.0, 83.0)):
         training = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
-        others.append({**plain, **trained, **training, "evaluations": [evaluation(perplexity)]})
+        others.append({**plain, **trained, **training, "results": [evaluation(perplexity)]})
     page = Page(runs.run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
     mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
     assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
@@ -30,24 +28,10 @@ def test_trainings_with_the_same_seed_have_a_row_each() -> None:
     plain, _ = two_runs()
     trained = {"trained": ["a", 100, "train.csv", None], "config": {"training": {"seed": 0}}}
     trainings = [
-        {**plain, **trained, "title": name, "folder": f"runs/{name}", "evaluations": [evaluation(perplexity)]}
+        {**plain, **trained, "title": name, "folder": f"runs/{name}", "results": [evaluation(perplexity)]}
         for name, perplexity in (("limited", 70.0), ("repeated", 76.0))
     ]
     page = Page(runs.run_report(trainings))
     assert "70.00" in page.text
     assert "76.00" in page.text
     assert "±" not in page.text
-
-
-def test_models_are_compared_on_texts_with_figures_of_each_text() -> None:
-    larger: dict[str, Any] = {"table": "dev.csv", "texts": 4000, "figures": {}}
-    page = Page(
-        runs.run_report(
-            [
-                {**run, "evaluations": [evaluation(perplexity), evaluation(50.0, **larger)]}
-                for run, perplexity in zip(two_runs(), (80.0, 72.0), strict=True)
-            ]
-        )
-    )
-    assert "the lowest of 2 models: perplexity per word, test.csv" in page.text
-    assert "+10.0%" in page.text

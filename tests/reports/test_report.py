@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.saved_results import GainTable
 from factorcell.reports import demo, elements, runs
 from tests.pages import Page, requests
 from tests.small_runs import make_run
 
+GAIN = "gain_over_unknown_context"
 HOSTILE = '<script>alert("x")</script> & co'
 MODELS = ["unadapted", "softmaxbias", "concatcell", "factorcell"]
 
@@ -42,23 +43,16 @@ def curves() -> list[dict[str, Any]]:
 
 def demo_results() -> dict[str, Any]:
     numbers = [(10.9, None), (10.2, 0.51), (8.9, 0.69), (8.43, 0.713)]
+    size = {"parameters": 231_234, "minutes": 1.2}
     models = [
-        {
-            "name": m,
-            "title": m,
-            "perplexity": p,
-            "perplexity_known": p - 0.1,
-            "accuracy": a,
-            "parameters": 231_234,
-            "minutes": 1.2,
-        }
+        ComparedModel(m, [{"perplexity": p, "accuracy": a, "majority": 0.1, **size}], [{}])
         for m, (p, a) in zip(MODELS, numbers, strict=True)
     ]
     return {
         "minutes": 5.23,
         "machine": "2 CPU cores",
         "texts": 219_607,
-        "models": models,
+        "models": compare_models(models),
         "curves": curves(),
         "names": [
             {"place": f"Place {i}", "lat": -33.4, "lon": 151.2, "samples": ["Ōyashiki", HOSTILE]} for i in range(10)
@@ -80,10 +74,10 @@ def text_sums(nats: float, judged: float = 1.0) -> TextSums:
 
 
 def evaluation(perplexity: float, known: float = 60.0, table: str = "test.csv", **more: Any) -> dict[str, Any]:
-    """Return the perplexities of 40 texts of words, with their figures."""
+    """Return the result of an evaluation of 40 texts of words, with their figures."""
     figures = {"perplexity": text_sums(math.log(perplexity))}
-    row = {"table": table, "texts_id": "a", "unit": "word", "perplexity": perplexity, "perplexity_known": known}
-    return {**row, "texts": 40, "gains": [], "figures": figures, **more}
+    row = {"kind": "evaluate", "table": table, "unit": "word", "perplexity": perplexity, "perplexity_known": known}
+    return {**row, "texts": 40, "figures": figures, **more}
 
 
 def two_runs() -> list[dict[str, Any]]:
@@ -93,12 +87,10 @@ def two_runs() -> list[dict[str, Any]]:
         "is_adapted": False,
         "config": {"data": {"text": "review"}, "model": {"adapt": (), "rank": 12}},
         "schema": [],
-        "evaluations": [evaluation(80.123, 70.0)],
+        "results": [evaluation(80.123, 70.0)],
         "log": [{**row, "model": "x"} for row in curves()[:7]],
-        "by": [],
-        "accuracies": [],
     }
-    rows = [{"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, "gain": 0.1 - i / 50} for i in range(9)]
+    rows = [{"value": f"{HOSTILE} {i}", "count": 50 + i, "perplexity": 70.0, GAIN: 0.1 - i / 50} for i in range(9)]
     confusion = {"labels": ["1", "5"], "counts": [[8, 2], [1, 9]]}
     values = [{"value": "1", "count": 10, "precision": 0.888, "recall": 0.8, "f1": 0.84, "auc": 0.9}]
     return [
@@ -108,25 +100,25 @@ def two_runs() -> list[dict[str, Any]]:
             "folder": "runs/b",
             "title": "hotels FactorCell",
             "is_adapted": True,
-            "reads_context": True,
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
             "schema": ["rating: category, 5 values, none rare"],
-            "evaluations": [evaluation(72.0, 63.0)],
-            "cautions": [f"{HOSTILE} stopped"],
-            "by": [
-                GainTable("dev.csv", "city", None, rows),
-                GainTable("dev.csv", "rating", None, [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]),
-            ],
-            "accuracies": [
+            "results": [
+                evaluation(72.0, 63.0, by={"city": rows, "rating": [{"value": "5", "count": 3, "perplexity": 6.5}]}),
                 {
+                    "kind": "classify",
+                    "table": "test.csv",
                     "target": "rating",
-                    "classifier": "model, uniform priors",
+                    "classifier": "model",
+                    "texts": 40,
                     "accuracy": 0.85,
+                    "majority": 0.5,
                     "macro_f1": 0.8,
                     "values": values,
                     "confusion": confusion,
-                }
+                    "figures": {},
+                },
             ],
+            "cautions": [f"{HOSTILE} stopped"],
         },
     ]
 
@@ -164,7 +156,8 @@ def test_demo_page_has_the_results(pages: dict[str, str]) -> None:
         "219,607",
         "5.2 minutes on 2 CPU cores",
         "8.43",
-        "71.3%",
+        "0.7130",
+        "majority class: 10.0%",
         "231,234",
         "Ōyashiki",
         "33° S 151° E",
@@ -193,7 +186,7 @@ def test_the_report_compares_runs(pages: dict[str, str]) -> None:
 
 
 def test_the_report_shows_runs_without_results() -> None:
-    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluations": []}
+    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "results": []}
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
     for nothing in ("Comparison", "Learning curves", "Context", "Options"):
@@ -216,39 +209,28 @@ def test_learning_curves_need_two_evaluations() -> None:
 def test_key_figures_are_those_of_the_best_model_if_the_models_are_comparable() -> None:
     plain, adapted = two_runs()
     labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, adapted]))
-    assert labels[0] == ("hotels FactorCell, the lowest of 2 models: perplexity per word, test.csv", "72.00*")
+    assert labels[0] == ("hotels FactorCell, the lowest of 2 models: perplexity", "72.00*")
     assert labels[1] == ("hotels FactorCell: gain over hotels unadapted", "+10.1% ")
-    without_texts = {**adapted, "evaluations": [evaluation(72.0, figures={})]}
-    labels = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", runs.run_report([plain, without_texts]))
-    assert labels[:2] == [
-        ("hotels unadapted: perplexity per word, test.csv", "80.12"),
-        ("hotels FactorCell: perplexity per word, test.csv", "72.00"),
-    ]
+    without_texts = {**adapted, "results": [evaluation(72.0, figures={})]}
+    assert "<dt>" not in runs.run_report([plain, without_texts])
 
 
 def test_only_figures_of_one_table_are_compared() -> None:
     plain, adapted = two_runs()
-    plain["evaluations"] = [evaluation(50.0, table="development texts", texts_id="b", texts=0)]
+    plain["results"] = [evaluation(50.0, table="development texts", texts=30)]
     page = Page(runs.run_report([plain, adapted, {**adapted, "folder": "runs/c", "title": "other"}]))
     assert "perplexities and bits per byte are those of test.csv" in page.text
-    assert "not evaluated on test.csv, so not compared: hotels unadapted" in page.text
+    assert "not evaluated on this table, so not compared: hotels unadapted" in page.text
     assert "gain over hotels unadapted" not in page.text
     assert page.text.count("50.00") == 1  # among the results, with its table
 
 
 def test_perplexities_of_different_tokens_are_not_in_the_headline() -> None:
     plain, adapted = two_runs()
-    bits: dict[str, Any] = {"bits_per_byte": 1.5, "bits_per_byte_bound": True, "texts_key": "w"}
-    word, char = (
-        evaluation(80.0, **bits),
-        evaluation(3.0, unit="character", bits_per_byte=2.0, texts_key="c", figures={}),
-    )
-    content = runs.run_report([{**plain, "evaluations": [word]}, {**adapted, "evaluations": [char], "accuracies": []}])
-    assert re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", content) == [
-        ("hotels unadapted: bits per byte, test.csv", "≥ 1.500"),
-        ("hotels FactorCell: bits per byte, test.csv", "2.000"),
-    ]
-    assert {"80.00 per word", "3.00 per character"} <= set(re.findall(r"<td[^>]*>([^<]*)</td>", content))
+    grapheme = evaluation(2.0, unit="grapheme", figures={})
+    char = evaluation(3.0, unit="character", bits_per_byte=2.0, figures={})
+    content = runs.run_report([{**plain, "results": [grapheme]}, {**adapted, "results": [char]}])
+    assert "<dt>" not in content
     assert "perplexities of models with different tokens are not comparable; compare bits per byte" in content
 
 
@@ -259,20 +241,20 @@ def test_trainings_that_read_other_numbers_of_texts_are_marked() -> None:
     assert "different numbers" not in runs.run_report([{**run, "training_texts": 990_000} for run in two_runs()])
 
 
-def test_a_combination_is_named_and_shown_next_to_the_model_alone() -> None:
+def test_a_combination_is_listed_but_not_the_accuracy_of_the_model() -> None:
     _, adapted = two_runs()
-    combination = "model, uniform priors, combined with a linear classifier"
-    (scores,) = adapted["accuracies"]
-    large = {**scores, "table": "a.csv", "texts": 900}
-    alone = {name: large[name] for name in ("target", "table", "texts", "classifier")}
-    accuracies = [{**alone, "accuracy": 0.55}, {**large, "classifier": combination, "accuracy": 0.65}]
-    small = {**scores, "table": "b.csv", "texts": 9, "accuracy": 0.95}
-    content = runs.run_report([{**adapted, "accuracies": [*accuracies, small]}])
-    assert re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", content)[1:] == [
-        (f"accuracy of rating, a.csv: {combination}", "0.6500"),
-        ("accuracy of rating, a.csv: model, uniform priors", "0.5500"),
+    scores = adapted["results"][1]
+    combined = {**scores, "classifier": "combined", "accuracy": 0.95}
+    content = runs.run_report([{**adapted, "results": [*adapted["results"], combined]}])
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in content.splitlines()]
+    assert ["test.csv", "accuracy of rating (model)", "0.8500, majority class 0.5000"] in rows
+    assert ["test.csv", "accuracy of rating (combined)", "0.9500, majority class 0.5000"] in rows
+    plain, _ = two_runs()
+    comparison = runs.run_report([plain, {**adapted, "results": [*adapted["results"], combined]}]).partition("<h2>Res")[
+        0
     ]
-    assert {"0.6500", "0.5500", "0.9500"} <= set(re.findall(r"<td[^>]*>([^<]*)</td>", content))
+    assert "0.8500" in comparison
+    assert "0.9500" not in comparison
 
 
 def test_runs_with_equal_names_are_titled_by_their_folders() -> None:
@@ -283,36 +265,38 @@ def test_runs_with_equal_names_are_titled_by_their_folders() -> None:
 
 def test_every_metric_has_its_table_and_its_baseline() -> None:
     plain, adapted = two_runs()
-    rows = [{"value": "5", "count": 30, "perplexity": 6.5, "gain": 0.1, "gain_low": 0.05, "gain_high": 0.15}]
-    gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": "ngram"}
-    earlier_gain = {"gain": 0.21, "over": "plain", "training_difference": "the baseline read less"}
+    rows = [{"value": "5", "count": 30, "perplexity": 6.5, "gain_over_baseline": 0.1}]
+    gain = {"gain_over_baseline": 0.04, "gain_over_baseline_low": 0.03, "gain_over_baseline_high": 0.05}
+    unknown_rows = [{"value": "5", "count": 30, "perplexity": 6.5, GAIN: 0.1}]
     run = {
         **adapted,
-        "evaluations": [evaluation(72.0, table="ht.parquet", gains=[earlier_gain, gain])],
-        "by": [GainTable("ht.csv", "rating", None, rows), GainTable("ht.parquet", "rating", "ngram", rows)],
-        "accuracies": [{**adapted["accuracies"][0], "table": "other.csv"}],
+        "results": [
+            evaluation(72.0, table="ht.csv", by={"rating": unknown_rows}, **{GAIN: 0.21}),
+            evaluation(
+                72.0, table="ht.parquet", baseline="plain", gain_over_baseline=0.21, training_difference="it read less"
+            ),
+            evaluation(72.0, table="ht.parquet", baseline="ngram", by={"rating": rows}, **gain),
+            {**adapted["results"][1], "table": "other.csv"},
+        ],
     }
     content = runs.run_report([run])
     page = Page(content)
-    assert page.text.count("+4.0% [+3.0, +5.0]") == 2  # in the table and as a key figure
-    assert "gain over ngram, ht.parquet" in page.text
-    assert "gain over hotels FactorCell" not in page.text
     for words in (
-        "Perplexity on ht.csv by rating, effect of removing the context",
+        "Perplexity on ht.csv by rating, gain over an unknown context (same model)",
         "Perplexity on ht.parquet by rating, gain over ngram",
-        "Classification by value, rating, other.csv: model, uniform priors",
+        "Classification by value, rating, other.csv: model",
     ):
         assert words in page.text, words
     lines = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in content.splitlines()]
-    assert ["ht.parquet", "gain over plain", "+21.0%", "the baseline read less"] in lines
-    assert ["ht.parquet", "gain over ngram", "+4.0% <small>[+3.0, +5.0]</small>", "–"] in lines
-    assert ["other.csv", "rating", "model, uniform priors", "0.8500", "0.800"] in lines
+    assert ["ht.csv", "gain over an unknown context (same model)", "+21.0%", "–"] in lines
+    assert ["ht.parquet", "gain over plain", "+21.0%", "it read less"] in lines
+    assert any(line[:2] == ["ht.parquet", "gain over ngram"] and "+4.0%" in line[2] for line in lines)
     labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
     assert {
-        "Effect of removing the context by rating, ht.csv",
+        "Gain over an unknown context (same model) by rating, ht.csv",
         "Gain over ngram by rating, ht.parquet",
     } <= labels
-    both = Page(runs.run_report([{**plain, "evaluations": [evaluation(80.123, table="ht.parquet")]}, run]))
+    both = Page(runs.run_report([{**plain, "results": [evaluation(80.123, table="ht.parquet")]}, run]))
     assert "gain over hotels unadapted" in both.text
     assert "+10.1% [+10.1, +10.1]" in both.text
 

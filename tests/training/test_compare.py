@@ -69,9 +69,9 @@ def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:
         assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(perplexities)))))
         assert row["perplexity_deviation"] == pytest.approx(float(np.std(perplexities, ddof=1)))
     base, adapted = several
-    assert adapted["gain"] == pytest.approx(1 - adapted["perplexity"] / base["perplexity"])
+    assert adapted["gain_over_baseline"] == pytest.approx(1 - adapted["perplexity"] / base["perplexity"])
     accuracies = [
-        [row for row in files.read_rows(path) if row["kind"] == "compare"][-1]["accuracy"]
+        [row for row in files.read_rows(path) if row["kind"] == "classify"][-1]["accuracy"]
         for path in tmp_path.glob("factorcell*/results.jsonl")
     ]
     assert adapted["accuracy"] == pytest.approx(np.mean(accuracies))
@@ -120,8 +120,8 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
         assert np.array_equal(saved.counts, counted.counts)
     assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
     assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST)["perplexity"])
-    assert row["gain"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
-    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    assert row["gain_over_baseline"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
+    assert row["gain_over_baseline_low"] <= row["gain_over_baseline"] <= row["gain_over_baseline_high"]
     assert [mixed["model"] for mixed in mixtures] == [f"{model} + ngram" for model in MODELS]
     for mixed in mixtures:
         assert mixed["perplexity"] <= 1.001 * row["perplexity"], "both models were fitted to these texts"
@@ -139,18 +139,19 @@ def test_the_page_averages_mixtures_of_trainings_with_several_seeds(tmp_path: Pa
     assert mixture["trainings"] == 2
     page = report_page([tmp_path])
     assert page.count(f"{mixture['perplexity']:.2f}") >= 1
-    assert page.partition("Results")[0].count(f"{MODELS[-1]} + ngram</td>") == 2, "a row of figures and one of sizes"
+    assert page.partition("<h2>Results")[0].count(f"{MODELS[-1]} + ngram</td>") == 2, (
+        "a row of figures and one of folders"
+    )
 
 
 def test_a_training_saves_the_nats_of_its_development_texts(tmp_path: Path) -> None:
     run_comparison(tmp_path)
     for name in MODELS:
         run = Run.open(tmp_path / name)
-        key = training_facts(run.folder)["development_key"]
-        saved = text_figures.load(run.folder, {"table": text_figures.DEVELOPMENT, "texts_key": key})
+        saved = text_figures.load(run.folder, text_figures.DEVELOPMENT_RESULT)
         corpus = run.prepare(ROWS)
         for figure, sums in text_figures.figures_from_nats(run.nats(corpus), corpus).items():
-            assert sums.key == key
+            assert sums.key == saved[figure].key
             np.testing.assert_allclose(saved[figure].numerator, sums.numerator, rtol=1e-5)
             np.testing.assert_array_equal(saved[figure].denominator, sums.denominator)
         assert (training_facts(run.folder)["context"] is None) == (name == "unadapted")

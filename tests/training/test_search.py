@@ -336,7 +336,7 @@ def make_trial(folder: Path, number: int) -> dict[str, Any]:
     run: Run = make_run(folder / f"trial-{number}", ("city",))
     corpus = run.prepare(ROWS * 2)
     texts = text_figures.figures_from_nats(run.nats(corpus) + 0.3 * number, corpus)
-    text_figures.save(run.folder, texts, {"table": text_figures.DEVELOPMENT})
+    text_figures.save(run.folder, texts, text_figures.DEVELOPMENT_RESULT)
     files.write_json(run.folder / "training.json", {"development_key": texts["perplexity"].key})
     perplexity = 2.718281828459045 ** texts["perplexity"].ratio
     return {"number": number, "state": "complete", "perplexity": perplexity, "folder": run.folder.name}
@@ -350,7 +350,7 @@ def test_trials_are_compared_with_the_best(tmp_path: Path) -> None:
     assert [row["ahead"] for row in compared] == [[], ["perplexity"], [], []]
     best = min(rows, key=lambda row: float(row["perplexity"]))["perplexity"]
     for row in compared:
-        assert ("gain" in row) == (row["number"] in (1, 2))
-        if "gain" in row:
-            assert row["gain"] == pytest.approx(1 - row["perplexity"] / best)
-            assert row["gain_low"] <= row["gain"] <= row["gain_high"] < 0
+        assert ("gain_over_best" in row) == (row["number"] in (1, 2))
+        if "gain_over_best" in row:
+            assert row["gain_over_best"] == pytest.approx(1 - row["perplexity"] / best)
+            assert row["gain_over_best_low"] <= row["gain_over_best"] <= row["gain_over_best_high"] < 0

@@ -1,4 +1,4 @@
-"""The summary line of a training: the effect of removing its context, or why it is unknown."""
+"""The summary line of a training: the gain over an unknown context, or why it is unknown."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-EFFECT = "effect of removing the context: "
+EFFECT = "gain over an unknown context (same model): "
 
 
 def texts_by(who: str) -> Rows:
@@ -79,9 +79,10 @@ def test_evaluate_reports_unknown_users(
             "city",
             "--unknown",
             "group",
+            "--save",
             "--verbose",
         ]
         assert main(command) == 0
         assert ("no text is by a known user" in capsys.readouterr().err) == (who == "carl")
-    rows = files.read_rows(known_user_run.folder / "results.jsonl")
-    assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]
+    rows = [row for row in files.read_rows(known_user_run.folder / "results.jsonl") if row["kind"] == "evaluate"]
+    assert [row.get("only_unknown_users") for row in rows] == [None, True]

@@ -30,6 +30,7 @@ from factorcell.evaluation.point_classification import classify_points
 from factorcell.findings import LOG
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
+from factorcell.model.saved_results import FIGURES
 from factorcell.training.compare import common_plan
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget
@@ -69,7 +70,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
 
     results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
     terminal.show("")
-    terminal.show_table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    terminal.show(*str(results["models"]).splitlines())
     terminal.show("")
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
@@ -111,7 +112,7 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
         "minutes": earlier_minutes + (time.perf_counter() - start_time) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
-        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(compared_models)],
+        "models": compare_models(compared_models),
         "cautions": [finding.text for finding in run_findings(factorcell_run)],
         "curves": curve_rows,
         "names": _generate_names(factorcell_run, {row["text"] for row in places}),
@@ -151,12 +152,12 @@ def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
     corpus = run.prepare(table_path("dev"))
     nats = run.nats(corpus)
     figures = text_figures.figures_from_nats(nats, corpus)
-    row = {key: value for key, value in summary_row(nats, corpus).items() if key.startswith("perplexity")}
+    row = {key: value for key, value in summary_row(nats, corpus).items() if key in FIGURES}
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
     if run.model.is_adapted:
         result = _classify(run, places)
-        row["accuracy"] = result.metrics()["accuracy"]
+        row |= {name: value for name, value in result.metrics().items() if name in ("accuracy", "majority")}
         figures["accuracy"] = text_accuracies(result)
     return ComparedModel(run.folder.name, [row], [figures])
 

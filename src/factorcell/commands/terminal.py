@@ -147,7 +147,8 @@ def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     columns = [column for column in columns if any(row.get(column) is not None for row in rows)]
     if not columns:
         return
-    header = [column.replace("_", " ") for column in columns]
+    # A title of several words, such as "gain over runs/my_run", is already one that people read.
+    header = [column if " " in column else column.replace("_", " ") for column in columns]
     lines = [[_format_cell(column, row.get(column)) for column in columns] for row in rows]
     show(*align_columns([header, *lines]))
 
@@ -187,10 +188,11 @@ def show_classification(result: "Classification", metrics: Row, as_json: bool) -
         return show_json([metrics])
     text_counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
     accuracy = format_interval(metrics, "accuracy")
-    figures = f"accuracy {accuracy}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
-    show(f"{figures} ({text_counts})")
-    majority = f"majority class of these texts: {metrics['majority_value']!r}"
-    show(f"{majority}; always predicting it: accuracy {metrics['majority']:.4f}")
+    references = f"majority class ({metrics['majority_value']!r}) {metrics['majority']:.4f}"
+    if metrics.get("linear_accuracy") is not None:
+        references += f", linear baseline {metrics['linear_accuracy']:.4f}"
+    show(f"accuracy {accuracy}, {references}")
+    show(f"macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f} ({text_counts})")
     show(_calibration_sentence(metrics))
     if weights := metrics.get("combination_weights"):
         shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())

@@ -47,8 +47,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         ngram=arguments.ngram,
         resume=arguments.resume,
     )
-    terminal.show_table(*comparison.table())
-    terminal.notify(*comparison.notes())
+    terminal.show(*str(comparison).splitlines())
     plan = Plan(config_with_defaults(specified))
     model_folders = [
         folder

@@ -44,6 +44,11 @@ class Tokenizer:
         return self.is_character_level or self.is_subword
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether the tokens of each text determine its normalized text, so that bits per byte are exact."""
+        return self.is_character_level
+
+    @property
     def known_count(self) -> int:
         """The number of tokens that a pretrained model knows; the other ones, after them, were added to its tokenizer.
 
@@ -125,10 +130,6 @@ class Tokenizer:
     def readable(self, token: str) -> str:
         """Return `token` as reports show it."""
         return token
-
-    def is_restorable(self, text: str) -> bool:
-        """Return whether joining the tokens of `text` returns `text`, provided that they are in the vocabulary."""
-        return self.join(self.split(text)) == text
 
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
         """Return whether `split` splits the joined text of `tokens` and `more` into exactly these tokens.

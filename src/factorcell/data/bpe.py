@@ -203,13 +203,13 @@ class BpeTokenizer(Tokenizer):
         text = SURROGATE.sub("\ufffd", text)
         return lower_case(text) if self.options.lowercase else text
 
-    def is_restorable(self, text: str) -> bool:
-        """Return whether the pieces of `text` are those of exactly this text."""
-        return self.normalize(text) == text if self._is_lossless else super().is_restorable(text)
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the pieces of each text are certainly those of exactly its normalized text."""
+        return self._restores_all_texts
 
     @cached_property
-    def _is_lossless(self) -> bool:
-        """Whether the pieces of each text are certainly those of exactly this text."""
+    def _restores_all_texts(self) -> bool:
         if not self.is_trained:
             return True
         is_byte_level = "ByteLevel" in json.dumps(json.loads(self._library.to_str())["pre_tokenizer"])

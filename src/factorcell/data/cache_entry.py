@@ -93,13 +93,14 @@ def load(folder: Path, config: Config) -> Corpus | None:
                 mmap_mode: Any = None if "offsets" in name else "r"  # offsets are small; other arrays are memory-mapped
                 arrays[name.removesuffix(".npy")] = np.load(folder / name, mmap_mode=mmap_mode, allow_pickle=False)
         schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+        originals = [arrays[name] for field in OriginalTexts._fields if (name := f"originals.{field}") in arrays]
         return Corpus(
             tokens=arrays["tokens"],
             offsets=arrays["offsets"],
             tokenizer=load_tokenizer(config, folder),
             users=arrays["users"],
             dropped=arrays["dropped"],
-            originals=OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields)),
+            originals=OriginalTexts(*originals) if originals else None,
             spellings=Ragged(arrays["spellings"], arrays["spellings.offsets"]),
             **context_fields(arrays, schema),
         )

@@ -71,7 +71,8 @@ class Corpus:
         prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
-        originals: Sizes and digests of the original texts; None if the texts are not from a table.
+        originals: Sizes and digests of the normalized texts; None if the tokens do not determine them, or if the texts
+            are not from a table.
         spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
             if the texts are not from a table. A text that `truncate` has cut has the tokens of the whole text.
         dropped: Whether each row of the table was dropped (table rows,), so that the corpus has no text of it; empty if

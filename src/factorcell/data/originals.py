@@ -1,7 +1,7 @@
-"""Sizes and digests of the original texts of a corpus, before normalization, lower-casing and tokenization.
+"""Sizes and digests of the texts of a corpus, after normalization and lower-casing, before tokenization.
 
-Models with different tokenizers or vocabularies have different targets, but bits per byte of the original texts can be
-compared. A text is restorable if joining its tokens returns the original text.
+Models with different tokenizers or vocabularies have different targets, but their bits per byte of the same texts can
+be compared if their tokens determine the texts (`Tokenizer.is_lossless`).
 
 Shapes: N texts.
 """
@@ -13,33 +13,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.tokenizer import Tokenizer
-
 SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
 
 
 class OriginalTexts(NamedTuple):
-    """Sizes and digests of the original texts.
+    """Sizes and digests of normalized texts.
 
     Attributes:
         sizes: The size of each text in bytes of UTF-8 (N,).
         digests: A 64-bit digest of each text (N,).
-        restorable: Whether each text is restorable (N,).
     """
 
     sizes: NDArray[np.int64]
     digests: NDArray[np.uint64]
-    restorable: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "OriginalTexts":
-        """Return the sizes and digests of `texts`, and whether `tokenizer` can restore them."""
+    def of(cls, texts: Sequence[str]) -> "OriginalTexts":
+        """Return the sizes and digests of `texts`."""
         encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
         digests = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in encoded_texts)
         return cls(
             np.array([len(encoded) for encoded in encoded_texts], np.int64),
             np.frombuffer(digests, "<u8").astype(np.uint64),  # little-endian on every machine
-            np.array([tokenizer.is_restorable(text) for text in texts], np.bool_),
         )
 
     @classmethod
@@ -49,7 +44,7 @@ class OriginalTexts(NamedTuple):
 
     def select(self, rows: NDArray[np.int64]) -> "OriginalTexts":
         """Return the entries of the texts with the indices `rows`, in that order."""
-        return OriginalTexts(self.sizes[rows], self.digests[rows], self.restorable[rows])
+        return OriginalTexts(self.sizes[rows], self.digests[rows])
 
     @property
     def key(self) -> str:

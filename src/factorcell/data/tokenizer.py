@@ -71,10 +71,6 @@ class WordTokenizer(Tokenizer):
             follows_opening = bool(OPENING.fullmatch(token)) or (token == QUOTE and is_in_quotes)
         return text
 
-    def is_restorable(self, text: str) -> bool:
-        """Return false, because word tokens do not store white space."""
-        return False
-
 
 class SpaceTokenizer(WordTokenizer):
     """Splits at white space only."""
@@ -89,11 +85,6 @@ class SpaceTokenizer(WordTokenizer):
         """Return the tokens with a space between them."""
         return " ".join(tokens)
 
-    def is_restorable(self, text: str) -> bool:
-        """Return whether `text` is normalized with single spaces between words, and the options keep punctuation."""
-        is_unchanged = self.normalize(text) == text == " ".join(text.split())
-        return is_unchanged and not self.options.strip_punctuation
-
 
 class CharacterTokenizer(Tokenizer):
     """Splits into Unicode code points after NFC."""
@@ -101,10 +92,6 @@ class CharacterTokenizer(Tokenizer):
     Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
     is_character_level = True
     unit = "character"
-
-    def is_restorable(self, text: str) -> bool:
-        """Return whether normalization does not change `text`."""
-        return self.normalize(text) == text
 
     def split(self, text: str) -> list[str]:
         """Return the code points of a text."""

@@ -64,7 +64,8 @@ class TokenizedTexts:
                 self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
             self.sizes.append(len(ids) - begin)
         self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
-        self.originals.append(OriginalTexts.of(texts, self.tokenizer))
+        if self.tokenizer.is_lossless:
+            self.originals.append(OriginalTexts.of([self.tokenizer.normalize(text) for text in texts]))
 
     def corpus_fields(self, *, train: bool, folder: Path | None) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from texts.
@@ -101,7 +102,7 @@ class TokenizedTexts:
             "tokens": tokens,
             "offsets": offsets,
             "tokenizer": tokenizer,
-            "originals": OriginalTexts.concatenated(self.originals),
+            "originals": OriginalTexts.concatenated(self.originals) if self.originals else None,
             "spellings": self._spellings(final_ids.ids[final_ids.starts] == tokenizer.specials.unknown, offsets),
         }
 

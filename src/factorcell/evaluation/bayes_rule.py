@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from factorcell.config import UserError
 from factorcell.data.result_rows import ResultRows
 from factorcell.evaluation.statistics import Ratios, auc
-from factorcell.evaluation.text_figures import Figures, TextSums, accuracy_sums
+from factorcell.evaluation.text_figures import TextSums, accuracy_sums
 from factorcell.lazy import LazyMethod
-from factorcell.model.saved_results import classifier_name
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -85,12 +84,10 @@ class Classification:
     @property
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors, calibrated"."""
-        return classifier_name(
-            self.priors,
-            self.samples,
-            is_calibrated=self.untempered_log_posterior is not None,
-            is_combined=self.combination_weights is not None,
-        )
+        settings = [f"{self.samples:,} samples"] if self.samples else []
+        settings += [] if self.untempered_log_posterior is None else ["calibrated"]
+        settings += [] if self.combination_weights is None else ["combined with a linear classifier"]
+        return ", ".join(("model", f"{self.priors} priors", *settings))
 
     @property
     def classifier(self) -> str:
@@ -320,14 +317,6 @@ def log_odds(log_posterior: Floats) -> Floats:
         log_complements[rows, best] = np.log(others.sum(1))
     result: Floats = log_posterior - log_complements
     return result
-
-
-def accuracy_figures(result: Classification) -> Figures:
-    """Return the figure `accuracy` of a classification, and a figure such as "accuracy, linear" of each classifier."""
-    figures = {"accuracy": text_accuracies(result), f"accuracy, {result.name}": text_accuracies(result)}
-    for name, predicted in result.other_predictions.items():
-        figures[f"accuracy, {name}"] = accuracy_sums(result.key, predicted == result.truth, result.truth >= 0)
-    return figures
 
 
 def _ratio(count: Any, total: Any) -> float:

@@ -1,6 +1,6 @@
-"""Comparison of figures, such as perplexities, of models that were trained once or with several seeds.
+"""Comparison of models that were trained once or with several seeds, as one table.
 
-Differences between two models have confidence intervals over texts and trainings (`statistics`).
+Differences to the first model have confidence intervals over texts and trainings (`statistics`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,35 +8,39 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval, format_ends
-from factorcell.config import UserError
 from factorcell.data.result_rows import ResultRows
 from factorcell.escapes import align_columns
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.lazy import LazyMethod
+from factorcell.model.saved_results import (
+    BASELINE_ACCURACY,
+    BASELINE_BITS,
+    BASELINE_GAIN,
+    FIGURES,
+    UNKNOWN_CONTEXT_GAIN,
+    format_difference,
+    gain_title,
+    measure_name,
+)
 
 Row = dict[str, Any]
 
 # For each compared figure: the name of its difference to the first model, and whether higher values are better.
 COMPARED_FIGURES = {
-    "perplexity": ("gain", False),
-    "perplexity_known": ("gain_known", False),
-    "bits_per_byte": ("bits_per_byte_difference", False),
-    "accuracy": ("accuracy_difference", True),
-    "specificity": ("specificity_difference", True),
+    "perplexity": (BASELINE_GAIN, False),
+    "bits_per_byte": (BASELINE_BITS, False),
+    "accuracy": (BASELINE_ACCURACY, True),
 }
-FIGURE_FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "bits_per_byte": ".3f", "accuracy": ".4f"}
-AVERAGED_FIGURES = ("perplexity", "perplexity_known", "bits_per_byte", "accuracy", "macro_f1", "auc", "minutes")
+GAINS = (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN)
+DIFFERENCES = (*GAINS, BASELINE_BITS, BASELINE_ACCURACY)
+AVERAGED_FIGURES = (*FIGURES, "minutes")
 BEST_MARK = "*"  # follows a figure that is significantly better than all others
-LOWER_BOUND_MARK = "≥"  # precedes a lower bound
-OMITTED_BITS = "the bits that restore original texts from tokens (case, white space)"
-LOWER_BOUND_NOTE = f"it omits {OMITTED_BITS}"
-BITS, EXACT_BITS, BITS_DIFFERENCE = "bits_per_byte", "bits_per_byte_exact", "bits_per_byte_difference"
-AT_MOST, AT_LEAST = "at most", "at least"  # precede a difference that is only a bound
+NUMBER_FORMATS = {"majority": ".4f", "linear_accuracy": ".4f", "parameters": ",.0f", "minutes": ".2f"}
+TITLES = {"majority": "majority class", "linear_accuracy": "linear baseline"}
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,13 @@ class ComparedModel:
 class Comparison:
     """A sequence of one row per model, with differences to the first model; `str` formats it as a table.
 
-    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the
-    mean over these, and the standard deviation has the suffix `_deviation`. `gain`, `gain_known`,
-    `bits_per_byte_difference` and `accuracy_difference` are differences to the first model that has the figure; the
-    ends of their intervals have the suffixes `_low` and `_high`. `ahead` lists the figures in which the model is
-    significantly better than every other model. `bits_per_byte_low` and `bits_per_byte_high` are the ends of the
-    interval of `bits_per_byte`, and `bits_per_byte_bound` is whether `bits_per_byte` is only a lower bound.
-    `bits_per_byte_difference_bound` is "at most" or "at least" if the difference is only a bound. `unit`, such as
-    "word", is the unit of the perplexity. If the other context columns predict the target of `accuracy` without the
-    text, `accuracy_without_text` is their accuracy, and `accuracy_remark` says so.
+    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the mean
+    over these, and the standard deviation has the suffix `_deviation`. `gain_over_baseline` (of perplexities),
+    `bits_per_byte_below_baseline` and `accuracy_above_baseline` are differences to the first model that has the figure,
+    `baseline`; positive means better, and the ends of their intervals have the suffixes `_low` and `_high`. `ahead`
+    lists the figures in which the model is significantly better than every other model. `unit`, such as "word", is the
+    unit of the perplexity. `majority` and `linear_accuracy` are the accuracies of the majority class and of the linear
+    baseline.
     """
 
     rows: ResultRows
@@ -82,72 +84,36 @@ class Comparison:
 
     def __str__(self) -> str:
         cells_of_rows, columns = self.table()
-        header = [name.replace("_", " ") for name in columns]
         cell_texts = [[cells.get(name, "-") for name in columns] for cells in cells_of_rows]
-        return "\n".join([*align_columns([header, *cell_texts]), *self.notes()])
+        return "\n".join([*align_columns([columns, *cell_texts]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
         """Return a dict from column to text for each row, and the columns in their order.
 
-        The unit of perplexities is in the titles of their columns, or in the cells if it differs between the models.
+        The unit of perplexities is in the titles of their columns if it is the same for all models.
         """
-        titles = self.titles()
-        units = {str(row["unit"]) for row in self.rows if row.get("unit") and row.get("perplexity") is not None}
-        perplexities = {name: name for name in ("perplexity", "perplexity_known")}
-        if len(units) == 1:
-            perplexities = {name: f"{name} per {min(units)}" for name in perplexities}
-        cells_of_rows = [_cells(row, titles) for row in self.rows]
-        for cells, row in zip(cells_of_rows, self.rows, strict=True):
-            suffix = f" per {row['unit']}" if len(units) > 1 and row.get("unit") else ""
-            cells.update({title: cells.pop(name) + suffix for name, title in perplexities.items() if name in cells})
-        gain_title, bits_title, accuracy_title = (
-            titles.get(COMPARED_FIGURES[name][0], "") for name in ("perplexity", "bits_per_byte", "accuracy")
-        )
-        columns = ["model", *perplexities.values(), gain_title, "bits_per_byte", bits_title]
-        columns += ["accuracy", "accuracy_without_text", accuracy_title, "parameters", "minutes"]
+        units = {str(row["unit"]) for row in self.rows if row.get("unit")}
+        titles = {name: measure_name(name, min(units) if len(units) == 1 else None) for name in FIGURES}
+        names = ["model", "perplexity", "perplexity_known", *GAINS, "bits_per_byte", BASELINE_BITS]
+        names += ["accuracy", BASELINE_ACCURACY, *NUMBER_FORMATS]
+        for name in DIFFERENCES:
+            baselines = [row["baseline"][name] for row in self.rows if name in (row.get("baseline") or ())]
+            titles[name] = gain_title(name, baselines[0] if baselines else None)
+        cells_of_rows = [
+            {titles.get(name, TITLES.get(name, name)): text for name, text in _cells(row).items()} for row in self.rows
+        ]
+        columns = [titles.get(name, TITLES.get(name, name)) for name in names]
         return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
-
-    def titles(self) -> dict[str, str]:
-        """Return the column title of each difference, such as "gain over unadapted" for `gain`."""
-        first_model_with = {
-            name: next((str(row["model"]) for row in self.rows if row.get(name) is not None), "")
-            for name in ("perplexity", "bits_per_byte", "accuracy")
-        }
-        titles = {
-            "gain": f"gain over {first_model_with['perplexity']}",
-            "bits_per_byte_difference": f"bits per byte above {first_model_with['bits_per_byte']}",
-            "accuracy_difference": f"accuracy above {first_model_with['accuracy']}",
-        }
-        return {name: title for name, title in titles.items() if any(row.get(name) is not None for row in self.rows)}
 
     def notes(self) -> list[str]:
         """Return the lines of the legend below the table."""
         has_several_trainings = any(row["trainings"] > 1 for row in self.rows)
         notes = ["± is the standard deviation over trainings"] if has_several_trainings else []
-        if self.titles():
+        if any(row.get(name) is not None for row in self.rows for name in DIFFERENCES):
             sources = "texts and trainings" if has_several_trainings else "texts"
             notes.append(f"brackets hold 95 % confidence intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
-        remarks = {str(row["model"]): row.get("accuracy_remark") for row in self.rows}
-        notes += [f"{model}: {remark}" for model, remark in remarks.items() if remark]
-        rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
-        counted = [row for row in rows if "bits_per_byte_texts" in row and "texts" in row]
-        if any(row["bits_per_byte_texts"] < row["texts"] for row in counted):
-            numbers_of_texts = ", ".join(
-                f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in counted
-            )
-            notes.append(
-                f"bits per byte are computed over the texts that were not truncated ({numbers_of_texts}); "
-                "differences are computed over the texts that neither model truncated"
-            )
-        if any(row.get("bits_per_byte_bound") for row in rows):
-            notes.append(f"{LOWER_BOUND_MARK} marks a lower bound: {LOWER_BOUND_NOTE}")
-        if any(row.get(f"{BITS_DIFFERENCE}_bound") for row in rows):
-            notes.append(
-                f'a difference of bits per byte "{AT_MOST}" or "{AT_LEAST}" is a bound over the texts that one of '
-                f"the two models restores exactly; the other model omits {OMITTED_BITS}"
-            )
         return notes
 
 
@@ -167,7 +133,6 @@ def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[R
     """Add to `rows` the differences in one figure to the first model that has it; mark the best model, if any."""
     difference_name, higher_is_better = COMPARED_FIGURES[name]
     compared = [(model, row) for model, row in zip(models, rows, strict=True) if row.get(name) is not None]
-    compared_rows = [row for _, row in compared]
     sums_by_model = [_sums(model, name) for model, _ in compared]
     deterministic = {index for index, (model, _) in enumerate(compared) if model.is_deterministic}
     joint_ratios = Ratios.from_sums(sums_by_model, seed, deterministic) if len(compared) > 1 else None
@@ -178,79 +143,15 @@ def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[R
             ratios = Ratios.from_sums([sums_by_model[0], sums_by_model[index]], seed, deterministic_in_pair)
             second = 1
         if ratios is not None:
-            if name.startswith("perplexity"):
-                interval = statistics.gain_from_nats(ratios.difference(0, second))
-            else:
-                interval = ratios.difference(second, 0)
-            difference_row = interval.to_row(difference_name)
-            if name == BITS:
-                first_model, model = compared[0][0], compared[index][0]
-                bound = _bits_difference_bound(model.texts, first_model.texts)
-                difference_row = difference_row if bound is None else bound
-            compared_rows[index].update(difference_row)
+            first = 0
+            difference = ratios.difference(second, first) if higher_is_better else ratios.difference(first, second)
+            interval = statistics.gain_from_nats(difference) if name == "perplexity" else difference
+            row = compared[index][1]
+            row |= interval.to_row(difference_name)
+            row["baseline"] = {**row.get("baseline", {}), difference_name: compared[0][0].name}
     best = None if joint_ratios is None else joint_ratios.best_model(higher_is_better)
-    if best is not None and _may_be_marked_as_best(compared_rows[best], name, sums_by_model):
-        compared_rows[best]["ahead"].append(name)
-
-
-def bits_per_byte_difference(model: Figures, baseline: Figures) -> Row:
-    """Return the bits per byte of `model` minus those of `baseline` over texts that neither of them truncated.
-
-    The row has the difference and its interval. If the models read the texts differently and one of them omits bits
-    that restore the original texts, the difference is a bound without an interval, and `bits_per_byte_difference_bound`
-    is "at most" or "at least"; it is missing if no direction is known. The row is empty if the models have no
-    untruncated text in common. Raises a `UserError` if the original texts differ.
-    """
-    if model[BITS].texts != baseline[BITS].texts:
-        raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
-    bound = _bits_difference_bound([model], [baseline])
-    if bound is not None:
-        return bound
-    ratios = Ratios.from_sums([[model[BITS]], [baseline[BITS]]])
-    return {} if ratios is None else ratios.difference(0, 1).to_row(BITS_DIFFERENCE)
-
-
-def _bits_difference_bound(model: Sequence[Figures], baseline: Sequence[Figures]) -> Row | None:
-    """Return a row with a bound of the difference between the bits per byte of two models, from their trainings.
-
-    Over texts that `model` restores exactly, the measured difference is an upper bound, because the bits of `baseline`
-    are a lower bound. Over texts that `baseline` restores exactly, it is a lower bound. The bound that holds for more
-    texts is returned if these are most of the texts; otherwise the row is empty. The result is None if the difference
-    is exact: if both models read the same tokens, or both restore all texts.
-    """
-    all_figures = [*model, *baseline]
-    if len({figures[BITS].key for figures in all_figures}) == 1:
-        return None
-    is_compared = np.logical_and.reduce([figures[BITS].is_included for figures in all_figures])
-    restored = [
-        is_compared & np.logical_and.reduce([_restored(figures) for figures in trainings])
-        for trainings in (model, baseline)
-    ]
-    if all((mask == is_compared).all() for mask in restored):
-        return None
-    is_upper = bool(restored[0].sum() >= restored[1].sum())
-    mask = restored[0] if is_upper else restored[1]
-    if 2 * mask.sum() <= is_compared.sum():
-        return {}
-    sums = [[figures[BITS].omit(~mask) for figures in trainings] for trainings in (model, baseline)]
-    ratios = Ratios.from_sums(sums)
-    if ratios is None:
-        return {}
-    point = ratios.difference(0, 1).point
-    return {**Interval(point).to_row(BITS_DIFFERENCE), f"{BITS_DIFFERENCE}_bound": AT_MOST if is_upper else AT_LEAST}
-
-
-def _restored(figures: Figures) -> NDArray[np.bool_]:
-    """Return for each text (N,) whether its tokens are known to determine it; False if it was not saved."""
-    return figures[EXACT_BITS].is_included if EXACT_BITS in figures else np.zeros_like(figures[BITS].is_included)
-
-
-def _may_be_marked_as_best(row: Row, name: str, sums_by_model: Sequence[Sequence[TextSums]]) -> bool:
-    """Return whether figure `name` of `row` may be marked as the best.
-
-    A lower bound may be marked only if all models read the same tokens.
-    """
-    return not row.get(f"{name}_bound") or len({sums.key for trainings in sums_by_model for sums in trainings}) == 1
+    if best is not None:
+        compared[best][1]["ahead"].append(name)
 
 
 def _sums(model: ComparedModel, name: str) -> list[TextSums]:
@@ -261,6 +162,10 @@ def _sums(model: ComparedModel, name: str) -> list[TextSums]:
 def _average_trainings(model: ComparedModel) -> Row:
     """Return the mean figures of a model over its trainings; perplexities have geometric means."""
     row: Row = {**model.rows[0], "model": model.name, "trainings": len(model.rows), "ahead": []}
+    for name in (BASELINE_GAIN, BASELINE_BITS, "baseline"):  # of another comparison
+        row.pop(name, None)
+    if len(model.rows) > 1:
+        row.pop(UNKNOWN_CONTEXT_GAIN, None)  # of one training
     for name in AVERAGED_FIGURES:
         values = [training[name] for training in model.rows if training.get(name) is not None]
         if len(values) > 1:
@@ -272,35 +177,33 @@ def _average_trainings(model: ComparedModel) -> Row:
     return row
 
 
-def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
+def _cells(row: Row) -> dict[str, str]:
     cells = {"model": str(row["model"])}
-    cells |= {
-        name: format_figure(row, name, number_format)
-        for name, number_format in FIGURE_FORMATS.items()
-        if row.get(name) is not None
-    }
-    cells |= {title: text for name, title in titles.items() if (text := format_difference(name, row))}
-    number_formats = {"accuracy_without_text": ".4f", "parameters": ",.0f", "minutes": ".2f"}
-    return cells | {
-        name: format(row[name], number_format)
-        for name, number_format in number_formats.items()
-        if row.get(name) is not None
-    }
+    cells |= {name: format_figure(row, name) for name in FIGURES if row.get(name) is not None}
+    if row.get("perplexity_known") == row.get("perplexity"):
+        cells.pop("perplexity_known", None)  # all targets are in the vocabulary
+    for name in DIFFERENCES:
+        if text := format_difference(row, name):
+            cells[name] = text
+    return cells | {name: format(row[name], form) for name, form in NUMBER_FORMATS.items() if row.get(name) is not None}
 
 
-def format_figure(row: Mapping[str, Any], name: str, number_format: str) -> str:
-    """Format a figure with its standard deviation, its interval, and the marks for a best figure or a lower bound."""
+def format_figure(row: Mapping[str, Any], name: str) -> str:
+    """Format a figure with its standard deviation, its interval, and the mark of a best figure."""
+    number_format = FIGURES[name][-1]
     deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
-    text += BEST_MARK if name in row["ahead"] else ""
-    text += "" if low is None or high is None else f" {format_ends(low, high, number_format)}"
-    return f"{LOWER_BOUND_MARK} {text}" if row.get(f"{name}_bound") else text
+    text += BEST_MARK if name in row.get("ahead", ()) else ""
+    return text if low is None or high is None else f"{text} {format_ends(low, high, number_format)}"
 
 
-def format_difference(name: str, row: Mapping[str, Any]) -> str | None:
-    """Format a difference in `row`: gains in per cent, accuracies in percentage points; None if it is missing."""
-    interval = Interval.from_row(row, name)
-    if name.startswith("bits"):
-        bound = f"{row[f'{name}_bound']} " if row.get(f"{name}_bound") else ""
-        return interval and bound + interval.to_text(".3f")
-    return interval and interval.to_text(".1f", scale=100.0, unit="%" if name.startswith("gain") else " pt")
+def difference_to_baseline(model: Figures, baseline: Figures) -> Row:
+    """Return the differences of the figures of `model` to those of `baseline` that are comparable, with intervals."""
+    row: Row = {}
+    for name in ("perplexity", "bits_per_byte"):
+        if name in model and name in baseline and (ratios := Ratios.from_sums([[baseline[name]], [model[name]]])):
+            interval: Interval = ratios.difference(0, 1)
+            row |= (statistics.gain_from_nats(interval) if name == "perplexity" else interval).to_row(
+                COMPARED_FIGURES[name][0]
+            )
+    return row

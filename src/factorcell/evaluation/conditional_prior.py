@@ -21,7 +21,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import to_log_prior
-from factorcell.evaluation.dependence import MIN_ADVANTAGE, Dependence
+from factorcell.evaluation.dependence import Dependence
 from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets, target_labels
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
@@ -90,21 +90,6 @@ def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
     """Return the log frequencies (K,) of the values `names` in training, among these values; uniform without counts."""
     counts = np.array([variable.counts_by_value[name] for name in names])
     return to_log_prior(counts if counts.any() else np.ones(len(names)))
-
-
-def accuracy_without_text(run: Run, target: str | None, metrics: Row) -> Row:
-    """Return the fields of a saved classification that say how well the other columns predict its target.
-
-    `metrics` are those of `Classification.metrics`. Both fields are None unless the other variables predict the target,
-    both of development texts and of the classified texts, whose other columns may be empty.
-    """
-    dependence = _strong_dependence(run, target)
-    accuracies = (row["accuracy"] for row in metrics["others"] if row["classifier"] == CONTEXT_CLASSIFIER)
-    accuracy = next(accuracies, None)
-    if dependence is None or accuracy is None or accuracy <= metrics["majority"] + MIN_ADVANTAGE:
-        return {"accuracy_without_text": None, "accuracy_remark": None}
-    remark = f"{dependence.describe_variables()} (accuracy {accuracy:.4f})"
-    return {"accuracy_without_text": accuracy, "accuracy_remark": remark}
 
 
 def _strong_dependence(run: Run, target: str | None) -> Dependence | None:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
-from factorcell.evaluation.comparison import format_difference
 from factorcell.findings import Finding, ranked, report
 from factorcell.model import training_state
 from factorcell.model.model_card import describe_missing_context
 from factorcell.model.run import MAX_TEXT_HASHES, Run, training_facts
+from factorcell.model.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
 from factorcell.model.scoring import Scorer
 from factorcell.model.used_options import used_options
 
@@ -87,14 +87,14 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
     total = facts.get("context") or {}
     if total.get("only_unknown_users"):
         yield unknown_users_finding(run, "development text")
-    elif total.get("gain_low") is not None and total["gain_low"] <= 0:
-        effect = f"{format_difference('gain', total)}, {total['texts']:,} development texts"
+    elif _is_insignificant(total):
+        effect = f"{format_difference(total, UNKNOWN_CONTEXT_GAIN)}, {total['texts']:,} development texts"
         problem = f"the context does not significantly lower its perplexity ({effect})"
         yield Finding("no effect", f"{run.folder}: {problem}; choose other columns, or train longer")
     else:
         for column, row in total.get("columns", {}).items():
-            if column in columns and row.get("gain_low") is not None and row["gain_low"] <= 0:
-                effect = f"{format_difference('gain', row)}, {row['texts']:,} development texts"
+            if column in columns and _is_insignificant(row):
+                effect = f"{format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts"
                 problem = f"{column} alone does not significantly lower its perplexity ({effect})"
                 yield Finding("column without effect", f"{run.folder}: {problem}; specify other columns too")
     for dependence in facts.get("dependences", ()):
@@ -103,6 +103,12 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
             names, accuracy = ", ".join(others), f"accuracy {dependence['accuracy']:.2f} without the text"
             problem = f"{names} predicts {dependence['target']} ({accuracy}), but the context does not specify it"
             yield Finding("dependent columns", f"{run.folder}: {problem}; specify {names} too")
+
+
+def _is_insignificant(row: Row) -> bool:
+    """Return whether the interval of a measured gain over an unknown context includes zero or is below it."""
+    low = row.get(f"{UNKNOWN_CONTEXT_GAIN}_low")
+    return low is not None and low <= 0
 
 
 def differing_columns(contexts: Sequence[Mapping[str, Any]]) -> list[str]:

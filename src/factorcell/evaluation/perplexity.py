@@ -3,8 +3,9 @@
     perplexity = exp(sum of nats / number of targets)        bits per byte = sum of nats / (ln 2 * number of bytes)
 
 The sums are over all texts of a table or group; the end of each text is a target. There are two perplexities: over all
-targets, and over in-vocabulary targets only. The bytes are those of the original texts in UTF-8. Therefore bits per
-byte are comparable between models with different tokenizers and vocabularies.
+targets, and over in-vocabulary targets only. The bytes are those of the normalized texts in UTF-8. Therefore bits per
+byte are comparable between models with different tokenizers and vocabularies; models whose tokens do not determine the
+texts, such as words, have none.
 
 Shapes: N texts.
 """
@@ -25,19 +26,21 @@ from factorcell.data.rows import category_names
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name_or_none, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
-from factorcell.evaluation.comparison import bits_per_byte_difference
+from factorcell.evaluation.comparison import difference_to_baseline
 from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.lazy import LazyMethod
 from factorcell.model.run import Run
+from factorcell.model.saved_results import BASELINE_BITS, BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN
 from factorcell.model.scoring import Scorer, Tally
 
-BITS_PER_BYTE = "bits_per_byte"
 QUANTILE_RANGES = 5  # number of ranges with about equally many values into which a numeric column is divided
 MISSING_GROUP = "(missing)"
 MAX_EFFECT_TEXTS = 1000  # development texts on which the effect of the context is measured
 MAX_COLUMN_TARGETS = 20_000  # about the number of development targets on which the effect of a column is measured
+# For each gain, the key of the perplexity that it refers to.
+PERPLEXITY_OF = {BASELINE_GAIN: "perplexity_baseline", UNKNOWN_CONTEXT_GAIN: "perplexity_unknown_context"}
 
 Row = dict[str, Any]
 
@@ -80,11 +83,11 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
         A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets; `unit`, such
         as "word", is the unit of both. `texts` and `truncated` are the numbers of all and of truncated texts, `targets`
         and `unknown_targets` those of all and of out-of-vocabulary targets; `unknown_share` is `unknown_targets` /
-        `targets`. `bits_per_byte` has an interval from `bits_per_byte_low` to `bits_per_byte_high`;
-        `bits_per_byte_texts` is the number of texts that were not truncated, and `bits_per_byte_bound` is whether the
-        figure is only a lower bound. With a `baseline`, the row also has `gain` (if the vocabularies are equal) and
-        `bits_per_byte_difference`, both with intervals; the latter is only a bound, "at most" or "at least", if
-        `bits_per_byte_difference_bound` says so.
+        `targets`. A model whose tokens determine the texts also has `bits_per_byte`, with an interval from
+        `bits_per_byte_low` to `bits_per_byte_high`; `bits_per_byte_texts` is the number of texts that were not
+        truncated. With a `baseline`, the row also has `gain_over_baseline` (if the vocabularies are equal) and
+        `bits_per_byte_below_baseline` (if both have bits per byte), both with intervals; positive means better than the
+        baseline.
 
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
@@ -103,10 +106,8 @@ def evaluate_by_columns(
 ) -> Evaluation:
     """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
-    With a baseline, the row also has the gain over the baseline. With columns but no baseline, `gain` is the effect of
-    removing the context: the same difference to the same model with the expected context; then `over`, the name of the
-    baseline, is None. A model that reads no context has no such effect. If the vocabularies of the model and the
-    baseline differ, the row has the difference in bits per byte instead of the gain.
+    With columns but no baseline, the rows have `gain_over_unknown_context`: the gain over the same model with the
+    expected context. A model that reads no context has no such gain.
     """
     if baseline is not None and by:
         check_vocabularies(run, baseline, "remove --by to compare the whole table in bits per byte")  # before reading
@@ -117,23 +118,25 @@ def evaluate_by_columns(
     source_rows = corpus.source_rows.tolist()
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
-    model_figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
-    model_sums, baseline_sums, evaluated_baseline = model_figures["perplexity"], None, None
+    figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
+    other_figures, evaluated_baseline, key = None, None, BASELINE_GAIN
     if baseline is not None:
         evaluated_baseline = _evaluate_baseline(run, baseline, corpus, source, unknown)
-        baseline_figures = evaluated_baseline.texts
-        baseline_sums = baseline_figures["perplexity"] if _have_equal_vocabularies(run, baseline) else None
+        other_figures = evaluated_baseline.texts
+        row |= {"baseline": baseline.folder.name, **difference_to_baseline(figures, other_figures)}
+        if BASELINE_BITS in row:
+            row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
     elif by and reads_context(run):
-        baseline_sums = without_context(run, corpus)["perplexity"]
-    if baseline_sums is not None:
-        row |= gain(model_sums, baseline_sums).to_row("gain")
-        over = None if baseline is None else baseline.folder.name
-        row |= {"perplexity_without": _perplexity(baseline_sums), "over": over}
+        other_figures, key = without_context(run, corpus), UNKNOWN_CONTEXT_GAIN
+        row |= gain(figures["perplexity"], other_figures["perplexity"]).to_row(key)
+    if other_figures is not None and key in row:
+        row[PERPLEXITY_OF[key]] = _perplexity(other_figures["perplexity"])
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
-    if baseline is not None and evaluated_baseline is not None:
-        row |= _bits_difference_row(model_figures, evaluated_baseline, baseline)
-    rows_by_column = {column: gains(model_sums, baseline_sums, groups) for column, groups in groups_by_column.items()}
-    return Evaluation(row, rows_by_column, model_figures, evaluated_baseline)
+    other_sums = None if other_figures is None else other_figures["perplexity"]
+    rows_by_column = {
+        column: gains(figures["perplexity"], other_sums, groups, key) for column, groups in groups_by_column.items()
+    }
+    return Evaluation(row, rows_by_column, figures, evaluated_baseline)
 
 
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
@@ -147,27 +150,21 @@ def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
         "unknown_share": float(1 - is_known.mean()),
         "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
         "perplexity_known": Tally(float(nats[is_known].sum()), int(is_known.sum())).perplexity,
-        **_bits_per_byte(text_figures.sum_per_text(nats, corpus), corpus),
+        **_bits_per_byte(text_figures.figures_from_nats(nats, corpus).get("bits_per_byte")),
     }
 
 
-def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
-    """Return the entries of a row for bits per byte, from the nats (N,) of texts.
-
-    The figures are None if all counted texts are empty; the row is empty if the original texts are unknown.
-    """
-    sums = text_figures.bits_per_byte("", nats, corpus)
-    if sums is None:
+def _bits_per_byte(sums: TextSums | None) -> Row:
+    """Return the entries of a row for bits per byte; empty if the model has none, or without counted bytes."""
+    if sums is None or not sums.denominator[sums.is_included].any():
         return {}
-    is_included = sums.is_included
-    ratios = Ratios.from_sums([[sums]]) if sums.denominator[is_included].any() else None
-    figure = ratios.interval(0).to_row(BITS_PER_BYTE) if ratios else dict.fromkeys(Interval(0.0).to_row(BITS_PER_BYTE))
-    is_lower_bound = bool((text_figures.has_lower_bound(corpus) & is_included).any())
-    return {**figure, f"{BITS_PER_BYTE}_bound": is_lower_bound, f"{BITS_PER_BYTE}_texts": int(is_included.sum())}
+    ratios = Ratios.from_sums([[sums]])
+    assert ratios is not None
+    return {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(sums.is_included.sum())}
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> ResultRows:
-    """Compute the perplexity of groups of texts, and the gain over a baseline or the effect of removing the context.
+    """Compute the perplexity of groups of texts, and the gain over a baseline or over an unknown context.
 
     Args:
         run: The model.
@@ -176,10 +173,10 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
-        A row per group: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the perplexity of the
-        baseline) and `gain`, the relative reduction of the perplexity, with the interval from `gain_low` to
-        `gain_high`. Without a baseline, `gain` is the effect of removing the context. Numbers, ranges, months and
-        weekdays are in their natural order; other groups, the largest first.
+        A row per group: `value`, `count`, `targets`, `perplexity`, and the relative reduction of the perplexity with
+        its interval: `gain_over_baseline` with `perplexity_baseline`, or without a baseline,
+        `gain_over_unknown_context` with `perplexity_unknown_context`. Numbers, ranges, months and weekdays are in their
+        natural order; other groups, the largest first.
 
     Raises:
         UserError: The number of values is not the number of texts, or the vocabularies differ.
@@ -189,7 +186,8 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
         check_vocabularies(run, baseline)
     model_figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
     baseline_figures = without_context(baseline or run, corpus)
-    return ResultRows(gains(model_figures["perplexity"], baseline_figures["perplexity"], groups))
+    key = UNKNOWN_CONTEXT_GAIN if baseline is None else BASELINE_GAIN
+    return ResultRows(gains(model_figures["perplexity"], baseline_figures["perplexity"], groups, key))
 
 
 def reads_context(model: Scorer) -> bool:
@@ -232,10 +230,10 @@ def _evaluate_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: An
     return Evaluation(summary_row(nats, baseline_corpus), {}, figures)
 
 
-def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str]) -> list[Row]:
+def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> list[Row]:
     """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text.
 
-    Without figures of a baseline, the rows have no gain.
+    `key` is the name of the gain. Without figures of a baseline, the rows have no gain.
     """
     members_by_group: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
@@ -247,7 +245,7 @@ def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str]) -> 
         row["perplexity"] = _perplexity(model_sums)
         if baseline is not None:
             baseline_sums = baseline.select(np.array(members))
-            row |= {"perplexity_without": _perplexity(baseline_sums), **gain(model_sums, baseline_sums).to_row("gain")}
+            row |= {PERPLEXITY_OF[key]: _perplexity(baseline_sums), **gain(model_sums, baseline_sums).to_row(key)}
         rows.append(row)
     rows.sort(key=lambda row: (-row["count"], row["value"]))
     order = natural_order([row["value"] for row in rows])
@@ -263,18 +261,6 @@ def gain(model: TextSums, baseline: TextSums) -> Interval:
     ratios = Ratios.from_sums([[baseline], [model]])
     assert ratios is not None
     return statistics.gain_from_nats(ratios.difference(0, 1))
-
-
-def _bits_difference_row(model_figures: Figures, evaluated_baseline: Evaluation, baseline: Scorer) -> Row:
-    """Return a row of the difference in bits per byte, with the figure of the baseline."""
-    if BITS_PER_BYTE not in model_figures or evaluated_baseline.row.get(BITS_PER_BYTE) is None:
-        return {}
-    return {
-        **bits_per_byte_difference(model_figures, evaluated_baseline.texts),
-        f"{BITS_PER_BYTE}_baseline": evaluated_baseline.row[BITS_PER_BYTE],
-        f"{BITS_PER_BYTE}_baseline_bound": evaluated_baseline.row[f"{BITS_PER_BYTE}_bound"],
-        f"{BITS_PER_BYTE}_over": baseline.folder.name,
-    }
 
 
 def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
@@ -337,10 +323,10 @@ def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
 
 
 def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
-    """Measure the effect of removing the context on held-out texts, with its interval; None for an unadapted run.
+    """Measure the gain over an unknown context on held-out texts, with its interval; None for an unadapted run.
 
     The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
-    texts. If the run has several columns, `columns` has the effect of each column without the others.
+    texts. If the run has several columns, `columns` has the gain of each column without the others.
     """
     if not run.model.is_adapted:
         return None
@@ -348,23 +334,22 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     sample = held_out.select(indices)
     saved_sums = None
     if run.mixture is None:  # training saved the figures of the neural model alone
-        result = {"table": text_figures.DEVELOPMENT, "texts_key": text_figures.texts_digest(held_out)}
-        saved_sums = text_figures.load(run.folder, result).get("perplexity")
-    if saved_sums is None:
+        saved_sums = text_figures.load(run.folder, text_figures.DEVELOPMENT_RESULT).get("perplexity")
+    if saved_sums is None or saved_sums.key != text_figures.texts_digest(held_out):
         adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
     else:
         adapted_sums = saved_sums.select(indices)
     baseline_sums = without_context(run, sample)["perplexity"]
     # Both figures have the same texts, but the key of selected texts differs from that of the sample.
     effect = gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
-    row: Row = {"texts": len(sample), **effect.to_row("gain")}
+    row: Row = {"texts": len(sample), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
     if columns := _measure_columns(run, sample, baseline_sums):
         row["columns"] = columns
     return {**row, "only_unknown_users": True} if has_only_unknown_users(run, held_out) else row
 
 
 def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
-    """Measure the effect of each column of a run with several columns, while the others have their expected values.
+    """Measure the gain of each column of a run with several columns, while the others have their expected values.
 
     Prompts, and columns of which no text has a known value, are left out. `baseline_sums` are the figures of the texts
     with the expected context.
@@ -380,5 +365,5 @@ def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[
         if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
             sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
             effect = gain(sums._replace(key=baseline_sums.key), baseline_sums)
-            effects[column] = {"texts": len(texts), **effect.to_row("gain")}
+            effects[column] = {"texts": len(texts), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
     return effects

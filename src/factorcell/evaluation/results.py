@@ -11,17 +11,16 @@ from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name, to_number
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.bayes_rule import Classification, accuracy_figures
+from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.conditional_prior import accuracy_without_text
 from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.perplexity import Evaluation
-from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
 from factorcell.folders import not_a_run_error
 from factorcell.model import model_card, ngram, saved_results
 from factorcell.model.devices import AUTO
 from factorcell.model.ngram import NGram
-from factorcell.model.run import Run, training_facts
+from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.model.training_state import ENDED_SINCE, describe_running
 
@@ -80,7 +79,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
-        text_figures.save(run.folder, texts or {}, row.get("evaluation", row))
+        text_figures.save(run.folder, texts or {}, row)
         saved_results.append(run.folder, row)
         if isinstance(run, Run):
             model_card.write(run)
@@ -91,11 +90,11 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
 
 def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation, baseline: Scorer | None = None) -> Row:
     """Return the row of an evaluation, with the baseline of its gain or None, that `save_result` saves."""
-    identity = {"table": table_name(table), "unit": run.tokenizer.unit}
-    row = {**identity, **evaluation.row, "texts_key": evaluation.texts["perplexity"].key, **prediction_fields(run)}
+    row = {"kind": "evaluate", "table": table_name(table), "unit": run.tokenizer.unit, **prediction_fields(run)}
+    row |= evaluation.row
     if baseline is not None and (difference := training_difference(run, baseline)):
         row["training_difference"] = difference
-    return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
+    return {**row, "by": evaluation.by} if evaluation.by else row
 
 
 def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
@@ -104,35 +103,30 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     Nothing is saved if no text has a true value.
     """
     result = classify(run, table, target)
-    row, figures = classification_row(run, table, target, result, result.metrics()), accuracy_figures(result)
+    row, figures = (
+        classification_row(run, table, target, result, result.metrics()),
+        {"accuracy": text_accuracies(result)},
+    )
     if result.has_labels:
         save_result(run, row, figures)
-    return row, {"accuracy": figures["accuracy"]}
+    return row, figures
 
 
-def classification_row(
-    run: Run, table: Any, target: str | None, result: Classification, metrics: Row, points: Row | None = None
-) -> Row:
+def classification_row(run: Run, table: Any, target: str, result: Classification, metrics: Row) -> Row:
     """Return the row of a classification that `save_result` saves.
 
-    `target` is the column of the true values, or None if these are the nearest of `points`, a row of `describe_points`.
+    `target` is the column of the true values, or a description of the points of which the nearest is the true value.
     """
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    identity = {
-        "kind": "classify",
-        "table": table_name(table),
-        "target": target,
-        **({} if points is None else {"points": points}),
-        "texts_key": result.key,
-        **prediction_fields(run),
-    }
-    other_columns = accuracy_without_text(run, target, metrics)
-    return {**identity, "samples": result.samples, **metrics, **other_columns, "confusion": confusion}
+    identity = {"kind": "classify", "table": table_name(table), "target": target, **prediction_fields(run)}
+    metrics = {name: value for name, value in metrics.items() if name != "others"}
+    return {**identity, "samples": result.samples, **metrics, "confusion": confusion}
 
 
-def describe_points(path: str | Path, result: Classification, within: float) -> Row:
-    """Return a row about the points of a classification: their table and number, and the maximum distance or None."""
-    return {"table": table_name(path), "count": len(result.names), "within": within if math.isfinite(within) else None}
+def describe_points(path: str | Path, result: Classification, within: float) -> str:
+    """Return a description of the points of a classification: their number, their table and the maximum distance."""
+    limit = f", within {within:g}" if math.isfinite(within) else ""
+    return f"the nearest of {len(result.names):,} points of {table_name(path)}{limit}"
 
 
 def prediction_fields(model: Scorer) -> Row:
@@ -148,14 +142,10 @@ def prediction_fields(model: Scorer) -> Row:
 
 
 def development_text_figures(folder: Path) -> Figures:
-    """Return the figures per text that a training saved for its development texts, and those of `classify`.
-
-    If `classify` was called several times, the figures are those of the last call.
-    """
-    development = {"table": DEVELOPMENT, "texts_key": training_facts(folder).get("development_key")}
-    classification_rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
-    classified = text_figures.load(folder, classification_rows[-1]) if classification_rows else {}
-    return {**text_figures.load(folder, development), **classified}
+    """Return the figures per text that a training saved for its development texts, and those of the last `classify`."""
+    classifications = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
+    classified = text_figures.load(folder, classifications[-1]) if classifications else {}
+    return {**text_figures.load(folder, DEVELOPMENT_RESULT), **classified}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

@@ -61,7 +61,7 @@ class Ratios:
         has the indices of the deterministic models.
         """
         trainings = [sums for model in models for sums in model]
-        if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in trainings}) > 1:
+        if not all(models) or len({(sums.key, len(sums.denominator)) for sums in trainings}) > 1:
             return None
         is_included = np.logical_and.reduce([sums.is_included for sums in trainings])
         denominator = trainings[0].denominator[is_included]

@@ -4,12 +4,10 @@ A figure (metric) is a ratio of sums over texts, or the exponential of such a ra
 
     perplexity = exp(sum of nats / sum of targets)        accuracy = correct texts / texts with a true value
 
-The key of a figure is a digest of the texts as the model reads them, without their contexts. Two models can be compared
-text by text if the keys of their figures are equal. The figures of an evaluation are saved in a file of the run folder,
-`texts-<digest>.safetensors`, where the digest depends on the key and on the evaluated table. Tables with the same texts
-but other contexts, such as an empty column, therefore have files of their own.
-
-The figure `bits_per_byte_exact` omits the texts whose bits are only a lower bound.
+The key of a figure is a digest of the texts as the model reads them, without their contexts; that of bits per byte is a
+digest of the normalized texts, which does not depend on the tokenizer. Two models can be compared text by text if the
+keys of their figures are equal. The file `texts-<digest>.safetensors` has the figures of a measurement, where the
+digest is that of the fields that identify its result (`saved_results.IDENTITY`).
 
 Shapes: N texts.
 """
@@ -28,43 +26,29 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
-from factorcell.model.saved_results import EVALUATION_KEY
+from factorcell.model.saved_results import DEVELOPMENT, IDENTITY
 from factorcell.model.spelling import spelling_nats
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
 
-DEVELOPMENT = "development texts"  # the table that training evaluates
+DEVELOPMENT_RESULT = {"kind": "train", "table": DEVELOPMENT}  # the result of a training
 
 
 class TextSums(NamedTuple):
     """The contributions of N texts to the `numerator` (N,) and the `denominator` (N,) of a figure.
 
-    Both arrays are NaN for an omitted text. `key` is a digest of the texts as the model reads them. `originals` is a
-    digest of the original texts for bits per byte, which do not depend on the tokenizer; it is empty for other figures.
+    Both arrays are NaN for an omitted text. `key` is a digest of the texts, which is equal for two models if these can
+    be compared text by text.
     """
 
     key: str
     numerator: Floats
     denominator: Floats
-    originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
         """Return the contributions of the texts with the indices `rows`; the key differs from that of all texts."""
-        originals = self.originals and f"{self.originals} some"
-        return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
-
-    def omit(self, is_omitted: NDArray[np.bool_]) -> "TextSums":
-        """Return the contributions without those of the texts in the mask `is_omitted` (N,)."""
-        numerator, denominator = (
-            np.where(is_omitted, math.nan, values) for values in (self.numerator, self.denominator)
-        )
-        return self._replace(numerator=numerator, denominator=denominator)
-
-    @property
-    def texts(self) -> str:
-        """The digest of the texts, which is equal for two models if these can be compared text by text."""
-        return self.originals or self.key
+        return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows])
 
     @property
     def is_included(self) -> NDArray[np.bool_]:
@@ -99,40 +83,23 @@ def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 
 def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Return the figures `perplexity`, `perplexity_known` and those of bits per byte from the nats of all targets."""
+    """Return the figures `perplexity`, `perplexity_known` and `bits_per_byte` from the nats of all targets.
+
+    There are no bits per byte if the tokens do not determine the texts (`Tokenizer.is_lossless`). The bits include the
+    spellings of out-of-vocabulary characters. Truncated texts are omitted from bits per byte, because the number of
+    bytes of the part that was read is unknown.
+    """
     is_known, key, nats_of_texts = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
+    known_nats = sum_per_text(np.where(is_known, nats, 0.0), corpus)
     figures = {
         "perplexity": TextSums(key, nats_of_texts, corpus.lengths.astype(np.float64)),
-        "perplexity_known": TextSums(
-            key, sum_per_text(np.where(is_known, nats, 0.0), corpus), sum_per_text(is_known, corpus)
-        ),
+        "perplexity_known": TextSums(key, known_nats, sum_per_text(is_known, corpus)),
     }
-    bits = bits_per_byte(key, nats_of_texts, corpus)
-    if bits is None:
-        return figures
-    return {**figures, "bits_per_byte": bits, "bits_per_byte_exact": bits.omit(has_lower_bound(corpus))}
-
-
-def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
-    """Return the figure `bits_per_byte` from the `nats` (N,) of the texts; None if the original texts are unknown.
-
-    The bits include the spellings of out-of-vocabulary tokens. Truncated texts are omitted, because the number of bytes
-    of the part that was read is unknown.
-    """
-    if corpus.originals is None:
-        return None
-    is_truncated = corpus.truncated
-    bits = np.where(is_truncated, math.nan, (nats + spelling_nats(corpus)) / math.log(2))
-    sizes = np.where(is_truncated, math.nan, corpus.originals.sizes)
-    return TextSums(key, bits, sizes, corpus.originals.key)
-
-
-def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
-    """Return for each text (N,) whether its bits are only a lower bound.
-
-    The bits are a lower bound if the tokens do not determine the original text, for example because of white space.
-    """
-    return np.zeros(len(corpus), np.bool_) if corpus.originals is None else ~corpus.originals.restorable
+    if corpus.originals is not None:
+        bits = np.where(corpus.truncated, math.nan, (nats_of_texts + spelling_nats(corpus)) / math.log(2))
+        sizes = np.where(corpus.truncated, math.nan, corpus.originals.sizes)
+        figures["bits_per_byte"] = TextSums(corpus.originals.key, bits, sizes)
+    return figures
 
 
 def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.bool_]) -> TextSums:
@@ -140,49 +107,31 @@ def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.
     return TextSums(key, (correct & is_labelled).astype(np.float64), is_labelled.astype(np.float64))
 
 
-def save(folder: Path, figures: Mapping[str, TextSums], result: Row) -> None:
-    """Save the figures of a `result` in the `folder` of a model; keep other figures of the same texts and table.
-
-    `result` has the name of the `table` and, for the predictions of an n-gram mixture, the `predictor`.
-    """
-    for key in {sums.key for sums in figures.values()}:
-        keyed_result = {**result, "texts_key": key}
-        merged = {**load(folder, keyed_result), **{name: sums for name, sums in figures.items() if sums.key == key}}
-        tensors = {
-            f"{name} {part}": torch.tensor(getattr(sums, part))
-            for name, sums in merged.items()
-            for part in ("numerator", "denominator")
-        }
-        originals = {name: sums.originals for name, sums in merged.items() if sums.originals}
-        files.save_tensors(_path(folder, keyed_result), tensors, {"key": key, "originals": originals})
+def save(folder: Path, figures: Figures, result: Row) -> None:
+    """Save the figures of a `result` in the `folder` of a model."""
+    tensors = {
+        f"{name} {part}": torch.tensor(getattr(sums, part))
+        for name, sums in figures.items()
+        for part in ("numerator", "denominator")
+    }
+    files.save_tensors(_path(folder, result), tensors, {name: sums.key for name, sums in figures.items()})
 
 
 def load(folder: Path, result: Row) -> Figures:
-    """Return the figures of each text that `folder` has for a `result`; an empty dict without such figures.
-
-    `result` is as in `save`, with the key of its figures, `texts_key`.
-    """
-    key, path = result.get("texts_key"), _path(folder, result)
-    if key is None or not path.exists():
+    """Return the figures of each text that `folder` has for a `result`; an empty dict without such figures."""
+    path = _path(folder, result)
+    if not path.exists():
         return {}
-    tensors, metadata = files.load_tensors(path)
-    names = dict.fromkeys(name.rpartition(" ")[0] for name in tensors)
+    tensors, keys = files.load_tensors(path)
     try:
-        originals = metadata["originals"]
         return {
-            name: TextSums(
-                key,
-                numerator=tensors[f"{name} numerator"].double().numpy(),
-                denominator=tensors[f"{name} denominator"].double().numpy(),
-                originals=originals.get(name, ""),
-            )
-            for name in names
+            name: TextSums(key, tensors[f"{name} numerator"].numpy(), tensors[f"{name} denominator"].numpy())
+            for name, key in keys.items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: expected a file of figures per text ({error!r})") from None
 
 
 def _path(folder: Path, result: Row) -> Path:
-    """Return the file of a result; the fields in its name are those by which a later result replaces an earlier one."""
-    fields = [result.get(name) for name in EVALUATION_KEY]
-    return folder / f"texts-{hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]}.safetensors"
+    identity = json.dumps([result.get(name) for name in IDENTITY])
+    return folder / f"texts-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.safetensors"

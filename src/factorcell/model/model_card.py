@@ -8,17 +8,15 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from factorcell import files
 from factorcell.data.schema import TIME_KINDS, WORD_KINDS, Variable
 from factorcell.escapes import escape_hidden
-from factorcell.finite import format_number, is_number
 from factorcell.model import saved_results
 from factorcell.model.adapters import weight_adapters
 from factorcell.model.mixture import FILE as MIXTURE_FILE
 from factorcell.model.run import Run, training_facts
-from factorcell.model.saved_results import Measurement
 from factorcell.model.used_options import used_options
 from factorcell.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
 from factorcell.pretrained import HUB_NAME
@@ -32,23 +30,6 @@ METADATA = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)  # the metadata at the 
 METADATA_ENTRY = re.compile(r"^([\w-]+):.*\n(?:[ \-#].*\n|\n)*", re.MULTILINE)  # a key at the margin, and its value
 RESULTS_KEY = "model-index"  # the only entry that a new card does not copy from the previous card
 TAGS = ("language-model", "context")
-# For the beginning of the name of a measure: the metric and the task on the hub.
-METRICS = {
-    "perplexity": ("perplexity", "text-generation"),
-    "bits per byte": ("bits_per_byte", "text-generation"),
-    "accuracy": ("accuracy", "text-classification"),
-    "macro f1": ("f1", "text-classification"),
-    "auc": ("roc_auc", "text-classification"),
-}
-
-
-class Result(NamedTuple):
-    """A result as text: the table, the measure, the value with its interval, and what qualifies the value, if any."""
-
-    table: str
-    measure: str
-    value: str
-    remark: str = ""
 
 
 def write(run: Run) -> None:
@@ -71,25 +52,16 @@ def _metadata(run: Run) -> dict[str, Any]:
     results = [
         {
             "task": {"type": task},
-            "dataset": {"name": measurement.table, "type": measurement.table},
-            "metrics": [{"type": metric, "value": measurement.value, "name": _describe_measure(measurement)}],
+            "dataset": {"name": row.table, "type": row.table},
+            "metrics": [{"type": metric, "value": row.number, "name": f"{row.measure}: {row.value}"}],
         }
-        for measurement in saved_results.latest_measurements(saved_results.read(run.folder))
-        for beginning, (metric, task) in METRICS.items()
-        if measurement.measure.startswith(beginning)
+        for row in saved_results.measurements(saved_results.read(run.folder))
+        if row.figure in saved_results.FIGURES and row.table != saved_results.DEVELOPMENT
+        for metric, task, _ in [saved_results.FIGURES[row.figure]]
     ]
     if results:
         metadata[RESULTS_KEY] = [{"name": _name(run), "results": results}]
     return metadata
-
-
-def _describe_measure(result: Measurement) -> str:
-    """Return the name of a measure, with the interval and remark of the result and whether it is a lower bound."""
-    bound = "at least, " if result.is_lower_bound else ""
-    has_interval = result.low is not None and result.high is not None
-    interval = f"95 % CI {result.low:.4g} to {result.high:.4g}" if has_interval else ""
-    details = "; ".join(filter(None, [f"{bound}{interval}".rstrip(", "), result.remark]))
-    return f"{result.measure} ({details})" if details else result.measure
 
 
 def _yaml(value: Any, indent: str = "") -> list[str]:
@@ -228,41 +200,9 @@ def _describe_training(run: Run) -> str:
 
 def _results_table(run: Run) -> str:
     lines = ["| table | measure | value |", "|---|---|---|"]
-    for table, measure, value, remark in result_rows(run):
-        cells = [escape_markdown(table), escape_markdown(measure), value + (remark and f"; {escape_markdown(remark)}")]
-        lines.append(f"| {' | '.join(cells)} |")
+    for row in saved_results.measurements(saved_results.read(run.folder)):
+        lines.append(f"| {escape_markdown(row.table)} | {escape_markdown(row.measure)} | {row.value} |")
     return "\n".join(lines)
-
-
-def result_rows(run: Run) -> list[Result]:
-    """Return the results of the last training, and the last results of each evaluated table."""
-    best, rows = run.best_evaluation(), list[Result]()
-    mixed, neural = mixture_perplexity(run), ", neural model alone" if has_mixture(run) else ""
-    measure = saved_results.measure_name("perplexity", run.tokenizer.unit)
-    if mixed is not None:
-        rows.append(Result("development", f"{measure}, mixture", format_number(mixed, ".2f")))
-    if best:
-        perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
-        rows.append(Result("development", f"{measure}{neural}", perplexity))
-        rows.append(Result("development", f"{measure}, known targets{neural}", known))
-        if is_number(bits := best.get("bits_per_byte")):
-            is_lower_bound = bool(best.get("bits_per_byte_bound"))
-            bits_per_byte = Measurement("development", "bits per byte", bits, is_lower_bound=is_lower_bound)
-            rows.append(Result("development", f"{bits_per_byte.measure}{neural}", _format_value(bits_per_byte)))
-    results = saved_results.read(run.folder)
-    for result in saved_results.latest_measurements(results):
-        rows.append(Result(result.table, result.measure, _format_value(result), result.remark or ""))
-    for evaluation in saved_results.latest_evaluations(results):
-        for gain in evaluation["gains"]:
-            remark = gain.get("training_difference") or ""
-            for measure, value in saved_results.describe_gain(gain):
-                rows.append(Result(evaluation["table"], measure, value, remark))
-    return rows
-
-
-def _format_value(result: Measurement) -> str:
-    interval = "" if result.low is None or result.high is None else f" ({result.low:.4g} to {result.high:.4g})"
-    return f"{'at least ' if result.is_lower_bound else ''}{result.value:.4g}{interval}"
 
 
 def _usage_example(run: Run) -> str:

@@ -34,6 +34,7 @@ from factorcell.model.mixture import Mixture, Predictor, open_mixture
 from factorcell.model.reading import TextModel
 from factorcell.model.scoring import check_lengths, put_batch, score_rows
 from factorcell.model.value_names import find_names
+from factorcell.progress import progress_bar
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
@@ -302,9 +303,11 @@ class Run(TextModel):
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the exact nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
-        with self.scoring():
+        bar = progress_bar(total=len(corpus), desc="evaluating", unit="texts")
+        with bar, self.scoring():
             for batch in self.batches(corpus):
                 put_batch(nats, self.predictor(batch).cpu().numpy(), batch, starts)
+                bar.update(len(batch.rows))
         return nats
 
     def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:

@@ -220,28 +220,28 @@ def signed_bars(
     return figure
 
 
-def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
+def gains_by_value(rows: Sequence[Row], key: str, name: str) -> Figure:
     """Draw the gain for each value of a column: how much lower the perplexity of its texts is than in a baseline.
 
     If there are many values, those with the highest and lowest gains are shown; few values are in natural order.
     Bars of gains that are not significant are grey.
 
     Args:
-        rows: Rows with value, count (the number of texts), gain (0.05 for 5 %), gain_low and gain_high.
-        over: The name of the baseline; None for the effect of removing the context.
+        rows: Rows with value, count (the number of texts), and the gain (0.05 for 5 %) with its interval.
+        key: The key of the gain in the rows.
+        name: The name of the gain.
     """
-    gap = {"value": GAP, "count": 0, "gain": 0.0}
-    shown = sorted(rows, key=lambda row: -float(row["gain"]))
+    gap = {"value": GAP, "count": 0, key: 0.0}
+    shown = sorted(rows, key=lambda row: -float(row[key]))
     if len(shown) > 2 * MAX_BARS:
         shown = [*shown[:MAX_BARS], gap, *shown[-MAX_BARS:]]
     elif order := natural_order([str(row["value"]) for row in rows]):
         shown = [rows[index] for index in order]
     names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
-    intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
+    intervals = [Interval(row[key], row.get(f"{key}_low"), row.get(f"{key}_high")) for row in shown]
     colour_of_sign = {0: MUTED, 1: HIGHER, -1: LOWER}
     bar_colours = [colour_of_sign[interval.sign] for interval in intervals]
-    name = "effect of removing the context" if over is None else f"gain over {truncate(over)}"
-    title = f"{name}, % (texts)"
+    title = f"{truncate(name, 48)}, % (texts)"
     return signed_bars(names, [100 * interval.point for interval in intervals], bar_colours, "+.1f", title)
 
 

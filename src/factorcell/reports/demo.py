@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.evaluation.comparison import BEST_MARK
+from factorcell.evaluation.comparison import Comparison
 from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.reports import charts
 from factorcell.reports.elements import CREDIT, chart, document, escape, grid, note, table
@@ -21,7 +21,6 @@ GEONAMES = (
 EARTH = (
     'Coasts and borders: made with <a href="https://www.naturalearthdata.com/">Natural Earth</a>, in the public domain.'
 )
-FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
 
 
 def degrees(lat: float, lon: float) -> str:
@@ -36,7 +35,7 @@ def demo_page(results: Row) -> str:
 
     Args:
         results: The results that `commands.demo.train_and_evaluate` returns: minutes, machine, texts (the number of
-            training texts), models (rows of metrics), curves (rows of evaluations), names (generated for each place),
+            training texts), models (a `Comparison`), curves (rows of evaluations), names (generated for each place),
             maps, countries (rows of accuracies), confusion (labels and counts), prior (in words, the points that the
             maps cover) and cautions (sentences).
 
@@ -65,14 +64,15 @@ def demo_page(results: Row) -> str:
     )
 
 
-def _key_figures(models: Sequence[Row]) -> list[tuple[str, str]]:
+def _key_figures(models: Comparison) -> list[tuple[str, str]]:
     """Return the perplexity and the accuracy of the last model, FactorCell, with those of the first."""
     first, *_, last = models
-    name = charts.display_name(last["name"])
-    label = f"perplexity of {name}; {charts.display_name(first['name'])}: {first['perplexity']:.2f}"
+    name = charts.display_name(last["model"])
+    label = f"perplexity of {name}; {charts.display_name(first['model'])}: {first['perplexity']:.2f}"
     figures = [(f"{last['perplexity']:.2f}", label)]
     if last.get("accuracy") is not None:
-        figures.append((f"{last['accuracy']:.1%}", f"of held-out names assigned to their country by {name}"))
+        label = f"of held-out names assigned to their country by {name}; majority class: {last['majority']:.1%}"
+        figures.append((f"{last['accuracy']:.1%}", label))
     return figures
 
 
@@ -116,16 +116,12 @@ def _places(places: Sequence[Row]) -> str:
 
 def _models(results: Row) -> str:
     """Return the table of models and their learning curves."""
-    rows = [{**row, "model": charts.display_name(row["name"])} for row in results["models"]]
-    for row in rows:
-        for name in set(row.get("ahead", ())) & FORMATS.keys():
-            row[name] = format(row[name], FORMATS[name]) + BEST_MARK
+    comparison = results["models"]
     curves = ""
     if charts.has_curve(results["curves"]):
         figure = charts.learning_curves(results["curves"], "minutes")
         curves = chart(figure, "curves", "Learning curves of the models")
-    explanation = note(f"{BEST_MARK}: significantly better than all other models (95 % CI over texts).")
-    return table(rows, {"model": "", **FORMATS}) + explanation + curves
+    return table(*comparison.table()) + "".join(map(note, comparison.notes())) + curves
 
 
 def _countries(results: Row) -> str:

@@ -24,8 +24,8 @@ THEME = {charts.INK: "var(--ink)", charts.MUTED: "var(--muted)", charts.RULE: "v
 # A browser may apply the styles and show the images of the page itself; it runs no scripts and loads nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 CREDIT = "Made with factorcell, language models that adapt to context (Jaech and Ostendorf 2018)."
-# Cells that count as numbers: 1,234; 72.00*; 3.5 ± 0.1; 3.2 per character; +1.2 pt [+0.9, +1.5]; at most +0.1.
-NUMBER = re.compile(r"(≥ |at most |at least )?[-+−]?\d\S*( [±+\[pn].*)?")
+# Cells that count as numbers: 1,234; 72.00*; 3.5 ± 0.1; 3.2 per character; +1.2 pt [+0.9, +1.5].
+NUMBER = re.compile(r"[-+−]?\d\S*( [±+\[pn].*)?")
 INTERVAL = re.compile(r" (\[[^\[\]]*\].*)")  # the interval after a number, and a remark
 MAX_COLUMNS = 4  # of tables that keep their columns on a phone; each row of a wider table becomes a list there
 MAX_TITLE_LETTERS = 60  # most letters of the titles of a table that fits on a phone

@@ -10,18 +10,18 @@ from typing import Any
 from factorcell.data.natural_order import natural_order
 from factorcell.escapes import escape_hidden_lines
 from factorcell.evaluation.bayes_rule import Classification
-from factorcell.evaluation.comparison import (
-    AT_MOST,
-    LOWER_BOUND_MARK,
-    LOWER_BOUND_NOTE,
-    OMITTED_BITS,
-    Comparison,
-    format_difference,
-    format_figure,
-)
+from factorcell.evaluation.comparison import Comparison, format_figure
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.run import Run, training_facts
+from factorcell.model.saved_results import (
+    BASELINE_BITS,
+    BASELINE_GAIN,
+    UNKNOWN_CONTEXT_GAIN,
+    format_difference,
+    gain_title,
+    measure_name,
+)
 from factorcell.reports.elements import escape, note, table
 from factorcell.reports.explain import context_legend, shaded_text
 
@@ -66,37 +66,26 @@ def run_html(run: Run) -> str:
         *(("context", variable.describe()) for variable in run.schema.variables),
         ("tokenizer", f"{run.config.tokenizer.kind}, {len(run.tokenizer):,} tokens"),
         ("training texts", f"{facts['texts']:,}" if facts else None),
-        (saved_results.EFFECT, format_difference("gain", facts.get("context") or {})),
+        (gain_title(UNKNOWN_CONTEXT_GAIN), format_difference(facts.get("context") or {}, UNKNOWN_CONTEXT_GAIN)),
     ]
-    results = [result._asdict() for result in model_card.result_rows(run)[:MAX_ROWS]]
-    result_table = table(results, ("table", "measure", "value", "remark")) if results else ""
+    results = [row._asdict() for row in saved_results.measurements(saved_results.read(run.folder))[:MAX_ROWS]]
+    result_table = table(results, ("table", "measure", "value")) if results else ""
     return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note(INTERVAL_NOTE))
 
 
 def evaluation_html(row: Row) -> str:
     """Return the view of a row of `evaluate`, with the figures that the command `evaluate` prints."""
-    perplexity = saved_results.measure_name("perplexity", row["unit"])
-    figure_row = {**row, "ahead": ()}  # there is no comparison that could have a best figure
-    has_bits = row.get("bits_per_byte") is not None
+    baseline = row.get("baseline")
     rows = [
         ("texts", f"{row['texts']:,}"),
         ("targets", f"{row['targets']:,} ({row['unknown_share']:.1%} out of vocabulary)"),
-        (f"{perplexity}, all targets", f"{row['perplexity']:.2f}"),
-        (f"{perplexity}, in-vocabulary targets", f"{row['perplexity_known']:.2f}"),
-        ("bits per byte", format_figure(figure_row, "bits_per_byte", ".3f") if has_bits else None),
-        (f"gain over {row.get('over')}", format_difference("gain", row)),
-        (f"bits per byte above {row.get('bits_per_byte_over')}", format_difference("bits_per_byte_difference", row)),
+        *((measure_name(name, row["unit"]), f"{row[name]:.2f}") for name in ("perplexity", "perplexity_known")),
+        ("bits per byte", format_figure(row, "bits_per_byte") if "bits_per_byte" in row else None),
+        *((gain_title(key, baseline), format_difference(row, key)) for key in (BASELINE_GAIN, BASELINE_BITS)),
     ]
     notes = [INTERVAL_NOTE]
-    if row.get("bits_per_byte_bound"):
-        notes.append(f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}.")
-    if has_bits and row["bits_per_byte_texts"] < row["texts"]:
+    if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
         notes.append(f"Bits per byte are computed over the {row['bits_per_byte_texts']:,} texts that were not cut.")
-    if bound := row.get("bits_per_byte_difference_bound"):
-        exact = "this model" if bound == AT_MOST else row["bits_per_byte_over"]
-        notes.append(
-            f"The difference is a bound over the texts that {exact} restores exactly; the other omits {OMITTED_BITS}."
-        )
     return _view("Evaluation", _figures(rows), note(" ".join(notes)))
 
 
@@ -107,15 +96,12 @@ def classification_html(result: Classification) -> str:
     metrics = result.metrics()
     constant = f"{metrics['majority_value']}, the majority class of these texts"
     rows = [
-        ("accuracy", format_figure({**metrics, "ahead": ()}, "accuracy", ".4f")),
+        ("accuracy", format_figure(metrics, "accuracy")),
         (f"accuracy of always predicting {constant}", f"{metrics['majority']:.4f}"),
         ("macro F1", format_number(metrics["macro_f1"], ".4f")),
         ("mean AUC", format_number(metrics["auc"], ".4f")),
         ("calibration error", f"{metrics['calibration_error']:.4f}"),
-        *(
-            (f"accuracy of {other['classifier']}", format_figure({**other, "ahead": ()}, "accuracy", ".4f"))
-            for other in metrics["others"]
-        ),
+        *((f"accuracy of {other['classifier']}", format_figure(other, "accuracy")) for other in metrics["others"]),
     ]
     order = natural_order(result.names) or range(len(result.names))
     values = [metrics["values"][index] for index in order]

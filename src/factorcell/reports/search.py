@@ -13,8 +13,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from factorcell.evaluation import statistics
-from factorcell.evaluation.comparison import BEST_MARK, format_difference
+from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.finite import format_option, is_number
+from factorcell.model.saved_results import format_difference
 from factorcell.reports import elements
 from factorcell.reports.charts import INK, WIDTH, add_legend, colours, display_name, round_ticks, styled
 
@@ -44,7 +45,7 @@ def search_table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     lines = []
     for row in rows:
         sampled_options = {name: format_option(value) for name, value in row["params"].items()}
-        difference = format_difference("gain", row)
+        difference = format_difference(row, "gain_over_best")
         lines.append({**row, "number": str(row["number"]), DIFFERENCE_TITLE: difference, **sampled_options})
     return lines, ["number", "state", "model", *METRICS, DIFFERENCE_TITLE, *option_names(rows)]
 

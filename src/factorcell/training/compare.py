@@ -26,7 +26,7 @@ from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defau
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
-CLASSIFICATION_SCORES = ("accuracy", "macro_f1", "auc")
+CLASSIFICATION_SCORES = ("accuracy", "accuracy_low", "accuracy_high", "macro_f1", "auc", "majority", "linear_accuracy")
 
 
 def compare(
@@ -141,12 +141,11 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     """Evaluate a run and save the results in its folder."""
     row, figures = _perplexities(run, table)
     row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes()}
+    save_result(run, row, figures)
     if target and run.model.is_adapted:
         scores, accuracy_figures = classify_and_save(run, table, target)
-        row |= {key: value for key, value in scores.items() if key in CLASSIFICATION_SCORES and is_number(value)}
-        row |= {name: scores[name] for name in ("target", "priors", "accuracy_without_text", "accuracy_remark")}
-        figures = {**figures, **accuracy_figures}
-    save_result(run, row, figures)
+        scores = {key: scores[key] for key in CLASSIFICATION_SCORES if is_number(scores.get(key))}
+        return row | scores, {**figures, **accuracy_figures}
     return row, figures
 
 
@@ -201,10 +200,10 @@ def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
     nats = model.nats(corpus)
     figures = text_figures.figures_from_nats(nats, corpus)
     row: files.Row = {
-        "kind": "compare",
+        "kind": "evaluate",
         "table": table_name(table),
         "unit": model.tokenizer.unit,
         "model": model.folder.name,
         **prediction_fields(model),
     }
-    return {**row, **perplexity.summary_row(nats, corpus), "texts_key": figures["perplexity"].key}, figures
+    return {**row, **perplexity.summary_row(nats, corpus)}, figures

@@ -16,16 +16,16 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import relative_path, save_baselines
-from factorcell.evaluation.comparison import format_difference
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
-from factorcell.evaluation.text_figures import texts_digest
+from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.findings import LOG, report, show
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
 from factorcell.model.run import Run, initial_files, training_facts
+from factorcell.model.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.training.loop import train
@@ -258,6 +258,7 @@ def write_training_facts(
     data = run.config.data
     if not data.user:  # the hashes would show whether a person wrote a text
         run.save_text_hashes(text_hashes(corpus))
+    _save_results(run, dev, row)
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
@@ -271,6 +272,20 @@ def _dependence_rows(run: Run) -> Iterator[files.Row]:
             columns = [*dict.fromkeys(names[name] for name in dependence.variables)]
             figures = {"accuracy": dependence.accuracy, "majority": dependence.majority}
             yield {"target": names[dependence.target], "columns": columns, **figures}
+
+
+def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:
+    """Save the development figures of a run: those of the neural model, and those of the mixture if there is one."""
+    shared = {**DEVELOPMENT_RESULT, "unit": run.tokenizer.unit, "texts": len(dev)}
+    best = run.best_evaluation() or {}
+    rows = [{**shared, **{name: best[name] for name in FIGURES if name in best}}]
+    if (mixed := model_card.mixture_perplexity(run)) is not None:
+        rows.append({**shared, "predictor": "mixture", "perplexity": mixed})
+    context = facts["context"] or {}
+    if not context.get("only_unknown_users"):
+        rows[-1] |= {name: value for name, value in context.items() if name.startswith(UNKNOWN_CONTEXT_GAIN)}
+    for row in rows:
+        saved_results.append(run.folder, row)
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
@@ -296,7 +311,7 @@ def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> U
 
 
 def summary(run: Run) -> str:
-    """Return one line: the development perplexity of a run, its step, the duration, the effect of removing the context.
+    """Return one line: the development perplexity of a run, its step, the duration, the gain over an unknown context.
 
     If the run predicts with a mixture, the line has the perplexities of the mixture and of the neural model.
     """
@@ -309,8 +324,10 @@ def summary(run: Run) -> str:
     else:
         neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
     minutes = f"{run.training_minutes():.1f} minutes of training"
-    effect = format_difference("gain", training_facts(run.folder).get("context") or {})
-    steps_and_minutes = f" of {best['steps']:,}, {minutes}" + (f"; {saved_results.EFFECT}: {effect}" if effect else "")
+    effect = format_difference(training_facts(run.folder).get("context") or {}, UNKNOWN_CONTEXT_GAIN)
+    steps_and_minutes = f" of {best['steps']:,}, {minutes}" + (
+        f"; {gain_title(UNKNOWN_CONTEXT_GAIN)}: {effect}" if effect else ""
+    )
     mixed = model_card.mixture_perplexity(run)
     if mixed is None:
         return f"development perplexity {neural}{steps_and_minutes}"

@@ -32,6 +32,7 @@ from factorcell.extras import missing_package_error
 from factorcell.findings import LOG
 from factorcell.finite import format_option, is_number
 from factorcell.model.run import Run
+from factorcell.model.saved_results import BASELINE_GAIN
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import search_space
 from factorcell.training.fit import (
@@ -395,16 +396,17 @@ def describe_trial(row: Row) -> str:
 def compare_trials(rows: Sequence[Row], folder: Path) -> list[Row]:
     """Return `rows` with comparisons of the trials on the development texts.
 
-    Each row gets the `gain` of its trial over the best trial, unless the trial has no figures of these texts, and a
-    list `ahead` of the figures in which the trial is significantly better than all others.
+    Each row gets the gain of its trial over the best trial, `gain_over_best`, unless the trial has no figures of these
+    texts, and a list `ahead` of the figures in which the trial is significantly better than all others.
     """
     trained_rows = [row for row in rank_trials(rows) if row["perplexity"] is not None]
     models = []
     for row in trained_rows:
         figures = development_text_figures(folder / row["folder"])
         models.append(comparison.ComparedModel("", [row], [figures]))
+    keys = {f"{BASELINE_GAIN}{end}": f"gain_over_best{end}" for end in ("", "_low", "_high")} | {"ahead": "ahead"}
     columns_by_trial: dict[int, Row] = {
-        row["number"]: {name: row[name] for name in ("gain", "gain_low", "gain_high", "ahead") if name in row}
+        row["number"]: {new: row[name] for name, new in keys.items() if name in row}
         for row in comparison.compare_models(models)
     }
     return [{**row, "ahead": [], **columns_by_trial.get(row["number"], {})} for row in rows]

@@ -22,7 +22,7 @@ from factorcell import files, memory
 from factorcell.config import UserError, check_format
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.text_figures import DEVELOPMENT, Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
 from factorcell.interrupts import Stop
 from factorcell.model import sizes
 from factorcell.model.devices import find_device, find_precision
@@ -69,8 +69,7 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
         }
     bits_per_byte = figures.get("bits_per_byte")
     if bits_per_byte is not None and bits_per_byte.denominator[bits_per_byte.is_included].any():
-        is_lower_bound = bool((text_figures.has_lower_bound(dev) & bits_per_byte.is_included).any())
-        row |= {"bits_per_byte": bits_per_byte.ratio, "bits_per_byte_bound": is_lower_bound}
+        row["bits_per_byte"] = bits_per_byte.ratio
     return row, figures
 
 
@@ -264,7 +263,7 @@ class Trainer:
         if is_best:
             self.progress.best, self.progress.evaluations_since_best = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
-            text_figures.save(self.run.folder, figures, {"table": DEVELOPMENT})
+            text_figures.save(self.run.folder, figures, DEVELOPMENT_RESULT)
         else:
             self.progress.evaluations_since_best += 1
         return {"split": "dev", **row, "best": self.progress.best}

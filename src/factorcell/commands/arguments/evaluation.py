@@ -16,6 +16,8 @@ def add_evaluate_arguments(parser: Parser) -> None:
     help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
     help_text += "--by is refused"
     parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
+    options.add_no_ngram_mixture(parser)
+    _add_save(parser)
     options.add_computing(parser)
 
 
@@ -42,6 +44,7 @@ def add_classify_arguments(parser: Parser) -> None:
     help_text = "distribution of --samples: by rank in the vocabulary, or by training frequency as in the papers"
     parser.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=help_text)
     options.add_output(parser, "--out", "write the probabilities of all values for each text (JSON lines)")
+    _add_save(parser)
     options.add_computing(parser)
 
 
@@ -50,6 +53,11 @@ def add_score_arguments(parser: Parser) -> None:
     _add_run_and_table(parser)
     parser.add_argument("--tokens", action="store_true", help="also score each token")
     options.add_computing(parser)
+
+
+def _add_save(parser: Parser) -> None:
+    help_text = "save the result in the run folder, for the model card and for report"
+    parser.add_argument("--save", action="store_true", help=help_text)
 
 
 def _add_run_and_table(parser: Parser) -> None:
