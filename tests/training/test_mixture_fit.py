@@ -10,6 +10,7 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
+from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model import ngram_mixture
 from factorcell.model.run import Run, training_facts
@@ -18,6 +19,7 @@ from factorcell.training.fit import fit, read_corpora
 from factorcell.training.mixture import mix, open_scorer
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.plan import Budget, plan
+from tests.findings import logged_progress
 from tests.small_runs import ROWS
 
 OPTIONS: dict[str, Any] = {
@@ -37,11 +39,11 @@ TRAIN = ROWS * 3
 
 
 def train(folder: Path, **options: Any) -> tuple[Run, list[str]]:
-    """Train a small run; return it with the notices."""
-    notices: list[str] = []
+    """Train a small run; return it with the lines that it logs."""
     arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
     config = Config.of(**OPTIONS, **options)
-    return fit(TRAIN, ROWS, config, folder, **arguments), notices
+    with logged_progress() as lines:
+        return fit(TRAIN, ROWS, config, folder, **arguments), lines
 
 
 def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:
@@ -67,18 +69,8 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert Run.open(tmp_path / "run").mixture is None
     assert not (tmp_path / "run" / ngram_mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
-    advice = next(line for line in notices if "--ngram-mixture" in line)
-    assert advice.startswith(
-        "the n-gram model alone is better than this model: train longer (this training made 1 pass)"
-    )
-
-
-def test_a_training_with_users_is_not_advised_to_use_the_preset(tmp_path: Path) -> None:
-    notices: list[str] = []
-    options = {**OPTIONS, "context": [], "user": "city", "min_user_count": 1}
-    fit(TRAIN, ROWS, Config.of(**options), tmp_path / "run", compare_ngram=True)
-    advice = next(line for line in notices if "--ngram-mixture" in line)
-    assert "--preset" not in advice
+    assert any(line.startswith("n-gram model of the same texts: ") for line in notices)
+    assert [finding.name for finding in run_findings(run)] == ["undertrained"]
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
@@ -140,7 +132,6 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     assert fitted.mixed > 1
 
 
-@pytest.mark.filterwarnings("default:the texts are those of the mixture")
 def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", TRAIN)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -153,8 +144,8 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"perplexity per word {perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err
-    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0
-    assert "the texts are those of the mixture" in capsys.readouterr().err
+    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5", "--verbose"]) == 0
+    assert "predicts with its n-gram counts too" in capsys.readouterr().err
     assert main(["score", run, dev]) == 0
 
 

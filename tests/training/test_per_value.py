@@ -15,6 +15,7 @@ from factorcell.training.mixture import open_scorer
 from factorcell.training.per_value import SeparateRuns, separate
 from factorcell.training.trainer import Trainer
 from tests import synthetic
+from tests.findings import logged_progress
 
 Rows = list[dict[str, Any]]
 
@@ -130,8 +131,8 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(trained: SeparateRuns) -> 
 
 def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path) -> None:
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
-    notices: list[str] = []
-    runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect")
+    with logged_progress() as notices:
+        runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect")
     counts = [int(line.split("; ")[1].split()[0]) for line in notices if line.endswith("development texts")]
     variable = runs.schema.variables[0]
     coast, hills = (variable.values.index(name) for name in ("coast", "hills"))
