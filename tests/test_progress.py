@@ -17,7 +17,7 @@ JOB = """
 import logging
 from factorcell import progress
 logging.getLogger("factorcell").setLevel(logging.INFO)
-progress.FIRST_DELAY = progress.INTERVAL = 0.0
+progress.FIRST_DELAY = progress.INTERVAL = progress.FIRST_BAR_DELAY = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
     pass
 """

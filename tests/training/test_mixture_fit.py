@@ -70,7 +70,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert not (tmp_path / "run" / ngram_mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
     assert any(line.startswith("n-gram model of the same texts: ") for line in notices)
-    assert [finding.name for finding in run_findings(run)] == ["undertrained"]
+    assert "undertrained" in [finding.name for finding in run_findings(run)]
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
