@@ -33,7 +33,7 @@ import pyarrow as pa
 import regex
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
