@@ -170,8 +170,9 @@ def test_the_script_trains_the_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     files.write_rows(tmp_path / "train.jsonl", texts(60, 1))
     files.write_json(tmp_path / "config.json", make_config(epochs=1).to_dict())
     words = [str(tmp_path / "train.jsonl"), "--by", "dialect", "--out", str(tmp_path / "runs")]
-    assert main([*words, "--config", str(tmp_path / "config.json")]) == 0
-    assert "all texts -> " in capsys.readouterr().err
+    with logged_progress() as lines:
+        assert main([*words, "--config", str(tmp_path / "config.json")]) == 0
+    assert any(line.startswith("all texts -> ") for line in lines)
     assert isinstance(open_scorer(tmp_path / "runs"), MixedModels)
     assert main(words) == 2
     assert "exists already" in capsys.readouterr().err
