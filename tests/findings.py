@@ -19,16 +19,47 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def collected_findings() -> Iterator[list[Finding]]:
-    """Yield a list to which the findings of this block are added, even if the process has logged them before."""
+    """Yield a list to which the findings of this block are added, even if the process has logged them before.
+
+    Lists of blocks around this one do not get them.
+    """
     findings: list[Finding] = []
-    handler = _Collector(findings)
+    outer, handler = [other for other in LOG.handlers if isinstance(other, _Collector)], _Collector(findings)
     log_once.cache_clear()
+    for other in outer:
+        LOG.removeHandler(other)
     LOG.addHandler(handler)
     try:
         yield findings
     finally:
         LOG.removeHandler(handler)
+        for other in outer:
+            LOG.addHandler(other)
         log_once.cache_clear()
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:
+            self.lines.append(record.getMessage())
+
+
+@contextmanager
+def logged_progress() -> Iterator[list[str]]:
+    """Let the logger log progress in this block, and yield a list to which its lines are added."""
+    lines: list[str] = []
+    handler, level = _Lines(lines), LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        LOG.setLevel(level)
+        LOG.removeHandler(handler)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from factorcell import Run
 from factorcell.commands.main import main
 from factorcell.generation.generate import GenerationOptions, generate, stream
+from tests.findings import expected_finding
 
 TEXTS = ("the sea is cold", "sun and sand 😀", "", "a cold  sea", "the sunniest étés")
 ROWS = [{"text": text, "city": city, "user": user} for text in TEXTS for city in ("Oslo", "Nice") for user in "AB"]
@@ -75,8 +76,8 @@ def test_texts_by_unknown_users_lead_to_a_replay(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_texts(tmp_path / "texts.csv", [{**row, "user": "new"} for row in ROWS])
-    assert main(["evaluate", str(folder / "run"), str(tmp_path / "texts.csv"), "--by", "city"]) == 0
-    assert f"`factorcell replay {folder / 'run'} TABLE --out FOLDER` measures" in capsys.readouterr().err
+    with expected_finding("unknown users", f"`factorcell replay {folder / 'run'} TABLE --out FOLDER` measures"):
+        assert main(["evaluate", str(folder / "run"), str(tmp_path / "texts.csv"), "--by", "city"]) == 0
 
 
 def test_the_bits_per_byte_count_every_text(folder: Path) -> None:

@@ -5,18 +5,29 @@ import pty
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 
 import pytest
 
 from factorcell import progress
 from factorcell.progress import progress_bar
+from tests.findings import logged_progress
 
 JOB = """
+import logging
 from factorcell import progress
-progress.FIRST_DELAY = progress.INTERVAL = 0.0
+logging.getLogger("factorcell").setLevel(logging.INFO)
+progress.FIRST_DELAY = progress.INTERVAL = progress.FIRST_BAR_DELAY = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
     pass
 """
+
+
+@pytest.fixture(autouse=True)
+def _log_progress() -> Iterator[None]:
+    """Show progress in all tests of this module."""
+    with logged_progress():
+        yield
 
 
 def run_job(seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -10,7 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from factorcell.escapes import escape_hidden
+
 LOG = logging.getLogger("factorcell")
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape hidden characters, such as those of file names and values, which could control a terminal."""
+    record.msg, record.args = escape_hidden(record.getMessage()), ()
+    return True
+
+
+LOG.addFilter(_escape)
 # The names of all findings, from those that can mislead most to those that can mislead least.
 NAMES = (
     *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect"),

@@ -69,7 +69,7 @@ def test_an_unadapted_run_reads_tables_without_its_context_columns(
     assert main(["evaluate", str(folder / "plain"), str(table)]) == 0
     assert capsys.readouterr().out == expected
     assert main(["score", str(folder / "plain"), str(table)]) == 0
-    assert capsys.readouterr().err == ""
+    assert "city" not in capsys.readouterr().err
     assert main(["evaluate", str(folder / "cell"), str(table)]) == 2
     assert "no column 'city'" in capsys.readouterr().err
 
@@ -135,10 +135,10 @@ def test_results_of_a_run_that_stopped_early_have_a_caution(folder: Path, capsys
         files.write_rows(folder / "cell" / "log.jsonl", [{**row, "steps": steps}])
         for command in commands:
             page.unlink(missing_ok=True)
-            assert main(command) == 0
+            assert main([*command, "--verbose"]) == 0
             assert ("its training stopped after 50 of 1,000 steps" in capsys.readouterr().err) == (steps == 1000)
             if "--page" in command:
-                assert ('class="caution"' in page.read_text(encoding="utf-8")) == (steps == 1000)
+                assert ("after 50 of 1,000 steps" in page.read_text(encoding="utf-8")) == (steps == 1000)
 
 
 def test_evaluate_counts_empty_texts(folder: Path) -> None:
@@ -237,7 +237,7 @@ def test_values_outside_the_candidates_give_no_accuracy(folder: Path, capsys: py
     notice = (
         "1 text classified (model, training priors); accuracy not computed: no text has a value among the candidates"
     )
-    assert capsys.readouterr().err == f"{notice}\n{UNCALIBRATED}"
+    assert capsys.readouterr().err.startswith(f"{notice}\n{UNCALIBRATED}")
     assert not (folder / "cell" / "results.jsonl").exists()
 
 

@@ -43,15 +43,6 @@ def test_generate_writes_a_text_for_each_row_of_a_table(folder: Path, capsys: py
     assert len(written) == len(ROWS)
 
 
-def test_generate_reports_prompts_without_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(folder / "run"), "--context", "city=Oslo"]) == 0
-    assert "prompts without a text: question\n" in capsys.readouterr().err
-    assert main(["generate", str(folder / "run"), "--context", "question=how is the sea"]) == 0
-    notices = capsys.readouterr().err
-    assert "context columns without a value: city; read as the expected value of the column\n" in notices
-    assert "prompts without" not in notices
-
-
 def test_contradictory_contexts_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, table = str(folder / "run"), str(folder / "table.parquet")
     (folder / "other.csv").write_text("text\na\n", encoding="utf-8")

@@ -96,16 +96,6 @@ def test_rescore_writes_rows_and_fits_weights(folder: Path, capsys: pytest.Captu
     assert summary == word_error_rates(rows, ["hall"])
 
 
-def test_hypotheses_with_unknown_words_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = files.read_rows(folder / "test.jsonl")
-    for row in rows[:3]:
-        row["hypotheses"][1]["text"] += " seaa"
-    files.write_rows(folder / "test.jsonl", rows)
-    assert main(command(folder)) == 0
-    notice = "hypotheses with words that are not in the vocabulary: 3 of 32; their spelling is scored"
-    assert notice in capsys.readouterr().err.splitlines()
-
-
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights_file = folder / "weights.json"
     ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(weights_file)

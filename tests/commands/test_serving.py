@@ -20,7 +20,7 @@ def parse(words: str) -> argparse.Namespace:
 
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[ServerOptions] = []
-    monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
+    monkeypatch.setattr(server, "serve", lambda options: served.append(options))
     words = "runs/qac --port 0 --host ::1 --retention 90d --withhold x+ --workers 3 --deadline-ms 40"
     words += " --origin https://a.example --no-ngram-mixture"
     serving.run_serve(
@@ -44,7 +44,7 @@ def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[ServerOptions] = []
-    monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
+    monkeypatch.setattr(server, "serve", lambda options: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)
     serving.run_serve(parse("runs/qac"))
     monkeypatch.chdir(tmp_path)

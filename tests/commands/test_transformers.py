@@ -106,8 +106,6 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
         "evaluate pretrained texts.csv --baseline codes",
         "mix pretrained ngram --dev texts.csv --by city --out mix",
         "evaluate mix texts.csv",
-        f"separate texts.csv --by city --out separate --base ./llama {TEXT_OPTIONS} --epochs 1 --precision float32",
-        "evaluate separate texts.csv",
         "tune-online chosen texts.csv --optimizer sgd --every 10 --rows-per-user 2 --seconds 0.1",  # it changes the run
         "replay pretrained texts.csv --out replay --every 8 --seconds 0.1",
         "complete letters the --typos 1 --seconds 0.2",

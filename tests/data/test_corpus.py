@@ -17,7 +17,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from tests.findings import collected_findings, no_findings
+from tests.findings import collected_findings, expected_finding
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
@@ -57,18 +57,15 @@ def test_ids_equal_those_of_plain_lists(kind: str) -> None:
 def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
     path, rows = tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "text": "  "}]
     files.write_rows(path, rows)
-    for kind, count in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
+    for kind, count in (("word", "2 of 6 texts empty"), ("char", "1 of 6 texts empty")):
         for _ in range(2):
-            with collected_findings() as notices:
+            with expected_finding("empty texts", f"{path}: {count}"):
                 corpus = prepare(path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache")
-            assert [notice.text for notice in notices] == [
-                f"{path}: {count} empty; the end of an empty text is its only target"
-            ]
         assert lines_of(corpus)[2] == [START, END]
     files.write_rows(path, [row for row in ROWS if row["text"]])
-    with no_findings():
+    with collected_findings() as findings:
         prepare(path, CONFIG, cache=tmp_path / "cache")
-        prepare(rows, CONFIG)
+    assert "empty texts" not in [finding.name for finding in findings]
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))

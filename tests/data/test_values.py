@@ -213,8 +213,8 @@ def test_a_notice_reports_numbers_outside_the_range_of_training(values: list[flo
     rows = [{"text": "a", "lat": lat, "lon": 170.0} for lat in values]
     with collected_findings() as caught:
         prepare(rows, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
-    notice = f"in-memory table: lat is outside the range of training (1 to 9) in {count} of {len(rows)} rows"
-    assert [warning.text for warning in caught] == ([notice] if count else [])
+    text = f"in-memory table: lat is outside the range of training (1 to 9) in {count} of {len(rows)} rows"
+    assert [finding.text.partition(";")[0] for finding in caught] == ([text] if count else [])
 
 
 @pytest.mark.parametrize("values", [[-180.0, 0.0, 360.0], [0.0, 361.0, -1220.5]])
@@ -224,7 +224,7 @@ def test_a_notice_reports_periodic_numbers_outside_their_period(values: list[flo
         corpus = prepare(rows, Config.of(context=("lon:longitude",)))
         prepare(rows, Config.of(), tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
     notice = "in-memory table row 2: lon is 361, outside -180 to 360; such numbers are read modulo 360"
-    assert [warning.text for warning in caught] == ([notice] * 2 if 361.0 in values else [])
+    assert [warning.text for warning in caught] == ([notice] if 361.0 in values else [])
 
 
 def test_another_kind_is_suggested_in_training_only() -> None:

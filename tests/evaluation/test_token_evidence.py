@@ -178,20 +178,3 @@ def test_commands_count_words_in_the_training_table(
     shown = capsys.readouterr().out
     assert "city=Oslo (2 texts) against city=Nice (2 texts)" in shown
     assert "lava" not in shown
-
-
-def test_neighbours_state_counts_and_are_uncertain_after_few_passes(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = {"split": "train", "step": 1, "steps": 1, "seconds": 1.0}
-    files.write_json(run.folder / "training.json", {"targets": 100})
-    for targets_read, notice in (
-        (150, "all neighbours are uncertain after 1.5 passes with 2 texts per value (median)"),
-        (400, ""),
-    ):
-        files.write_rows(run.log_path, [{**row, "tokens": targets_read}])
-        assert main(["contexts", str(run.folder), "--near", "Oslo"]) == 0
-        output = capsys.readouterr()
-        assert "city: nearest neighbours of Oslo (2 texts) by cosine" in output.out
-        assert notice in output.err
-        assert output.err.count("uncertain") == bool(notice)

@@ -16,6 +16,7 @@ from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
+from tests.findings import logged_progress
 from tests.small_runs import ROWS
 
 Rows = list[dict[str, Any]]
@@ -136,8 +137,8 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(trained: MixedModels) -> N
 
 def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path) -> None:
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
-    notices: list[str] = []
-    runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect")
+    with logged_progress() as notices:
+        runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect")
     counts = [int(line.split("; ")[1].split()[0]) for line in notices if line.endswith("development texts")]
     variable = runs.schema.variables[0]
     coast, hills = (variable.values.index(name) for name in ("coast", "hills"))
@@ -169,8 +170,9 @@ def test_the_script_trains_the_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     files.write_rows(tmp_path / "train.jsonl", texts(60, 1))
     files.write_json(tmp_path / "config.json", make_config(epochs=1).to_dict())
     words = [str(tmp_path / "train.jsonl"), "--by", "dialect", "--out", str(tmp_path / "runs")]
-    assert main([*words, "--config", str(tmp_path / "config.json")]) == 0
-    assert "all texts -> " in capsys.readouterr().err
+    with logged_progress() as lines:
+        assert main([*words, "--config", str(tmp_path / "config.json")]) == 0
+    assert any(line.startswith("all texts -> ") for line in lines)
     assert isinstance(open_scorer(tmp_path / "runs"), MixedModels)
     assert main(words) == 2
     assert "exists already" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from factorcell.model.model_card import render as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
+from tests.findings import logged_progress
 from tests.small_runs import nats_of
 
 EVERY = ("city", "lat:number", *CONTEXT)
@@ -148,8 +149,8 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
     request = DATA.with_options(**small)
     path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
-    notices: list[str] = []
-    run = fit(path, path, request, tmp_path / "run")
+    with logged_progress() as notices:
+        run = fit(path, path, request, tmp_path / "run")
     assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
     assert "title: text, 4 words" in notices
     assert "topic: vector of 3 numbers" in notices

@@ -21,6 +21,7 @@ from factorcell.model import lora_files
 from factorcell.model.exporting import export
 from factorcell.model.fixed_context import FixedContext
 from factorcell.model.run import Run
+from tests.findings import logged_progress
 from tests.model.test_huggingface import ROWS, base_model, make_config, make_run, randomize
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import as_any
@@ -104,8 +105,9 @@ def test_peft_loads_the_lora_and_gives_the_probabilities_of_the_run(
 
 @pytest.mark.parametrize("to", ["lora", "merged"])
 def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_path: Path) -> None:
-    run, notices = random_run(tmp_path, "llama", adapt=("names", "factor"), output_bias=(), max_tokens=20), list[str]()
-    export(run, tmp_path / "exported", to=to, context=OSLO)
+    run = random_run(tmp_path, "llama", adapt=("names", "factor"), output_bias=(), max_tokens=20)
+    with logged_progress() as notices:
+        export(run, tmp_path / "exported", to=to, context=OSLO)
     fixed = FixedContext.of(run, OSLO, "error")
     start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
     assert fixed.name_ids == tuple(names)
@@ -129,9 +131,10 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
 
 
 def test_the_card_says_what_training_never_saw_and_what_was_not_needed(tmp_path: Path) -> None:
-    run, notices = random_run(tmp_path, "llama", **FACTOR), list[str]()
-    options: dict[str, Any] = {"unknown": "expected", "approximate": ROWS, "notify": notices.append}
-    export(run, tmp_path / "lora", context={"city": "Paris"}, **options)
+    run = random_run(tmp_path, "llama", **FACTOR)
+    options: dict[str, Any] = {"unknown": "expected", "approximate": ROWS}
+    with logged_progress() as notices:
+        export(run, tmp_path / "lora", context={"city": "Paris"}, **options)
     assert "in the context: city Paris (never seen in training)." in (tmp_path / "lora" / "README.md").read_text()
     assert notices[0] == "approximate: not needed, because lora stores all changes exactly"
 
@@ -152,8 +155,9 @@ def test_merged_model_gives_the_probabilities_of_the_run(options: dict[str, Any]
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_run_without_an_output_bias_needs_no_approximation(architecture: str, tmp_path: Path) -> None:
-    run, notices = random_run(tmp_path, architecture, **FACTOR), list[str]()
-    export(run, tmp_path / "merged", to="merged", context=OSLO)
+    run = random_run(tmp_path, architecture, **FACTOR)
+    with logged_progress() as notices:
+        export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     export(run, tmp_path / "lora", context=OSLO)
     assert not json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["lora_bias"]
@@ -188,12 +192,13 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
 def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
     architecture: str, tmp_path: Path
 ) -> None:
-    run, notices = random_run(tmp_path, architecture), list[str]()
+    run = random_run(tmp_path, architecture)
     with pytest.raises(UserError, match="approximate") as caught:
         export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert "the output layer; lora for PEFT can" in str(caught.value)
     assert not (tmp_path / "merged").exists()
-    export(run, tmp_path / "merged", to="merged", context=OSLO, approximate=ROWS)
+    with logged_progress() as notices:
+        export(run, tmp_path / "merged", to="merged", context=OSLO, approximate=ROWS)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     nats, count = 0.0, 0
     _, held_out = run.prepare(ROWS).split(0.5, seed=0)
@@ -210,8 +215,9 @@ def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
 
 
 def test_lora_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
-    run, notices = random_run(tmp_path, "llama"), list[str]()
-    export(run, tmp_path / "lora", context=OSLO, approximate=ROWS)
+    run = random_run(tmp_path, "llama")
+    with logged_progress() as notices:
+        export(run, tmp_path / "lora", context=OSLO, approximate=ROWS)
     assert "without exact changes" in notices[0]
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_bias"]) == (34, 34, False)

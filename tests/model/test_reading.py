@@ -14,7 +14,7 @@ from factorcell.config import UserError
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.model.ngram import NGram
 from factorcell.model.run import Run
-from tests.findings import collected_findings, expected_finding
+from tests.findings import expected_finding
 from tests.small_runs import ROWS, make_run
 
 TEXTS = [row["text"] for row in ROWS]
@@ -89,9 +89,6 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
             run.score(source, context=context)
         with pytest.raises(UserError, match="city 'Rome' was never seen"):
             run.score(source, context=context, unknown="error")
-    with collected_findings() as caught:
-        run.read(["a"], [rome], unknown="group")
-    assert caught == []
 
 
 def test_contexts_may_have_different_columns(run: Run) -> None:

@@ -16,6 +16,7 @@ from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
 from factorcell.training.fit import HELD_OUT_SHARE, read_corpora
 from factorcell.training.plan import Plan
+from tests.findings import logged_progress
 from tests.small_runs import ROWS
 
 CONFIG = Config.of(
@@ -43,9 +44,9 @@ def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
 
 
 def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
-    notices: list[str] = []
     base_plan = Plan(CONFIG, ("rank", "epochs"))
-    compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS)
+    with logged_progress() as notices:
+        compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS)
     model, training = (line for line in notices if line.startswith("chosen "))
     assert model == "chosen model options: rank 2"
     assert training.startswith("chosen training options: epochs 2")

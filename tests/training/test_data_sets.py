@@ -45,7 +45,7 @@ READERS: dict[str, Callable[[Run, Any], Any]] = {
     "Run.prepare": lambda run, table: run.prepare(table).categories.tolist(),
     "score": lambda run, table: run.score(table),
     "evaluate": lambda run, table: run.evaluate(table),
-    "classify": lambda run, table: run.classify(table, "city", calibrate=table, train=table, combine=True).rows(),
+    "classify": lambda run, table: run.classify(table, "city", calibrate=table, combine=True).rows(),
     "classify_points": lambda run, table: factorcell.classify_points(run, table, POINTS).rows(),
     "generate": generated,
     "explain": lambda run, table: run.explain(

@@ -10,6 +10,7 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
+from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model import mixture
 from factorcell.model.run import Run, training_facts
@@ -64,6 +65,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert Run.open(tmp_path / "run").mixture is None
     assert not (tmp_path / "run" / mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
+    assert "undertrained" in [finding.name for finding in run_findings(run)]
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:
@@ -125,7 +127,6 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
     assert fitted.mixed > 1
 
 
-@pytest.mark.filterwarnings("default:the texts are those of the mixture")
 def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", TRAIN)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -138,8 +139,8 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err
-    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5"]) == 0
-    assert "the texts are those of the mixture" in capsys.readouterr().err
+    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5", "--verbose"]) == 0
+    assert "predicts with its n-gram counts too" in capsys.readouterr().err
     assert main(["score", run, dev]) == 0
 
 

@@ -22,6 +22,7 @@ from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget, Plan, plan, resumed_plan, unspecified_options
 from factorcell.training.trainer import Trainer
+from tests.findings import logged_progress
 from tests.small_runs import ROWS
 
 OPTIONS: dict[str, Any] = {
@@ -117,9 +118,9 @@ def test_a_command_with_minutes_ends_in_time(
     clock = Clock(monkeypatch, step=1.0, text=0.02, ngram=0.01, reading=5.0)
     clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
-    lines: list[str] = []
     budget = Budget(minutes, "best")
-    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
+    with logged_progress() as lines:
+        run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
     last_row = run.log()[-1]
     assert last_row["step"] == last_row["steps"] == run.config.training.steps
     assert last_row["seconds"] + 5.0 * slowdowns[0] == pytest.approx(0.9 * minutes * 60, abs=3.0 * max(slowdowns))
@@ -167,14 +168,13 @@ def test_chosen_options_give_the_weights_of_the_same_specified_options(tmp_path:
 
 
 def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) -> None:
-    lines: list[str] = []
     options = {**OPTIONS, "training": {"epochs": 1.0, "batch_tokens": 20}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run")
+    with logged_progress() as lines:
+        run = fit(ROWS, ROWS, options, tmp_path / "run")
     assert lines[0].startswith("chosen model options: context_size 8,")
     assert lines[1].startswith("chosen backbone options: layer_norm false, dropout_recurrent ")
     assert lines[2].startswith("chosen training options: learning_rate ")
     assert "epochs" not in lines[2]
-    assert lines[2].endswith("; to override, set --context-size or any other option")
     assert training_facts(run.folder)["chosen"] == used_options(unspecified_options(options), run.config, run.schema)
     assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
     assert not any("samples" in line for line in lines)
@@ -209,9 +209,9 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
 
 
 def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_context(tmp_path: Path) -> None:
-    lines: list[str] = []
     options = {**OPTIONS, "data": {}, "training": {"epochs": 1.0}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run")
+    with logged_progress() as lines:
+        run = fit(ROWS, ROWS, options, tmp_path / "run")
     assert lines.count("no context: this is an unadapted model") == 1
     card = (run.folder / "README.md").read_text("utf-8")
     assert "No context: this is an unadapted model." in card
@@ -219,8 +219,8 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
         assert name not in card, name
         assert not any(name in line for line in lines), name
     unadapted = {**options, "data": OPTIONS["data"], "model": {"adapt": [], "output_bias": [], "embedding_size": 5}}
-    lines.clear()
-    fit(ROWS, ROWS, unadapted, tmp_path / "unadapted")
+    with logged_progress() as lines:
+        fit(ROWS, ROWS, unadapted, tmp_path / "unadapted")
     assert "an unadapted model: it does not read the context columns city" in lines
 
 

@@ -90,8 +90,3 @@ def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
     """Return the log frequencies (K,) of the values `names` in training, among these values; uniform without counts."""
     counts = np.array([variable.counts_by_value[name] for name in names])
     return to_log_prior(counts if counts.any() else np.ones(len(names)))
-
-
-def _strong_dependence(run: Run, target: str | None) -> Dependence | None:
-    dependences = (dependence for dependence in load_dependences(run.folder) if dependence.is_strong)
-    return next((dependence for dependence in dependences if dependence.target == target), None)

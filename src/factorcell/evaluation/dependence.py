@@ -34,10 +34,6 @@ class Dependence:
         """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
         return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
 
-    def describe_variables(self) -> str:
-        """Return a clause that the other columns predict the target."""
-        return f"the other columns, mainly {', '.join(self.variables)}, predict {self.target} without the text"
-
     def to_row(self) -> Row:
         """Return the fields for a file, without the target."""
         figures = {"accuracy": self.accuracy, "majority": self.majority, "variables": [*self.variables]}

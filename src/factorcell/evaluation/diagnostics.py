@@ -33,12 +33,12 @@ MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the developm
 Row = dict[str, Any]
 
 
-def report_run(run: Scorer, columns: Collection[str] = (), specified: Collection[str] = ()) -> None:
+def report_run(run: Scorer | None, columns: Collection[str] = (), specified: Collection[str] = ()) -> None:
     """Report the findings of `run_findings`."""
     report(*run_findings(run, columns, specified))
 
 
-def run_findings(run: Scorer, columns: Collection[str] = (), specified: Collection[str] = ()) -> list[Finding]:
+def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: Collection[str] = ()) -> list[Finding]:
     """Return what is doubtful about a run and a request, ranked.
 
     Args:

@@ -80,8 +80,7 @@ def explain(
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
             adapted; or the runs read the texts differently.
     """
-    runs = [runs] if isinstance(runs, Run) else runs
-    texts = to_values(texts, "texts")
+    runs, texts = [runs] if isinstance(runs, Run) else runs, to_values(texts, "texts")
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
     context_names = list(contexts)

@@ -114,7 +114,8 @@ def evaluate_by_columns(
     groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     report_repeated_texts(run, corpus)
-    report_run(run)
+    for model in (run, baseline):
+        report_run(model)
     source_rows = corpus.source_rows.tolist()
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)

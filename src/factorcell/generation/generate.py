@@ -22,7 +22,7 @@ from factorcell import files, limits, memory
 from factorcell.choices import GENERATION_METHODS
 from factorcell.config import UserError, check_choice
 from factorcell.data.corpus import Corpus
-from factorcell.data.rows import to_rows
+from factorcell.data.rows import to_row, to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.findings import Finding, report
@@ -381,7 +381,7 @@ def stream(
     prompt_tokens = _split_prompt(run, prompt)
     constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
     corpus = corpus_of_contexts(run, [context], unknown)
-    report_request(run, prompt, context)
+    report_request(run, prompt, to_row(context))
 
     def write() -> Iterator[str]:
         conditioning, rows = condition_contexts(run, corpus, [0])

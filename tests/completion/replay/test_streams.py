@@ -29,6 +29,7 @@ from factorcell.completion.replay.streams import (
 )
 from factorcell.completion.suggestions import Suggestion
 from factorcell.config import Config, UserError
+from tests.findings import logged_progress
 
 DATA = Config.of(tokenizer="char")
 ROWS: list[dict[str, Any]] = [
@@ -285,7 +286,8 @@ def test_the_progress_of_a_replay_names_no_user(
     for name in ("FIRST_DELAY", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     streams = read_streams(many_rows(), DATA)
-    list(replay({"spy": RecordingSystem([])}, streams, tmp_path / "rows.jsonl"))
+    with logged_progress():
+        list(replay({"spy": RecordingSystem([])}, streams, tmp_path / "rows.jsonl"))
     lines = capsys.readouterr().err
     assert "replay: " in lines
     assert "spy" in lines

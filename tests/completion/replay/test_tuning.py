@@ -26,6 +26,7 @@ from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
+from tests.findings import logged_progress
 from tests.small_runs import make_letters, with_ngrams
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -68,7 +69,8 @@ def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("factorcell.progress.FIRST_DELAY", 0.0)
     run = make_letters(data=CITY, spread=0.8)
     for rule, title in ((LearningRule("sgd", 0.0), "without learning"), (LearningRule("sgd", 0.05), "sgd 0.05")):
-        progressive_sums(Learner(run, rule), streams(run))
+        with logged_progress():
+            progressive_sums(Learner(run, rule), streams(run))
         assert capsys.readouterr().err.startswith(f"{title}: 0 of 6 texts of each user, ")
 
 
@@ -161,7 +163,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     assert "perplexity change by learning users: " in captured.out
     assert " (all 11 texts of 3 users, also used to choose the rate)\n" in captured.out
     assert "mean reciprocal rank on 11 of these texts, by 3 users (blend: " in captured.out
-    assert "dev.jsonl: texts with values that training did not see: " in captured.err
+    assert "values that training did not see in text, read as the unknown value" in captured.err
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
