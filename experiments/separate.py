@@ -112,8 +112,9 @@ def separate(
                 LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
                 train_and_log(run, train_texts, dev_texts, resume=should_resume, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
-                save_classifiers(run, train_texts, dev_texts)
-                write_training_facts(run, train_texts, dev_texts, source_name, chosen=unspecified_options(options))
+                facts = {"dependences": save_classifiers(run, train_texts, dev_texts)}
+                chosen = unspecified_options(options)
+                write_training_facts(run, train_texts, dev_texts, source_name, facts, chosen=chosen)
         runs.append(Run.open(path))
     mixture = MixedModels(folder, runs, corpus.schema.variable(by), np.eye(len(values)))
     if not (folder / FILE).exists():

@@ -13,6 +13,13 @@ from functools import lru_cache
 from factorcell.escapes import escape_hidden
 
 LOG = logging.getLogger("factorcell")
+NAMES = (  # of all findings, from those that can mislead most to those that can mislead least
+    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect"),
+    *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
+    *("more errors", "unknown words", "outlier", "outside range", "unseen values", "rare value", "mixed kinds"),
+    *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "mixture", "lost bias", "no locks"),
+    "no cache",
+)
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -22,22 +29,6 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 LOG.addFilter(_escape)
-# The names of all findings, from those that can mislead most to those that can mislead least.
-NAMES = (
-    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect"),
-    *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
-    *(
-        "more errors",
-        "unknown words",
-        "outlier",
-        "outside range",
-        "unseen values",
-        "rare value",
-        "mixed kinds",
-        "quotes",
-    ),
-    *("no evidence", "cut texts", "missing values", "empty texts", "mixture", "lost bias", "no locks", "no cache"),
-)
 
 
 @dataclass(frozen=True)

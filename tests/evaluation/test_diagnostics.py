@@ -193,7 +193,7 @@ def speakers(tmp_path: Path) -> Run:
     ]
     run = make_run(tmp_path / "run", ("role", "speaker", "mood"), rows=rows * 5)
     run.save_weights({})
-    write_facts(run, dependences=[{"target": "role", "columns": ["speaker"], "accuracy": 1.0, "majority": 0.67}])
+    write_facts(run, dependences=[{"target": "role", "column": "speaker", "accuracy": 1.0, "majority": 0.67}])
     return run
 
 

@@ -14,7 +14,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import linear_classifier
-from factorcell.evaluation.linear_classifier import LinearClassifier, load, load_facts, save, target_labels
+from factorcell.evaluation.linear_classifier import LinearClassifier, load, save, target_labels
 
 WORDS = {"a": ["sun", "sea", "sand", "wave"], "b": ["snow", "ice", "sun", "wood"], "c": ["sand", "wood", "dune"]}
 
@@ -131,10 +131,9 @@ def test_saved_classifiers_are_read_back(tmp_path: Path) -> None:
     ]
     corpus = read(rows, "kind", "year:number", "hour:hour", "tags:text", "v:vector", min_context_word=1)
     classifier = LinearClassifier.fit(corpus, "kind")
-    save(tmp_path / "file", {"kind": classifier}, {"kind": {"accuracy": 0.5}})
+    save(tmp_path / "file", {"kind": classifier})
     loaded = load(tmp_path / "file", corpus.schema)["kind"]
     np.testing.assert_array_equal(loaded.log_probs(corpus), classifier.log_probs(corpus))
-    assert load_facts(tmp_path / "file") == {"kind": {"accuracy": 0.5}}
-    assert load(tmp_path / "none", corpus.schema) == {} == load_facts(tmp_path / "none")
+    assert load(tmp_path / "none", corpus.schema) == {}
     with pytest.raises(UserError, match="does not belong to this schema"):
         load(tmp_path / "file", read(rows, "kind", "year:number").schema)

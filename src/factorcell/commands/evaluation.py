@@ -145,7 +145,6 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         _show_predictions(rows)
     if arguments.out:
         files.write_rows(arguments.out, rows)
-    can_other_columns_predict = CONTEXT_CLASSIFIER in result.other_predictions
     if result.has_labels:
         if arguments.save:
             target = arguments.target
@@ -161,7 +160,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
         if arguments.target and not arguments.calibrate:
             terminal.notify(UNCALIBRATED)
-    if can_other_columns_predict:
+    if CONTEXT_CLASSIFIER in result.other_predictions:
         report(*classification_findings(run, arguments.target))
 
 

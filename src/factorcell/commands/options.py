@@ -374,7 +374,7 @@ def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: s
 
 def find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:
     """Return the specified training table, or that of a run; report the `consequence` if there is none."""
-    from factorcell.evaluation.combination import training_table
+    from factorcell.model.run import training_table
 
     table = specified or training_table(run)
     if table is None:

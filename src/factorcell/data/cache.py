@@ -49,8 +49,8 @@ def prepare(
     """Read a table and return its texts and contexts as a corpus.
 
     The corpus of a file is cached under a digest of the file and the options, unless `schema` is set or `truncate` is
-    false. If the cache cannot be written, the corpus stays in memory. What is doubtful about the table is reported
-    (`table_findings`).
+    false. If the cache cannot be written, the corpus stays in memory. Doubtful properties of the
+    table are reported (`table_findings`).
 
     Args:
         source: A path or any other source that `open_table` accepts.

@@ -13,60 +13,32 @@ no weight.
 Shapes: B texts, K candidates, M log probabilities.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import normalize, value_nats
-from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets, target_labels
-from factorcell.evaluation.statistics import Ratios
-from factorcell.evaluation.text_figures import accuracy_sums
-from factorcell.model.run import Run, training_facts
+from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets
+from factorcell.model.run import Run
 
 FILE = "linear.safetensors"
 
 Floats = NDArray[np.float64]
 
 
-def relative_path(source: Any, folder: Path) -> str | None:
-    """Return the path of a training table relative to the folder of a run; None for tables in memory."""
-    if not isinstance(source, (str, Path)):
-        return None
-    try:
-        return os.path.relpath(Path(source).resolve(), folder.resolve())
-    except ValueError:  # Windows: the two are on different drives
-        return str(Path(source).resolve())
-
-
-def training_table(run: Run) -> Path | None:
-    """Return the training table of a run; None if the run did not record a file, or the file does not exist."""
-    recorded_path = training_facts(run.folder).get("path")
-    path = run.folder / recorded_path if isinstance(recorded_path, str) else None
-    return path.resolve() if path is not None and path.exists() else None
-
-
-def save_baselines(run: Run, train: Corpus, held_out: Corpus, max_cost: float = np.inf) -> None:
-    """Fit the linear baselines of a run, and save them in the run folder with their accuracies on held-out texts."""
+def save_baselines(run: Run, train: Corpus, max_cost: float = np.inf) -> None:
+    """Fit the linear baselines of a run, and save them in the run folder."""
     min_users = run.config.training.min_users
     baselines = {
         target: LinearClassifier.fit(train, target, min_users=min_users, max_cost=max_cost)
         for target in possible_targets(run)
     }
-    facts: files.Row = {}
-    for target, baseline in baselines.items():
-        labels = target_labels(held_out, target)
-        predicted = baseline.log_probs(held_out).argmax(1)
-        if (ratios := Ratios.from_sums([[accuracy_sums("", predicted == labels, labels >= 0)]])) is not None:
-            facts[target] = {**ratios.interval(0).to_row("accuracy"), "texts": int((labels >= 0).sum())}
-    linear_classifier.save(run.folder / FILE, baselines, facts)
+    linear_classifier.save(run.folder / FILE, baselines)
 
 
 def load_baselines(folder: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:

@@ -143,8 +143,7 @@ def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[R
             ratios = Ratios.from_sums([sums_by_model[0], sums_by_model[index]], seed, deterministic_in_pair)
             second = 1
         if ratios is not None:
-            first = 0
-            difference = ratios.difference(second, first) if higher_is_better else ratios.difference(first, second)
+            difference = ratios.difference(second, 0) if higher_is_better else ratios.difference(0, second)
             interval = statistics.gain_from_nats(difference) if name == "perplexity" else difference
             row = compared[index][1]
             row |= interval.to_row(difference_name)

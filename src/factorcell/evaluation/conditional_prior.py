@@ -11,17 +11,18 @@ Shapes: B texts, K values of the target.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import to_log_prior
-from factorcell.evaluation.dependence import Dependence
 from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets, target_labels
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
@@ -30,8 +31,39 @@ from factorcell.model.run import Run
 FILE = "priors.safetensors"
 CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the prior as a classifier
 
-Row = Mapping[str, Any]
+MIN_ADVANTAGE = 0.1  # accuracy above the majority class from which the other columns are reported to predict a target
+
+Row = dict[str, Any]
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How well the other context columns of held-out texts predict a target; the words of the texts are not read.
+
+    Attributes:
+        target: The column of the target.
+        column: The column that alone predicts the target best.
+        accuracy: The accuracy of the value with the highest prior, given all other variables.
+        majority: The accuracy of always predicting the most frequent value of the training texts.
+        advantage: The difference of the two accuracies, with its interval.
+    """
+
+    target: str
+    column: str
+    accuracy: float
+    majority: float
+    advantage: Interval
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the advantage is significantly larger than `MIN_ADVANTAGE`."""
+        return self.advantage.low is not None and self.advantage.low > MIN_ADVANTAGE
+
+    def to_row(self) -> Row:
+        """Return the fields for training.json."""
+        figures = {"accuracy": self.accuracy, "majority": self.majority}
+        return {"target": self.target, "column": self.column, **figures}
 
 
 def fit_prior(train: Corpus, target: str, max_cost: float = np.inf) -> LinearClassifier:
@@ -52,29 +84,23 @@ def measure_dependence(prior: LinearClassifier, held_out: Corpus) -> Dependence 
     ratios = Ratios.from_sums([[accuracy_sums("", predicted == labels, everywhere)] for predicted in predictions])
     assert ratios is not None  # both figures have the same texts
     accuracy, majority = ratios.resampled[0].tolist()
-    main = prior.others[int(np.argmax(accuracies))].name
-    return Dependence(prior.target.name, accuracy, majority, ratios.difference(0, 1), (main,))
+    best = prior.others[int(np.argmax(accuracies))].source_column
+    return Dependence(prior.target.source_column, best, accuracy, majority, ratios.difference(0, 1))
 
 
-def save_priors(run: Run, train: Corpus, held_out: Corpus, max_cost: float = np.inf) -> None:
-    """Fit the priors of a run, measure on held-out texts how well they predict, and save both in the run folder."""
+def save_priors(run: Run, train: Corpus, held_out: Corpus, max_cost: float = np.inf) -> list[Row]:
+    """Fit the priors of a run and save them in the run folder; return the strong dependences of held-out texts."""
     has_others = len(run.schema.embedded.variables) > 1
     targets = possible_targets(run) if has_others else []
     priors = {target: fit_prior(train, target, max_cost) for target in targets}
-    dependences = {target: measure_dependence(prior, held_out) for target, prior in priors.items()}
-    facts = {target: dependence.to_row() for target, dependence in dependences.items() if dependence}
-    linear_classifier.save(run.folder / FILE, priors, facts)
+    linear_classifier.save(run.folder / FILE, priors)
+    dependences = [measure_dependence(prior, held_out) for prior in priors.values()]
+    return [dependence.to_row() for dependence in dependences if dependence and dependence.is_strong]
 
 
 def load_priors(folder: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
     """Read the priors of a run folder by target."""
     return linear_classifier.load(folder / FILE, schema)
-
-
-def load_dependences(folder: Path) -> list[Dependence]:
-    """Read how well the other variables predict each target; no dependences without priors."""
-    rows = linear_classifier.load_facts(folder / FILE)
-    return [dependence for target, row in rows.items() if (dependence := Dependence.from_row(target, row))]
 
 
 def applicable_prior(

@@ -98,11 +98,11 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
                 problem = f"{column} alone does not significantly lower its perplexity ({effect})"
                 yield Finding("column without effect", f"{run.folder}: {problem}; specify other columns too")
     for dependence in facts.get("dependences", ()):
-        others = [name for name in dependence["columns"] if name not in {*columns, *specified}]
-        if others and dependence["target"] in columns:
-            names, accuracy = ", ".join(others), f"accuracy {dependence['accuracy']:.2f} without the text"
-            problem = f"{names} predicts {dependence['target']} ({accuracy}), but the context does not specify it"
-            yield Finding("dependent columns", f"{run.folder}: {problem}; specify {names} too")
+        column, target = dependence["column"], dependence["target"]
+        if target in columns and column not in {*columns, *specified}:
+            accuracy = f"accuracy {dependence['accuracy']:.2f} without the text"
+            problem = f"{column} predicts {target} ({accuracy}), but the context does not specify it"
+            yield Finding("dependent columns", f"{run.folder}: {problem}; specify {column} too")
 
 
 def _is_insignificant(row: Row) -> bool:
@@ -139,8 +139,9 @@ def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
         problem = f"{unknown_share:.0%} of the development targets are out of vocabulary"
         yield Finding("unknown words", f"{problem}; a character model avoids this (--tokenizer char)")
     for variable, numbers in zip(train.schema.numbers, train.numbers.T, strict=True):
-        row = int(np.nanargmax(np.abs(numbers - variable.mean)))
-        if not variable.period and abs(numbers[row] - variable.mean) > MAX_DEVIATIONS * variable.deviation:
+        distances = np.nan_to_num(np.abs(numbers - variable.mean))
+        row = int(distances.argmax())
+        if not variable.period and distances[row] > MAX_DEVIATIONS * variable.deviation:
             value, place = f"{numbers[row]:,.8g}", f"row {int(train.source_rows[row]) + 1:,}"
             problem = f"{variable.name} is {value} in {place}, far from all others (mean {variable.mean:,.6g})"
             yield Finding("outlier", f"{problem}; correct mistakes, or use a column of logarithms")
@@ -184,7 +185,7 @@ def classification_findings(run: Run, target: str) -> Iterator[Finding]:
     for dependence in training_facts(run.folder).get("dependences", ()):
         if dependence["target"] == run.schema.variable(target).source_column:
             accuracy = f"accuracy {dependence['accuracy']:.2f}, majority class {dependence['majority']:.2f}"
-            problem = f"{', '.join(dependence['columns'])} predicts {target} without the text ({accuracy})"
+            problem = f"{dependence['column']} predicts {target} without the text ({accuracy})"
             remedy = f"to classify by the text alone, train a run whose only context column is {target}"
             yield Finding("dependent columns", f"{problem}; {remedy}")
 

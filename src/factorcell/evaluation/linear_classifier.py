@@ -197,8 +197,8 @@ class LinearClassifier:
         return normalize(self.log_probs(corpus)[:, [self.names.index(name) for name in names]])
 
 
-def save(path: Path, classifiers: Mapping[str, LinearClassifier], facts: files.Row) -> None:
-    """Write the classifiers of a run by target, and facts about each target; without classifiers, write no file."""
+def save(path: Path, classifiers: Mapping[str, LinearClassifier]) -> None:
+    """Write the classifiers of a run by target; without classifiers, write no file."""
     tensors: dict[str, Tensor] = {}
     for index, classifier in enumerate(classifiers.values()):
         arrays: dict[str, NDArray[Any]] = {"weights": classifier.weights, "bias": classifier.bias}
@@ -207,7 +207,7 @@ def save(path: Path, classifiers: Mapping[str, LinearClassifier], facts: files.R
         tensors |= {f"{index}:{name}": torch.from_numpy(array) for name, array in arrays.items()}
     if tensors:
         orders = [[target, classifier.order] for target, classifier in classifiers.items()]
-        files.save_tensors(path, tensors, {"orders": orders, "targets": facts})
+        files.save_tensors(path, tensors, {"orders": orders})
 
 
 def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
@@ -231,12 +231,6 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
             schema.variable(target), others, order, ngrams.view(np.uint64), idf, edges, weights, bias
         )
     return classifiers
-
-
-def load_facts(path: Path) -> dict[str, files.Row]:
-    """Read the facts about each target that `save` wrote; none without a file."""
-    facts: dict[str, files.Row] = files.load_tensors(path)[1]["targets"] if path.exists() else {}
-    return facts
 
 
 def possible_targets(run: Run) -> list[str]:
@@ -314,9 +308,8 @@ def _ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
     digits = tokens[is_read].astype(np.uint64) + np.uint64(1)
     keys, parts = np.zeros_like(digits), []
     for length in range(1, order + 1):
-        is_inside = (
-            texts[length - 1 :] == texts[: max(0, len(texts) - length + 1)]
-        )  # the n-gram begins in the same text
+        # whether the n-gram begins in the text in which it ends
+        is_inside = texts[length - 1 :] == texts[: max(0, len(texts) - length + 1)]
         keys = keys[: len(keys) - (length > 1)] * np.uint64(len(corpus.tokenizer) + 1) + digits[length - 1 :]
         parts.append((texts[length - 1 :][is_inside], keys[is_inside]))
     if not parts:

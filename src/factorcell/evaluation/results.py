@@ -103,10 +103,8 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     Nothing is saved if no text has a true value.
     """
     result = classify(run, table, target)
-    row, figures = (
-        classification_row(run, table, target, result, result.metrics()),
-        {"accuracy": text_accuracies(result)},
-    )
+    row = classification_row(run, table, target, result, result.metrics())
+    figures = {"accuracy": text_accuracies(result)}
     if result.has_labels:
         save_result(run, row, figures)
     return row, figures

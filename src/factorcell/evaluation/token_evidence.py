@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.evaluation.combination import training_table
 from factorcell.evaluation.diagnostics import common_columns, differing_columns, report_run
 from factorcell.evaluation.embeddings import bias_shift
 from factorcell.findings import Finding, report
-from factorcell.model.run import Run
+from factorcell.model.run import Run, training_table
 
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
 # why no texts are counted

@@ -10,7 +10,7 @@ selects a row of the weights W. There are two ways of grouping targets:
 
 A run predicts with the mixture in its folder: its neural model, and the components of `count_models`. `mix` makes a
 mixture of several runs and n-gram models (`training.mixture`). `Mixture` has the methods with which a `LanguageModel`
-scores, so that whatever reads probabilities of a run uses either of them, and a mixture can be mixed again.
+scores, so that all code that reads probabilities of a run can use either of them, and a mixture can be mixed again.
 `training.mixture_weights` fits the weights.
 
 Shapes: B contexts, N texts, T targets, V vocabulary, M components, K values (value K is a missing value), G groups.
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 class Predictor(Protocol):
-    """What predicts tokens: a `LanguageModel` or a `Mixture`."""
+    """A model that predicts tokens: a `LanguageModel` or a `Mixture`."""
 
     specials: Specials
 

@@ -6,6 +6,7 @@ digests.json lists the SHA-256 digests of the files that determine results: open
 error.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -365,3 +366,20 @@ def training_facts(folder: Path) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
     return facts
+
+
+def relative_path(source: Any, folder: Path) -> str | None:
+    """Return the path of a training table relative to the folder of a run; None for tables in memory."""
+    if not isinstance(source, (str, Path)):
+        return None
+    try:
+        return os.path.relpath(Path(source).resolve(), folder.resolve())
+    except ValueError:  # Windows: the two are on different drives
+        return str(Path(source).resolve())
+
+
+def training_table(run: Run) -> Path | None:
+    """Return the training table of a run; None if the run did not record a file, or the file does not exist."""
+    recorded_path = training_facts(run.folder).get("path")
+    path = run.folder / recorded_path if isinstance(recorded_path, str) else None
+    return path.resolve() if path is not None and path.exists() else None

@@ -28,6 +28,7 @@ FIGURES = {
     "macro_f1": ("f1", "text-classification", ".4f"),
     "auc": ("roc_auc", "text-classification", ".4f"),
 }
+REFERENCES = (("majority", "majority class"), ("linear_accuracy", "linear baseline"))  # shown next to an accuracy
 
 
 class Measurement(NamedTuple):
@@ -117,6 +118,3 @@ def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
                 measured.append(Measurement(row.get("table", ""), measure, text, key, row[key]))
     latest = {(row.table, row.measure): row for row in measured}
     return list(latest.values())
-
-
-REFERENCES = (("majority", "majority class"), ("linear_accuracy", "linear baseline"))  # shown next to an accuracy

@@ -85,7 +85,7 @@ def is_by_bayes_rule(row: Row) -> bool:
 def most_frequent_ids(models: Sequence[Sequence[Row]]) -> tuple[Any, Any]:
     """Return the ids of the evaluations and of the accuracies that most models have; None without any.
 
-    Of several such ids, the one with the most texts is returned, and of these the one that was saved last.
+    If several ids are equally frequent, the function returns the one with the most texts, then the one saved last.
     """
     evaluations, accuracies = Counter[Any](), Counter[Any]()
     for trainings in models:

@@ -90,8 +90,8 @@ def finetune(
         start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
         train_and_log(run, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
-        save_classifiers(run, corpus, dev_corpus)
-        write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)
+        dependences = save_classifiers(run, corpus, dev_corpus)
+        write_training_facts(run, corpus, dev_corpus, source, {"finetuned": facts, "dependences": dependences})
     return run
 
 

@@ -1,6 +1,6 @@
 """One training from a table to a run folder: read the table, train, and complete the folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import table_name
 from factorcell.evaluation import conditional_prior
-from factorcell.evaluation.combination import relative_path, save_baselines
+from factorcell.evaluation.combination import save_baselines
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
@@ -24,7 +24,7 @@ from factorcell.findings import LOG, report, show
 from factorcell.finite import format_number
 from factorcell.model import model_card, saved_results
 from factorcell.model.language_model import with_identified_base
-from factorcell.model.run import Run, initial_files, training_facts
+from factorcell.model.run import Run, initial_files, relative_path, training_facts
 from factorcell.model.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
 from factorcell.model.used_options import unused_options, used_options
 from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
@@ -100,8 +100,8 @@ def fit(
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
-        save_classifiers(run, corpus, held_out, minutes)
-        write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config), ngram=ngram)
+        facts = {"ngram": ngram, "dependences": save_classifiers(run, corpus, held_out, minutes)}
+        write_training_facts(run, corpus, dev_corpus, source, facts, chosen=unspecified_options(config))
     report_run(run, run.schema.columns())
     if minutes is not None:
         training = f"{run.training_minutes():.1f} for training"
@@ -209,23 +209,20 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
-def save_classifiers(run: Run, corpus: Corpus, held_out: Corpus, minutes: float | None = None) -> None:
-    """Fit the conditional priors and the linear baselines of a run, at a cost that fits the minutes of its training."""
+def save_classifiers(run: Run, corpus: Corpus, held_out: Corpus, minutes: float | None = None) -> list[files.Row]:
+    """Fit the conditional priors and the linear baselines of a run, at a cost that fits the minutes of its training.
+
+    Returns:
+        The columns of the held-out texts that other columns predict, for training.json.
+    """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
-    conditional_prior.save_priors(run, corpus, held_out, max_cost)
-    save_baselines(run, corpus, held_out, max_cost)
+    save_baselines(run, corpus, max_cost)
+    return conditional_prior.save_priors(run, corpus, held_out, max_cost)
 
 
 def write_training_facts(
-    run: Run,
-    corpus: Corpus,
-    dev: Corpus,
-    source: Any,
-    *,
-    finetuned: files.Row | None = None,
-    ngram: files.Row | None = None,
-    chosen: Sequence[str] = (),
+    run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
     """Write the files that complete the folder of a trained run: training.json, counts, and the model card.
 
@@ -236,8 +233,7 @@ def write_training_facts(
         corpus: The training texts.
         dev: The development texts.
         source: The training table, whose name and path are recorded.
-        finetuned: The description of a fine-tuning, which training.json stores with the key `finetuned`.
-        ngram: The row `ngram` of training.json, which compares the run with an n-gram model.
+        facts: Further entries of training.json, such as `dependences`; empty entries are left out.
         chosen: The names of the options that were chosen automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
@@ -246,13 +242,9 @@ def write_training_facts(
         row["path"] = path
     if used := used_options(chosen, run.config, run.schema):
         row["chosen"] = used
-    if finetuned:
-        row["finetuned"] = finetuned
-    if ngram:
-        row["ngram"] = ngram
+    row |= {name: value for name, value in facts.items() if value}
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
-    row["dependences"] = [*_dependence_rows(run)]
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
@@ -262,16 +254,6 @@ def write_training_facts(
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
-
-
-def _dependence_rows(run: Run) -> Iterator[files.Row]:
-    """Yield for each column that others predict without the text: these columns, the accuracy and that of one class."""
-    names = {variable.name: variable.source_column for variable in run.schema.embedded.variables}
-    for dependence in conditional_prior.load_dependences(run.folder):
-        if dependence.is_strong:
-            columns = [*dict.fromkeys(names[name] for name in dependence.variables)]
-            figures = {"accuracy": dependence.accuracy, "majority": dependence.majority}
-            yield {"target": names[dependence.target], "columns": columns, **figures}
 
 
 def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:

@@ -129,11 +129,12 @@ class MixedModels:
         Raises:
             UserError: If the models read the texts as different tokens.
         """
-        read, corpora = list[Any](), list[Corpus]()
+        readings, corpora = list[Any](), list[Corpus]()
         for model in self.models:
-            if (what := (model.config.data, model.config.tokenizer, model.schema)) in read:
+            reading = model.config.data, model.config.tokenizer, model.schema
+            if reading in readings:  # models that read alike share one corpus
                 continue
-            read.append(what)
+            readings.append(reading)
             corpora.append(model.prepare(source, unknown=unknown))
             if not np.array_equal(corpora[-1].tokens, corpora[0].tokens):
                 raise UserError(

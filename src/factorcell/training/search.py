@@ -312,8 +312,8 @@ class Search:
                     break
         if is_pruned:
             run.load_weights()  # the best weights, as at the end of a complete training
-        save_classifiers(run, corpus, dev_corpus)
-        write_training_facts(run, corpus, dev_corpus, self.source)
+        facts = {"dependences": save_classifiers(run, corpus, dev_corpus)}
+        write_training_facts(run, corpus, dev_corpus, self.source, facts)
         best = run.best_evaluation()
         if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
