@@ -14,7 +14,6 @@ from factorcell.evaluation.statistics import (
     correlation,
     gain_from_nats,
     rank_correlation,
-    student_quantile,
 )
 from factorcell.evaluation.text_figures import TextSums
 
@@ -83,8 +82,12 @@ def test_few_texts_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
-def test_t_quantiles_equal_published_tables(freedom: int, t: float) -> None:
-    assert student_quantile(freedom) == pytest.approx(t, abs=1e-4)
+def test_the_quantiles_are_those_of_published_tables(freedom: int, t: float) -> None:
+    figures = np.linspace(0.0, 1.0, freedom + 1)
+    widened = add_training_variance(Interval(0.0, 0.0, 0.0), figures, figures[:0])
+    assert widened.high is not None
+    standard_error = math.sqrt(figures.var(ddof=1) / len(figures))
+    assert widened.high / standard_error == pytest.approx(t, abs=1e-4)
 
 
 def test_trainings_widen_an_interval_as_a_t_test_would() -> None:

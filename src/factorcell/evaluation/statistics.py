@@ -17,12 +17,12 @@ Shapes: M models, N texts, D bootstrap draws.
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
@@ -116,24 +116,12 @@ def add_training_variance(interval: Interval, first: Floats, second: Floats) -> 
     sum_of_squares = sum(float(((values - values.mean()) ** 2).sum()) for values in figures_by_model)
     pooled_variance = sum_of_squares / max(1, degrees_of_freedom)
     standard_error = math.sqrt(pooled_variance * sum(1 / len(values) for values in figures_by_model))
-    half_width = student_quantile(degrees_of_freedom) * standard_error if degrees_of_freedom else 0.0
+    quantile = float(stdtrit(degrees_of_freedom, (1 + LEVEL) / 2)) if degrees_of_freedom else 0.0  # of Student
+    half_width = quantile * standard_error
     distance_to_low, distance_to_high = (
         math.hypot(end - interval.point, half_width) for end in (interval.low, interval.high)
     )
     return Interval(interval.point, interval.point - distance_to_low, interval.point + distance_to_high)
-
-
-@cache
-def student_quantile(degrees: int) -> float:
-    """Return the quantile t of Student's distribution for a two-sided interval of level `LEVEL`.
-
-    n is the number of `degrees` of freedom. With t = sqrt(n) tan(a), the density over the angle a is proportional to
-    cos(a)^(n - 1), which is integrated by the trapezoidal rule.
-    """
-    angles = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angles) ** (degrees - 1)
-    mass = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
-    return float(math.sqrt(degrees) * np.tan(np.interp(LEVEL * mass[-1], mass, angles)))
 
 
 def gain_from_nats(nats: Interval) -> Interval:
@@ -187,9 +175,8 @@ def auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     The AUC is the share of pairs of a positive and a negative item in which the positive item has the higher score; a
     tie counts half.
     """
-    positive_count, total_count = int(is_positive.sum()), len(is_positive)
-    if positive_count in (0, total_count):
+    from sklearn.metrics import roc_auc_score  # takes half a second
+
+    if not is_positive.any() or is_positive.all():
         return math.nan
-    rank_sum = ranks(scores)[is_positive].sum()
-    pairs_won = rank_sum - positive_count * (positive_count + 1) / 2
-    return float(pairs_won / (positive_count * (total_count - positive_count)))
+    return float(roc_auc_score(is_positive, ranks(scores)))  # scores may be infinite

@@ -103,6 +103,7 @@ def figures_on(run: Row, evaluation: Any, accuracy: Any) -> tuple[Row, Figures]:
     """Return the metrics of a run on the compared tables, and the contribution of each text to them."""
     rows = [row for row in run["results"] if row["kind"] != "classify" and result_id(row) == evaluation]
     scores = [row for row in run["results"] if is_by_bayes_rule(row) and result_id(row) == accuracy]
+    scores.sort(key=lambda row: row.get("classifier") == "model")  # the last counts; a calibrated model only if alone
     seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
     metrics: Row = {"parameters": run.get("parameters"), "minutes": None if seconds is None else seconds / 60}
     figures: Figures = {}
