@@ -32,7 +32,7 @@ from factorcell.training.fit import (
     locked_run_folder,
     prepare_to_resume,
     read_corpora,
-    save_classifiers,
+    save_other_models,
     train_and_log,
     write_training_facts,
 )
@@ -112,7 +112,7 @@ def separate(
                 LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
                 train_and_log(run, train_texts, dev_texts, resume=should_resume, limit=limit)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
-                facts = {"dependences": save_classifiers(run, train_texts, dev_texts)}
+                facts = save_other_models(run, train_texts, dev_texts)
                 chosen = unspecified_options(options)
                 write_training_facts(run, train_texts, dev_texts, source_name, facts, chosen=chosen)
         runs.append(Run.open(path))

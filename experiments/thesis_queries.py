@@ -20,7 +20,7 @@ import tacl_baselines
 from commits import first_per_user
 from corpora import Tables
 from factorcell import files
-from factorcell.completion.blend import Blend, BlendWeights
+from factorcell.completion.blend import Blend, BlendWeights, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, distinguishes_users
 from factorcell.completion.popularity import Popularity
@@ -112,7 +112,7 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
         best["none"], *tried = try_rates(run, streams, [optimizer], max_norm=max_norm)
         best[name] = min(tried, key=lambda tried_row: float(tried_row["perplexity"]))
     rate, (optimizer, max_norm) = float(best[PAPER_RULE]["rate"]), RULES[PAPER_RULE]
-    LearningRule(optimizer, rate, max_norm).save(run)
+    save_settings(run, LearningRule(optimizer, rate, max_norm), BlendWeights.load(run.folder))
     perplexities = {f"dev_{name}": float(tried_row["perplexity"]) for name, tried_row in best.items()}
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if with_blend:

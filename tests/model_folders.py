@@ -41,13 +41,12 @@ def make_models(folder: Path) -> None:
 
 
 def save_letters(folder: Path) -> None:
-    """Save a run of characters that learns users, with its learning rule, blend weights and popular texts."""
+    """Save a run of characters that learns users, with its settings of completion and popular texts."""
     source = make_letters(LETTERS, data={"user": "city", "context": (), "min_user_count": 1})
     run = Run.create(folder, source.config, source.tokenizer, source.schema)
     run.model.load_state_dict(source.model.state_dict())
     run.save_weights({})
-    LearningRule("adadelta", 1.0).save(run)
-    blend.DEFAULT_WEIGHTS.save(run)
+    blend.save_settings(run, LearningRule("adadelta", 1.0), blend.DEFAULT_WEIGHTS)
     TextCounts({"ball game": 3, "bake bread": 4}, 7).save(folder / POPULARITY)
 
 

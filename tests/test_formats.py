@@ -9,9 +9,9 @@ import torch
 
 from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, files, learn_one, open_scorer
 from factorcell import config as options
-from factorcell.completion import blend, online
+from factorcell.completion import online
 from factorcell.completion.blend import BlendWeights
-from factorcell.completion.online import Learner, LearningRule
+from factorcell.completion.online import Learner
 from factorcell.completion.replay.systems import find_config_and_columns
 from factorcell.model import mixture, ngram
 from tests.model_folders import make_models
@@ -26,8 +26,11 @@ NUMBERED: dict[str, tuple[int, Opener, str]] = {
         "letters",
     ),
     "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
-    "letters/online.json": (online.FORMAT, lambda folder: LearningRule.load(folder / "letters"), "online.json"),
-    "letters/blend.json": (blend.FORMAT, lambda folder: BlendWeights.load(folder / "letters"), "blend.json"),
+    "letters/completion.json": (
+        online.FORMAT,
+        lambda folder: BlendWeights.load(folder / "letters"),
+        "completion.json",
+    ),
     "ngram/ngram.json": (ngram.FORMAT, lambda folder: open_scorer(folder / "ngram"), "ngram"),
     "mixture/mixture.json": (mixture.FORMAT, lambda folder: open_scorer(folder / "mixture"), "mixture"),
 }

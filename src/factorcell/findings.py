@@ -14,7 +14,7 @@ from factorcell.escapes import escape_hidden
 
 LOG = logging.getLogger("factorcell")
 NAMES = (  # of all findings, from those that can mislead most to those that can mislead least
-    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect"),
+    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect", "weak model"),
     *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
     *("more errors", "unknown words", "outlier", "outside range", "unseen values", "rare value", "mixed kinds"),
     *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "mixture", "lost bias", "no locks"),

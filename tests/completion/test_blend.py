@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 
 from factorcell import files
-from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, SOURCES, Blend, BlendWeights, Candidate
+from factorcell.completion.blend import (
+    BOUNDS,
+    DEFAULT_WEIGHTS,
+    FEATURES,
+    PENALTY,
+    SOURCES,
+    Blend,
+    BlendWeights,
+    Candidate,
+    save_settings,
+)
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.online import User
+from factorcell.completion.online import LearningRule, User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.suggestions import Suggestion
 from factorcell.config import UserError
@@ -30,22 +40,30 @@ def weights_of(source: str) -> BlendWeights:
     return BlendWeights({f: (1.0 if f in SOURCES[source] and f != "model rest" else 0.0) for f in FEATURES})
 
 
+def suggested(blend: Blend, prefix: str, user: User) -> list[str]:
+    return [suggestion.text for suggestion in blend.complete(prefix, user)]
+
+
 def test_candidates_have_the_features_of_their_sources() -> None:
     blend, history = Blend(Completer(make_run()), POPULAR), History(("abba", "b", "abba", "acc", "b"))
     model = Suggestions(
         [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
     )
     features = {candidate.text: list(candidate.features) for candidate in blend.candidates("a", model, history, 10)}
-    popular = {"abc": math.log(5 / 8), "abba": math.log(3 / 8)}  # shares of the texts that begin with the prefix
+    shares = {"abc": math.log(5 / 8), "abba": math.log(3 / 8)}  # of the counts of all candidates
+    total = math.log(8)
     history_logs = {candidate.text: candidate.log_probability for candidate in history.complete("a")}
     typed = math.log(2)
-    assert list(features) == ["abc", "acc", "abba"]
-    assert features["abc"] == pytest.approx([1, math.log(0.5), 0, 1, popular["abc"], 0, 0, 0, 0])
-    assert features["acc"] == pytest.approx([1, math.log(0.25), 0, 0, 0, 1, history_logs["acc"], math.log(2), typed])
-    rest = math.log(1 - 0.75)
+    assert list(features) == ["abc", "acc", "abba", ""]
+    none = [0, 0, 0]
+    assert features["abc"] == pytest.approx([1, math.log(0.5), 0, 1, shares["abc"], total, 0, 0, 0, 0, *none])
+    history_features = [1, history_logs["acc"], math.log(2), typed]
+    assert features["acc"] == pytest.approx([1, math.log(0.25), 0, 0, 0, 0, *history_features, *none])
+    rest, history_features = math.log(1 - 0.75), [1, history_logs["abba"], math.log(3), typed]
     assert features["abba"] == pytest.approx(
-        [0, math.log(0.25), rest, 1, popular["abba"], 1, history_logs["abba"], math.log(3), typed]
+        [0, math.log(0.25), rest, 1, shares["abba"], total, *history_features, *none]
     )
+    assert features[""] == pytest.approx([*[0] * 10, 1, rest, typed])
 
 
 def test_with_weights_of_one_source_the_blend_has_the_order_of_that_source() -> None:
@@ -61,6 +79,56 @@ def test_with_weights_of_one_source_the_blend_has_the_order_of_that_source() -> 
     for source, expected in alone.items():
         suggestions = Blend(completer, POPULAR, weights_of(source)).suggest(typed_text, 10).suggestions
         assert [s.text for s in suggestions][: len(expected)] == [s.text for s in expected]
+
+
+def test_more_counts_are_never_below_fewer() -> None:
+    run = make_run()
+    completer, user = Completer(run, seconds=0.0), User.new(run)  # without the model
+    counts = {"abb": 3, "abc": 8, "aba": 4, "ab": 6, "aca": 5}
+    popularity = Popularity.fit([text for text, count in counts.items() for _ in range(count)])
+    expected = sorted(counts, key=lambda text: -counts[text])
+    assert suggested(Blend(completer, popularity), "", user) == expected
+    random = np.random.default_rng(0)
+    blend = Blend(completer, popularity)
+    examples = []
+    for _ in range(100):
+        alternatives = blend.candidates("a", Suggestions([], 0, False), History(("abb",)), 10)
+        examples.append((alternatives, str(random.choice(["abb", "aba", "", "ab"]))))  # rare texts are entered often
+    for weights in (DEFAULT_WEIGHTS, BlendWeights.fit(examples)):
+        assert suggested(Blend(completer, popularity, replace(weights, threshold=0.0)), "", user) == expected
+
+
+def test_an_invented_text_needs_evidence() -> None:
+    run = make_run()
+    user = replace(User.new(run), history=History(("abab",)))
+    completer = Completer(run)
+    for threshold in (0.0, 0.05, 2.0):
+        blend = Blend(completer, POPULAR, replace(DEFAULT_WEIGHTS, threshold=threshold))
+        typed_text = completer.type_text(completer.begin(user), "a")
+        for suggestion in blend.suggest(typed_text).suggestions:
+            is_known = suggestion.text in {"abc", "abba", "abab"}
+            assert is_known or math.exp(suggestion.log_probability) >= threshold
+        assert {"abc", "abba", "abab"} <= set(suggested(blend, "a", user))
+    assert len(suggested(blend, "a", user)) == 3
+
+
+def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
+    def example(log_prob: float, text: str) -> tuple[list[Candidate], str]:
+        """Return an example with an invented text "new" of a probability and a popular text."""
+        features = dict.fromkeys(FEATURES, 0.0)
+        new = Candidate("new", tuple({**features, "model": 1.0, "model log p": log_prob}.values()))
+        known = Candidate("known", tuple({**features, "popular": 1.0, "popular log share": -1.0}.values()))
+        return [new, known, Candidate("", tuple({**features, "none": 1.0}.values()))], text
+
+    weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "model": 3.0, "model log p": 1.0})
+    wrong, right = [example(-float(i) / 50, "known") for i in range(50)], [example(1.0, "new") for _ in range(50)]
+    threshold = weights.fit_threshold([*wrong, *right])
+    first = [math.exp(weights.log_probabilities(alternatives)[0]) for alternatives, _ in wrong]
+    assert sum(probability >= threshold for probability in first) <= 0.015 * 100 < 3
+    assert all(math.exp(weights.log_probabilities(alternatives)[0]) >= threshold for alternatives, _ in right)
+    # If most lists begin with wrong inventions, but the right ones are no more probable, none are removed.
+    mixed = [example(-1.0, "new" if number % 3 else "other") for number in range(60)]
+    assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])
 
 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:
@@ -91,13 +159,16 @@ def test_probabilities_sum_to_one_and_parts_sum_to_scores() -> None:
     assert blend.suggest(typed_text, 10).suggestions == blend.merge(
         blend.candidates("a", blend.completer.suggest(typed_text, 10), user.history, 10), 10
     )
-    assert sum(math.exp(s.log_probability) for s in suggestions) == pytest.approx(1)
+    alternatives = blend.candidates("a", blend.completer.suggest(typed_text, 1000), user.history, 1000)
+    none = math.exp(weights.log_probabilities(alternatives)[-1])
+    assert sum(math.exp(s.log_probability) for s in suggestions) == pytest.approx(1 - none)
     logs = [s.log_probability for s in suggestions]
     assert logs == sorted(logs, reverse=True)
     assert len({s.text for s in suggestions}) == len(suggestions)
     scores = [sum(s.parts.values()) for s in suggestions]
     assert [score - scores[0] for score in scores] == pytest.approx([log - logs[0] for log in logs])
-    assert all(list(s.parts) == list(SOURCES) and {*s.source.split("+")} <= {*SOURCES} for s in suggestions)
+    sources = [source for source in SOURCES if source != "none"]
+    assert all(list(s.parts) == sources and {*s.source.split("+")} <= {*sources} for s in suggestions)
 
 
 def test_popular_texts_and_history_remain_when_the_time_is_up() -> None:
@@ -134,38 +205,50 @@ def test_all_sources_forgive_typos() -> None:
 
 def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     random = np.random.default_rng(0)
-    true = random.normal(size=len(FEATURES))
-    lists = []
-    for _ in range(2000):
+    true = np.clip(random.normal(size=len(FEATURES)), *np.array(list(BOUNDS.values())).T)
+    examples = []
+    for _ in range(3000):
         features = random.normal(size=(random.integers(2, 9), len(FEATURES)))
         scores = np.exp(features @ true)
         texts = [Candidate(str(row), tuple(row_features)) for row, row_features in enumerate(features)]
-        lists.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
-    lists.append(([Candidate("a", tuple(random.normal(size=len(FEATURES))))], "missing text"))
-    fitted = BlendWeights.fit(lists)
+        examples.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
+    fitted = BlendWeights.fit(examples)
     assert fitted.array == pytest.approx(true, abs=0.2)
+    low, high = np.array(list(BOUNDS.values())).T
 
     def loss(weights: np.ndarray) -> float:
-        total = 0.1 * float((weights**2).sum())
-        for candidates, text in lists[:-1]:
+        total = PENALTY * float(((weights - DEFAULT_WEIGHTS.array) ** 2).sum())
+        for candidates, text in examples:
             scores = np.array([candidate.features for candidate in candidates]) @ weights
             total += float(np.logaddexp.reduce(scores) - scores[int(text)])
         return total
 
     best = loss(fitted.array)
     for _ in range(10):
-        assert loss(fitted.array + random.normal(size=len(FEATURES)) * 0.05) > best
-    with pytest.raises(UserError, match="no list of candidates contains the entered text"):
-        BlendWeights.fit(lists[-1:])
+        other = np.clip(fitted.array + random.normal(size=len(FEATURES)) * 0.05, low, high)
+        assert loss(other) > best
+    assert BlendWeights.fit([]) == DEFAULT_WEIGHTS
+
+
+def test_a_missing_text_is_none_of_the_alternatives() -> None:
+    features = dict.fromkeys(FEATURES, 0.0)
+    popular = Candidate("a", tuple({**features, "popular": 1.0, "popular log share": 0.0}.values()))
+    none = Candidate("", tuple({**features, "none": 1.0}.values()))
+    for share in (0.1, 0.9):
+        examples = [([popular, none], "a" if number < 400 * share else "missing") for number in range(400)]
+        fitted = BlendWeights.fit(examples)
+        assert math.exp(fitted.log_probabilities([popular, none])[0]) == pytest.approx(share, abs=0.02)
 
 
 def test_a_run_without_completion_files_has_default_weights_and_no_popular_texts(tmp_path: Path) -> None:
     run = make_run()
     run.folder = tmp_path
     assert BlendWeights.load(tmp_path) == DEFAULT_WEIGHTS
-    BlendWeights({**DEFAULT_WEIGHTS.values, "own": 5.0}).save(run)
+    save_settings(run, LearningRule(rate=0.3), BlendWeights({**DEFAULT_WEIGHTS.values, "own": 5.0}, 0.25))
     assert BlendWeights.load(tmp_path).values["own"] == 5.0
-    files.write_json(tmp_path / "blend.json", {"format": 1, "own": 1})
+    assert BlendWeights.load(tmp_path).threshold == 0.25
+    assert LearningRule.load(tmp_path) == LearningRule(rate=0.3)
+    files.write_json(tmp_path / "completion.json", {"format": 1, "weights": {"own": 1}})
     with pytest.raises(UserError, match="expected the weights model, "):
         BlendWeights.load(tmp_path)
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training writes it with --user"):

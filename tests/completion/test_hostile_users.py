@@ -258,9 +258,9 @@ def test_learning_that_overflows_leaves_the_user_unchanged(monkeypatch: pytest.M
 def test_invalid_rules_are_refused(content: str, message: str, tmp_path: Path) -> None:
     run = make_run()
     run.folder = tmp_path
-    (tmp_path / "online.json").write_text('{"format": 1, ' + content[1:])
+    (tmp_path / "completion.json").write_text('{"format": 1, "rule": ' + content + "}")
     with pytest.raises(UserError) as error:
         Learner(run)
     assert message in str(error.value)
-    assert str(tmp_path / "online.json") in str(error.value)
+    assert str(tmp_path / "completion.json") in str(error.value)
     assert "\n" not in str(error.value)

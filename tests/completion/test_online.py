@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factorcell.completion.blend import DEFAULT_WEIGHTS, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import OPTIMIZERS, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
@@ -180,16 +181,16 @@ def test_a_rule_is_saved_in_the_run_folder(tmp_path: Path) -> None:
     run = make_run()
     run.folder = tmp_path
     assert LearningRule.load(run.folder) == LearningRule("adagrad", 0.1)
-    LearningRule("adadelta", 5.0, max_norm=0).save(run)
+    save_settings(run, LearningRule("adadelta", 5.0, max_norm=0), DEFAULT_WEIGHTS)
     assert LearningRule.load(run.folder) == LearningRule("adadelta", 5.0, 0)
     assert Learner(run).max_vector_norm == float("inf")
-    LearningRule("sgd", 0.25).save(run)
+    save_settings(run, LearningRule("sgd", 0.25), DEFAULT_WEIGHTS)
     assert LearningRule.load(run.folder) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")
     (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
     for values, message in (({"pace": 1}, "not a rule"), ({"optimizer": "adam"}, "unknown online optimizer 'adam'")):
-        (tmp_path / "online.json").write_text(json.dumps({"format": 1, **values}))
+        (tmp_path / "completion.json").write_text(json.dumps({"format": 1, "rule": values}))
         with pytest.raises(UserError, match=message):
             LearningRule.load(run.folder)
 

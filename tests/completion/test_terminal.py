@@ -13,7 +13,7 @@ from prompt_toolkit.output import DummyOutput
 
 from factorcell.commands.interactive import InteractiveCompleter, read_lines
 from factorcell.commands.main import main
-from factorcell.completion.blend import SOURCES, new_suggester
+from factorcell.completion.blend import INDICATORS, new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -69,7 +69,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         == 0
     )
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["text", "share", "source", "probability", *SOURCES]
+    assert header.split() == ["text", "share", "source", "probability", *INDICATORS]
     scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
     assert lines[4] == "popular texts whose log probability the history raised most"

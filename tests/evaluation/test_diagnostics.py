@@ -37,7 +37,7 @@ from tests.small_runs import ROWS, make_run, with_ngrams
 
 ENDED = {"texts": 100, "targets": 1000}  # facts of a training that has ended
 GAIN = "gain_over_unknown_context"
-EFFECT = {"texts": 90, GAIN: 0.01, f"{GAIN}_high": 0.04}
+EFFECT = {"texts": 90, GAIN: 0.01, f"{GAIN}_high": 0.015}
 
 
 @pytest.fixture
@@ -116,9 +116,20 @@ def test_a_run_that_is_worse_than_ngram_counts_is_undertrained(run: Run, ngram: 
     assert all("more texts" in finding.text for finding in run_findings(run))
 
 
-@pytest.mark.parametrize(("low", "name"), [(None, ""), (0.01, ""), (-0.005, "no effect")])
-def test_a_context_without_a_significant_effect_is_a_finding(run: Run, low: float | None, name: str) -> None:
-    write_facts(run, context=None if low is None else {**EFFECT, f"{GAIN}_low": low})
+@pytest.mark.parametrize(
+    ("low", "high", "name"),
+    [
+        (None, None, ""),
+        (0.01, 0.015, ""),
+        (-0.005, 0.015, "no effect"),
+        (-0.03, -0.02, "no effect"),
+        (-0.005, 0.03, ""),  # too few texts
+    ],
+)
+def test_a_context_without_a_significant_effect_is_a_finding(
+    run: Run, low: float | None, high: float | None, name: str
+) -> None:
+    write_facts(run, context=None if low is None else {**EFFECT, f"{GAIN}_low": low, f"{GAIN}_high": high})
     assert names_of(run_findings(run)) == [name] * bool(name)
     write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "only_unknown_users": True})
     assert names_of(run_findings(run)) == ["unknown users"]

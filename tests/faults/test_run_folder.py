@@ -145,7 +145,10 @@ Change = dict[str, Any]
 NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, "1", None, True, [0.1])
 RATES: list[Change] = [{name: value} for name in ("rate", "max_norm") for value in (*NOT_NUMBERS, -1.0)]
 RULES: list[Change] = [*RATES, {"optimizer": "adam"}, {"optimizer": 3}, {"optimizer": []}, {"pace": 1}]
-BLENDS: list[Change] = [dict.fromkeys(FEATURES, value) for value in NOT_NUMBERS]
+RULES = [{"rule": change} for change in RULES] + [{"rule": 3}, {"rule": None}, {"rule": []}, {"rule": "adagrad"}]
+BLENDS: list[Change] = [{"weights": dict.fromkeys(FEATURES, value)} for value in NOT_NUMBERS]
+BLENDS += [{"weights": 3}, {"weights": None}, {"weights": []}, {"weights": {}}]
+BLENDS += [{"threshold": value} for value in NOT_NUMBERS]
 ORDERS: list[Change] = [{"order": value} for value in (0, "3", True, 10**9, None)]
 NGRAMS: list[Change] = [*ORDERS, {"data": []}, {"data": None}]
 NO_LISTS: tuple[Any, ...] = (3, None, {}, [], "abc")
@@ -158,8 +161,10 @@ MIXTURES: list[Change] = [
     *({"by": value} for value in (3, "x", {}, {"name": "city", "values": "x", "counts": []})),
 ]
 CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
-    "letters/online.json": (RULES, LearningRule.load),
-    "letters/blend.json": (BLENDS, BlendWeights.load),
+    "letters/completion.json": (
+        [*RULES, *BLENDS],
+        lambda folder: (LearningRule.load(folder), BlendWeights.load(folder)),
+    ),
     "ngram/ngram.json": (NGRAMS, NGram.open),
     "mixture/mixture.json": (MIXTURES, open_scorer),
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from factorcell.completion.blend import DEFAULT_WEIGHTS, save_settings
 from factorcell.completion.online import LearningRule, User, learn_one
 from factorcell.config import UserError
 from factorcell.model.run import Run
@@ -26,7 +27,7 @@ def test_identity_depends_on_the_learning_rule(tmp_path: Path) -> None:
         LearningRule(max_norm=0),
         LearningRule(max_norm=1.5),
     ):
-        rule.save(run)
+        save_settings(run, rule, DEFAULT_WEIGHTS)
         identities.append(ServedModel(Run.open(run.folder)).identity)
     assert identities[0] == identities[1]
     assert len(set(identities)) == 4

@@ -26,11 +26,11 @@ def texts_by(who: str) -> Rows:
     return [{"text": text, "who": who, "city": "Oslo"} for text in TEXTS * 4]
 
 
-def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
+def train_run(folder: Path, dev: Rows, tokenizer: str = "char", **data: Any) -> Run:
     """Train a run with a user column."""
     options = {
         "data": {"user": "who", "min_user_count": 4, "min_context_count": 1, **data},
-        "tokenizer": {"kind": "char", "min_count": 1},
+        "tokenizer": {"kind": tokenizer, "min_count": 1},
         "model": {"embedding_size": 4, "rank": 2},
         "backbone": {"hidden_size": 6},
         "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100},
@@ -39,9 +39,14 @@ def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
 
 
 def test_a_training_reports_that_development_users_are_unknown(tmp_path: Path) -> None:
-    with expected_finding("unknown users", f"replay {tmp_path / 'new'}"):
-        new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
-    assert training_facts(new.folder)["context"]["only_unknown_users"]
+    unknown_users = [*texts_by("carl"), *texts_by("rare")]
+    with expected_finding("unknown users", f"tune-online {tmp_path / 'words'}"):
+        words = train_run(tmp_path / "words", unknown_users, "word")
+    assert training_facts(words.folder)["context"]["only_unknown_users"]
+    with collected_findings() as findings:  # the gain from learning users is measured
+        letters = train_run(tmp_path / "letters", unknown_users)
+    assert "unknown users" not in [finding.name for finding in findings]
+    assert "perplexity_change" in training_facts(letters.folder)["completion"]
     with collected_findings() as findings:
         known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
     assert "unknown users" not in [finding.name for finding in findings]

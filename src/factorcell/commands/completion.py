@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ from factorcell.bootstrap import Interval
 from factorcell.choices import ONLINE_OPTIMIZERS
 from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
-from factorcell.completion.blend import SOURCES, Blend, BlendWeights, new_suggester
+from factorcell.completion.blend import INDICATORS, Blend, BlendWeights, new_suggester, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users, learn_one
-from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as replay_streams
 from factorcell.completion.replay import tuning
-from factorcell.completion.replay.streams import PrefixDraw, Stream
+from factorcell.completion.replay.streams import PrefixDraw
 from factorcell.config import UserError
 from factorcell.data.chunks import format_names
 from factorcell.data.counts import POPULARITY
@@ -33,6 +32,7 @@ from factorcell.model.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
 COMPARED_POPULAR_TEXTS = 1500
+RULE_SHARE = 0.5  # share of the minutes of `tune-online` after which no further learning rule is tried
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -96,7 +96,8 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
-    rows = [row for stream in user_streams for row in stream.rows]
+    texts = sum(len(stream.rows) for stream in user_streams)
+    start, seconds = time.monotonic(), 60 * arguments.minutes
     rule_rows = []
     for row in tuning.try_rates(
         run,
@@ -107,19 +108,26 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     ):
         rule_rows.append(row)
         terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {terminal.format_interval(row, 'perplexity')}")
+        if len(rule_rows) > 1 and time.monotonic() > start + RULE_SHARE * seconds:
+            break
     learning_rows = rule_rows[1:]  # the first row is for completion without learning
     best = min(learning_rows, key=lambda row: float(row["perplexity"]))
     rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
-    rule.save(run)
-    blend_rows = _fit_blend(run, rule, user_streams, arguments)
+    weights, blend_rows = BlendWeights.load(run.folder), list[dict[str, Any]]()
+    if (run.folder / POPULARITY).exists():
+        completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
+        learner = Learner(run, rule, arguments.unknown)
+        weights, ranks = tuning.fit_blend(completer, learner, user_streams, start + seconds)
+        blend_rows = [{**ranks, "weights": dict(weights.values), "threshold": weights.threshold}]
+    save_settings(run, rule, weights)
     if arguments.json:
         return terminal.show_json([*rule_rows, *blend_rows])
     _show_rules(rule_rows)
-    terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
+    terminal.show(f"{run.folder}: learning rule set to {rule} ({online.SETTINGS})")
     change = Interval.from_row(best, "change")
     assert change is not None  # all rows after the first have a change
-    texts = f"all {len(rows):,} texts of {len(user_streams):,} users, also used to choose the rate"
-    terminal.show(f"perplexity change by learning users: {change.to_text('.1f', 100, '%')} ({texts})")
+    of_texts = f"all {texts:,} texts of {len(user_streams):,} users, also used to choose the rate"
+    terminal.show(f"perplexity change by learning users: {change.to_text('.1f', 100, '%')} ({of_texts})")
     for row in blend_rows:
         _show_blend(row)
     return terminal.notify(
@@ -139,18 +147,20 @@ def _show_rules(rule_rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_blend(row: Mapping[str, Any]) -> None:
-    """Print the mean reciprocal ranks of the blend and of the model alone, and the weights of the blend."""
+    """Print the mean reciprocal ranks of the blend and of its sources alone, and the weights of the blend."""
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
     terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
-    terminal.show(f"  blend        {terminal.format_interval(row, 'mrr')} (blend.json: weights fitted to all users)")
-    terminal.show(f"  model alone  {terminal.format_interval(row, 'mrr_model')}")
+    terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
+    for source in tuning.ALONE:
+        terminal.show(f"  {f'{source} alone':<14} {terminal.format_interval(row, f'mrr_{source}')}")
     difference = Interval.from_row(row, "mrr_difference")
     assert difference is not None  # the row has figures of at least one text
-    terminal.show(f"  difference   {difference.to_text('.4f')}")
+    terminal.show(f"  blend - model  {difference.to_text('.4f')}")
     terminal.show_table(
         [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
         ("feature", "weight"),
     )
+    terminal.show(f"texts that only the model proposes need a probability of {row['threshold']:.3f}")
 
 
 def choose_column(path: Path, option: str, specified_column: str | None, run_column: str) -> str:
@@ -179,22 +189,6 @@ def choose_time_column(path: Path, specified_column: str | None, run_column: str
         "--time selects a column of times"
     )
     return None
-
-
-def _fit_blend(
-    run: Run, rule: LearningRule, user_streams: Sequence[Stream], arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Fit and save the weights of the blend, and return one row about them; without popular texts, return no row."""
-    if not (run.folder / POPULARITY).exists():
-        return []
-    completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
-    learner = Learner(run, rule, arguments.unknown)
-    popularity = Popularity.from_run(run)
-    examples_of_users = list(tuning.candidate_lists(completer, learner, popularity, user_streams))
-    weights = BlendWeights.fit(list(chain.from_iterable(examples_of_users)))
-    weights.save(run)
-    row = tuning.compare_with_model(completer, popularity, examples_of_users)
-    return [{**row, "weights": dict(weights.values)}]
 
 
 def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
@@ -248,7 +242,7 @@ def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], ar
     # The scores of a blend, or with typing errors, are not the probabilities that the model gives to the texts.
     score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
-    columns = ("text", score_column, "source", "typos", "probability", *SOURCES)
+    columns = ("text", score_column, "source", "typos", "probability", *INDICATORS)
     terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
     if gains:
         terminal.show("", "popular texts whose log probability the history raised most")

@@ -1,13 +1,18 @@
 """Blending of suggestions from the model, from popular texts and from the user's history, with learned weights.
 
-    score(x) = sum over sources s of  w_s . phi_s(x)        p(x) = exp score(x) / sum over candidates y of exp score(y)
+    score(x) = sum over sources s of  w_s . phi_s(x)      p(x) = exp score(x) / sum over alternatives y of exp score(y)
 
 The candidates are all texts that at least one source proposes for a prefix. The features phi_s(x) of a candidate x say
-whether the source s proposes x, and how probable, popular or recent x is according to s. The weights w_s are fitted to
-prefixes and the texts that users entered after them: they maximize the probabilities p(x) of the entered texts. This is
-a conditional logit model, whose loss is convex. The thesis leaves the combination of sources open (section 5.5).
+whether the source s knows x, and how probable, popular or recent x is according to s. The alternatives are the
+candidates and "none of them". The weights w_s are fitted to prefixes and the texts that users entered after them: they
+maximize the probabilities p(x) of the entered texts. This is a conditional logit model, whose loss is convex; bounds
+keep the scores of texts in the order of their counts if all else is equal. The thesis leaves the combination of sources
+open (section 5.5).
 
-Shapes: N candidates, F features.
+A text that only the model proposes may be one that nobody would ever enter. It is suggested only if p(x) reaches a
+threshold, which is fitted too.
+
+Shapes: N examples, C alternatives, F features.
 """
 
 import math
@@ -18,13 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
 from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText
 from factorcell.completion.fuzzy import TypoTolerantLookup
-from factorcell.completion.online import User, distinguishes_users
+from factorcell.completion.online import (
+    FORMAT,
+    SETTINGS,
+    LearningRule,
+    User,
+    distinguishes_users,
+    read_settings,
+)
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Stop
 from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
@@ -34,18 +45,23 @@ from factorcell.model.run import Run
 
 Floats = NDArray[np.float64]
 
-FILE = "blend.json"  # file in a run folder that stores the weights
-FORMAT = 1  # format number of this file
-PENALTY = 0.1  # the fit minimizes the nats of all entered texts plus PENALTY times the sum of squared weights
-MAX_STEPS = 200  # maximum number of optimizer steps; a few dozen suffice
+PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
+# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter, and the
+# share of the mean reciprocal rank that the threshold may cost; if both are not possible, the latter decides.
+MAX_INVENTED, MAX_COST = 0.015, 0.02
 
-# The features of each source; docs/formats.md describes them.
-SOURCES: dict[str, tuple[str, ...]] = {
-    "model": ("model", "model log p", "model rest"),
-    "popularity": ("popular", "popular log share"),
-    "history": ("own", "own log share", "own last", "own typed"),
+# The features of each source, with the bounds of their weights; docs/formats.md describes them.
+ANY, POSITIVE, NEGATIVE = (-math.inf, math.inf), (0.05, math.inf), (-math.inf, 0.0)
+SOURCES: dict[str, dict[str, tuple[float, float]]] = {
+    "model": {"model": ANY, "model log p": (0.0, math.inf), "model rest": ANY},
+    "popularity": {"popular": ANY, "popular log share": POSITIVE, "popular log count": (0.0, math.inf)},
+    "history": {"own": ANY, "own log share": POSITIVE, "own last": NEGATIVE, "own typed": ANY},
+    "none": {"none": ANY, "none rest": ANY, "none typed": ANY},
 }
-FEATURES = tuple(feature for features in SOURCES.values() for feature in features)
+INDICATORS = {"model": "model", "popularity": "popular", "history": "own"}  # source -> the feature that marks its texts
+BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds in features.items()}
+FEATURES = tuple(BOUNDS)
+NONE = len(FEATURES) - len(SOURCES["none"])  # index of the first feature of the alternative "none of them"
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Candidate:
     """A proposed text with its features.
 
     Attributes:
-        text: The proposed text.
+        text: The proposed text; empty for the alternative "none of them".
         features: The features (F,).
         typos: Number of typing errors that the prefix has if the user intends this text.
     """
@@ -62,88 +78,178 @@ class Candidate:
     features: tuple[float, ...]
     typos: int = 0
 
+    def has(self, feature: str) -> bool:
+        """Return whether a feature that is 0 or 1 is 1."""
+        return self.features[FEATURES.index(feature)] == 1.0
+
     @property
-    def is_proposed_by_model(self) -> bool:
-        """Whether the model proposes the text; lists of candidates have these texts first, in the model's order."""
-        return self.features[FEATURES.index("model")] == 1.0
+    def is_invented(self) -> bool:
+        """Whether the text is neither a popular text nor one of the user's own texts."""
+        return not (self.has("popular") or self.has("own"))
+
+
+Example = tuple[Sequence[Candidate], str]  # the alternatives for a prefix, the last "none", and the entered text
 
 
 @dataclass(frozen=True)
 class BlendWeights:
-    """The weights of a blend: feature -> weight."""
+    """The weights of a blend.
+
+    Attributes:
+        values: Feature -> weight.
+        threshold: The probability that a text needs to be suggested if only the model proposes it.
+    """
 
     values: Mapping[str, float]
+    threshold: float = 0.0
 
     @classmethod
     def load(cls, folder: str | Path) -> "BlendWeights":
-        """Read the weights that `tune-online` stored in a run folder, or return the default weights.
+        """Read the weights that `train` or `tune-online` stored in a run folder, or return the default weights.
 
         Raises:
             UserError: The file in the run folder is not valid.
         """
-        path = Path(folder) / FILE
-        if not path.exists():
+        path = Path(folder) / SETTINGS
+        settings = read_settings(folder)
+        if settings is None:
             return DEFAULT_WEIGHTS
-        values = files.read_versioned(path, FORMAT)
-        if set(values) != set(FEATURES):
+        values, threshold = settings.get("weights"), settings.get("threshold")
+        if not isinstance(values, dict) or set(values) != set(FEATURES):
             raise UserError(f"{path}: expected the weights {', '.join(FEATURES)}; run tune-online to create them again")
-        return cls(
-            {name: files.require_finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES}
-        )
-
-    def save(self, run: Run) -> None:
-        """Store the weights in the folder of `run`."""
-        files.write_versioned(run.folder / FILE, self.values, FORMAT)
+        numbers = {
+            name: files.require_finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES
+        }
+        return cls(numbers, files.require_finite_number(threshold, path, "the threshold"))
 
     @property
     def array(self) -> Floats:
         """The weights in the order of `FEATURES` (F,)."""
         return np.array([self.values[feature] for feature in FEATURES])
 
+    def log_probabilities(self, alternatives: Sequence[Candidate]) -> Floats:
+        """Return the log probability of each alternative (C,)."""
+        scores: Floats = np.array([alternative.features for alternative in alternatives]) @ self.array
+        log_probs: Floats = scores - np.logaddexp.reduce(scores)
+        return log_probs
+
+    def parts(self, candidate: Candidate) -> dict[str, float]:
+        """Return what each source adds to the score of a candidate."""
+        terms = dict(zip(FEATURES, np.array(candidate.features) * self.array, strict=True))
+        return {source: float(sum(terms[feature] for feature in SOURCES[source])) for source in INDICATORS}
+
     @classmethod
-    def fit(cls, examples: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
-        """Fit the weights to candidates and the texts that users entered.
+    def fit(cls, examples: Sequence[Example]) -> "BlendWeights":
+        """Fit the weights and the threshold to alternatives and the texts that users entered.
 
-        Args:
-            examples: For each prefix, the candidates and the text that the user entered. Prefixes whose entered text is
-                not a candidate are omitted.
-
-        Raises:
-            UserError: No entered text is a candidate for its prefix.
+        A penalty keeps the weights near the default weights, which are returned without examples.
         """
-        usable: list[tuple[Sequence[Candidate], int]] = []  # candidates, and the index of the entered text among them
-        for candidates, entered_text in examples:
-            texts = [candidate.text for candidate in candidates]
-            if entered_text in texts:
-                usable.append((candidates, texts.index(entered_text)))
-        if not usable:
-            raise UserError("blend: no list of candidates contains the entered text; use more texts to fit the weights")
-        shape = len(usable), max(len(candidates) for candidates, _ in usable)
-        features, is_padding = torch.zeros(*shape, len(FEATURES)), torch.ones(shape, dtype=torch.bool)
-        for row, (candidates, _) in enumerate(usable):
-            values = np.array([candidate.features for candidate in candidates])
-            features[row, : len(candidates)] = torch.tensor(values).float()
-            is_padding[row, : len(candidates)] = False
-        targets = torch.tensor([target for _, target in usable])
-        weights = torch.zeros(len(FEATURES), requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights], max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
+        if not examples:
+            return DEFAULT_WEIGHTS
+        from scipy.optimize import minimize  # takes a quarter of a second
 
-        def compute_loss() -> torch.Tensor:
-            """Return the penalized nats of the entered texts, and store their gradient in the weights."""
-            optimizer.zero_grad()
-            scores = (features @ weights).masked_fill(is_padding, -torch.inf)
-            nats = torch.nn.functional.cross_entropy(scores, targets, reduction="sum")
-            loss = nats + PENALTY * (weights**2).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
+        shape = len(examples), max(len(alternatives) for alternatives, _ in examples), len(FEATURES)
+        features, mask, targets = np.zeros(shape), np.full(shape[:2], -np.inf), np.zeros(len(examples), np.int64)
+        for row, (alternatives, text) in enumerate(examples):
+            features[row, : len(alternatives)] = [alternative.features for alternative in alternatives]
+            mask[row, : len(alternatives)] = 0.0
+            texts = [alternative.text for alternative in alternatives]
+            targets[row] = texts.index(text) if text in texts else len(texts) - 1
+        rows, start = np.arange(len(examples)), DEFAULT_WEIGHTS.array
+        chosen = features[rows, targets]
 
-        with torch.enable_grad():
-            optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
-        return cls(dict(zip(FEATURES, weights.detach().double().tolist(), strict=True)))
+        def loss_and_gradient(weights: Floats) -> tuple[float, Floats]:
+            scores = features @ weights + mask
+            log_totals = np.logaddexp.reduce(scores, axis=1)
+            expected = np.einsum("nc,ncf->nf", np.exp(scores - log_totals[:, None]), features)
+            nats = (log_totals - chosen @ weights).sum()
+            change = weights - start
+            return nats + PENALTY * change @ change, (expected - chosen).sum(axis=0) + 2 * PENALTY * change
+
+        optimum = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", bounds=list(BOUNDS.values()))
+        weights = cls(dict(zip(FEATURES, optimum.x.tolist(), strict=True)))
+        return replace(weights, threshold=weights.fit_threshold(examples))
+
+    def fit_threshold(self, examples: Sequence[Example]) -> float:
+        """Return the lowest threshold with which few lists begin with an invented text that the user does not enter.
+
+        A lower threshold is returned if this one would cost too much of the mean reciprocal rank.
+        """
+        cases = [
+            _Ranking.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
+            for alternatives, text in examples
+        ]
+        thresholds = sorted({0.0, *(case.invented[0] for case in cases if case.invented), 1.0})
+        thresholds = thresholds[:: max(1, len(thresholds) // 100)]
+        least = (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases)
+        best = 0.0
+        for threshold in thresholds:
+            threshold = math.nextafter(threshold, 2.0) if threshold else 0.0
+            if sum(case.reciprocal_rank(threshold) for case in cases) < least:
+                break
+            best = threshold
+            if sum(case.begins_wrong(threshold) for case in cases) <= MAX_INVENTED * len(cases):
+                break
+        return best
 
 
-# Rounded weights, fitted to commit subjects of 60 users (experiments/commits.py). `tune-online` fits those of a run.
-DEFAULT_WEIGHTS = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
+@dataclass(frozen=True)
+class _Ranking:
+    """The ranks of the candidates of an example.
+
+    Attributes:
+        invented: The probabilities of the invented texts before the entered one, or of all if it is not a candidate;
+            the highest first.
+        known: The number of other texts before the entered one.
+        probability: The probability of the entered text; 0 if it is not a candidate.
+        is_invented: Whether the entered text is an invented one.
+        begins_invented: Whether the most probable text is invented.
+    """
+
+    invented: tuple[float, ...]
+    known: int
+    probability: float
+    is_invented: bool
+    begins_invented: bool
+
+    @classmethod
+    def of(cls, alternatives: Sequence[Candidate], probabilities: Floats, text: str) -> "_Ranking":
+        order = sorted(
+            range(len(alternatives) - 1), key=lambda index: (-probabilities[index], alternatives[index].text)
+        )
+        position = next((rank for rank, index in enumerate(order) if alternatives[index].text == text), len(order))
+        before = order[:position]
+        invented = tuple(float(probabilities[index]) for index in before if alternatives[index].is_invented)
+        target = order[position] if position < len(order) else None
+        return cls(
+            invented,
+            len(before) - len(invented),
+            0.0 if target is None else float(probabilities[target]),
+            target is not None and alternatives[target].is_invented,
+            bool(order) and alternatives[order[0]].is_invented,
+        )
+
+    def reciprocal_rank(self, threshold: float) -> float:
+        """Return the reciprocal rank of the entered text; 0 if it is not suggested."""
+        if not self.probability or (self.is_invented and self.probability < threshold):
+            return 0.0
+        return 1 / (1 + self.known + sum(probability >= threshold for probability in self.invented))
+
+    def begins_wrong(self, threshold: float) -> bool:
+        """Return whether the list begins with an invented text that the user does not enter."""
+        return self.begins_invented and bool(self.invented) and self.invented[0] >= threshold
+
+
+# Rounded weights, fitted to the logs of experiments/made_logs.py; `train` and `tune-online` fit those of a run.
+DEFAULT_WEIGHTS = BlendWeights(
+    dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.7, 0.1, 1.5, 0.5, -0.4, 0.8, 0.0, 0.0, 0.0), strict=True))
+)
+
+
+def save_settings(run: Run, rule: LearningRule, weights: BlendWeights) -> None:
+    """Store the learning rule and the weights of the blend in the folder of `run`, in one file."""
+    settings = {"rule": rule.to_dict(), "weights": dict(weights.values), "threshold": weights.threshold}
+    files.write_versioned(run.folder / SETTINGS, settings, FORMAT)
 
 
 class Blend:
@@ -234,7 +340,10 @@ class Blend:
         return replace(model_suggestions, suggestions=merge_rounds(best_of_proposals, k))
 
     def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return the different texts that the sources propose, with their features; each proposes at most `k` texts."""
+        """Return the different texts that the sources propose, with their features, and "none of them" as the last.
+
+        Each source proposes at most `k` texts.
+        """
         model_proposals = model_suggestions.suggestions[:k]
         popular_proposals = [] if self.popular_lookup is None else self.popular_lookup.complete(prefix, k)
         personal_proposals = self._tolerate_typos(history).complete(prefix, k)
@@ -243,13 +352,13 @@ class Blend:
         ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
         for age, text in enumerate(reversed(history.texts)):
             ages.setdefault(text, age)
-        model_log_probs, popular_log_shares, personal_log_shares = (
-            {suggestion.text: suggestion.log_probability for suggestion in suggestions} for suggestions in proposals
-        )
+        own_shares = history.shares()
+        counts = {text: self.popularity.count(text) if self.popularity else 0 for text in typos_by_text}
+        log_count_total = math.log(max(1, sum(counts.values())))
+        model_log_probs = {suggestion.text: suggestion.log_probability for suggestion in model_proposals}
         min_log_prob = min(model_log_probs.values(), default=0.0)
         proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
         log_rest = math.log1p(-proposed_by_model)  # log probability of all texts that the model does not propose
-        log_popular_total = float(np.logaddexp.reduce(list(popular_log_shares.values()))) if popular_log_shares else 0.0
         log_prefix_length = math.log1p(len(prefix))
 
         def compute_features(text: str) -> tuple[float, ...]:
@@ -257,42 +366,40 @@ class Blend:
             model_features = (0.0, min_log_prob, log_rest)
             if text in model_log_probs:
                 model_features = (1.0, model_log_probs[text], 0.0)
-            popularity_features = (0.0, 0.0)
-            if text in popular_log_shares:
-                popularity_features = (1.0, popular_log_shares[text] - log_popular_total)
+            popularity_features = (0.0, 0.0, 0.0)
+            if count := counts[text]:
+                popularity_features = (1.0, math.log(count) - log_count_total, log_count_total)
             history_features = (0.0, 0.0, 0.0, 0.0)
-            if text in personal_log_shares:
-                history_features = (1.0, personal_log_shares[text], math.log1p(ages[text]), log_prefix_length)
-            return model_features + popularity_features + history_features
+            if text in ages:
+                history_features = (1.0, math.log(own_shares[text]), math.log1p(ages[text]), log_prefix_length)
+            return model_features + popularity_features + history_features + (0.0, 0.0, 0.0)
 
-        return [Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()]
+        none = Candidate("", (0.0,) * NONE + (1.0, log_rest, log_prefix_length))
+        return [*(Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()), none]
 
     def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
         """Return a lookup that forgives as many typos as the completer; `lookup` itself if it forgives no typo."""
         typo_costs = self.completer.typo_costs
         return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 
-    def merge(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates, those without typos first, with probabilities among all `candidates`."""
-        if not candidates:
-            return []
-        terms = np.array([candidate.features for candidate in candidates]) * self.weights.array
-        scores = terms.sum(1)
-        log_probs = scores - np.logaddexp.reduce(scores)
-        feature_counts = np.array([len(features) for features in SOURCES.values()])
-        starts = np.cumsum(feature_counts) - feature_counts  # index of the first feature of each source
-        parts = np.add.reduceat(terms, starts, axis=1)
+    def merge(self, alternatives: Sequence[Candidate], k: int) -> list[Suggestion]:
+        """Return the best `k` candidates, those without typos first, with probabilities among all `alternatives`."""
+        candidates = alternatives[:-1]  # the last alternative is "none of them"
+        log_probs = self.weights.log_probabilities(alternatives).tolist()
+        order = sorted(range(len(candidates)), key=lambda index: (-log_probs[index], candidates[index].text))
+        best = [
+            index
+            for index in order
+            if not candidates[index].is_invented or math.exp(log_probs[index]) >= self.weights.threshold
+        ][:k]
+        best.sort(key=lambda index: candidates[index].typos > 0)  # the sort is stable
 
         def to_suggestion(index: int) -> Suggestion:
             """Return the candidate at `index` as a suggestion."""
             candidate = candidates[index]
-            # The first feature of a source is 1 if the source proposes the text, otherwise 0.
-            sources = [name for name, start in zip(SOURCES, starts, strict=True) if candidate.features[start]]
-            source_parts = dict(zip(SOURCES, parts[index].tolist(), strict=True))
-            return Suggestion(candidate.text, float(log_probs[index]), "+".join(sources), candidate.typos, source_parts)
+            sources = "+".join(source for source, feature in INDICATORS.items() if candidate.has(feature))
+            return Suggestion(candidate.text, log_probs[index], sources, candidate.typos, self.weights.parts(candidate))
 
-        best = sorted(range(len(candidates)), key=lambda index: (-log_probs[index], candidates[index].text))[:k]
-        best.sort(key=lambda index: candidates[index].typos > 0)  # the sort is stable
         return [to_suggestion(index) for index in best]
 
 

@@ -26,7 +26,7 @@ from factorcell.choices import check_unknown
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.popularity import with_earlier_texts
 from factorcell.completion.prefixes import typed_reader
-from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
+from factorcell.completion.search import MAX_EXPANDED, Ids, PlainEngine, PrefixState, SearchRequest, Stop
 from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
@@ -95,6 +95,7 @@ class Completer:
         seconds: float | None = None,
         typos: int | TypoCosts = 0,
         is_allowed: TextFilter | None = None,
+        max_expanded: int = MAX_EXPANDED,
     ) -> None:
         """Pack the current weights of `run`; create a new completer after further training of the run.
 
@@ -105,6 +106,7 @@ class Completer:
             typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
             is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts. Texts that
                 seem to contain private content (`find_private_content`) are never suggested.
+            max_expanded: Maximum number of hypotheses that each search expands.
 
         Raises:
             UserError: The tokenizer is not one of these, a number is out of range, or `bpe` is to forgive typos.
@@ -112,7 +114,7 @@ class Completer:
         [seconds] = limits.check(seconds=seconds)
         data = run.config.data
         self.typed_reader = typed_reader(run)
-        self.run, self.unknown, self.seconds = run, check_unknown(unknown), seconds
+        self.run, self.unknown, self.seconds, self.max_expanded = run, check_unknown(unknown), seconds, max_expanded
         self.typo_costs, self.tokenizer = TypoCosts.of(typos), run.tokenizer
         if self.typo_costs.max_typos and self.typed_reader.returns_whole_texts:
             kind = f"typos: expected a tokenizer of characters, got {run.config.tokenizer.kind}"
@@ -298,7 +300,7 @@ class Completer:
         deadline: float | None,
         threads: int = 1,
     ) -> list[Suggestions]:
-        results = self.engine.search(requests, deadline, threads)
+        results = self.engine.search(requests, deadline, threads, max_expanded=self.max_expanded)
         return [
             Suggestions(
                 [

@@ -40,7 +40,7 @@ Floats = NDArray[np.float32]
 Contexts = Sequence[Mapping[str, Any]]  # for each text, column -> value
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient, state (S, k) -> change at rate 1, state
 
-FILE = "online.json"  # file in a run folder that stores the learning rule
+SETTINGS = "completion.json"  # file in a run folder that stores the learning rule and the weights of the blend
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC = b"fcu"  # first bytes of every stored user
 HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
@@ -99,18 +99,17 @@ class LearningRule:
 
     @classmethod
     def load(cls, folder: str | Path) -> "LearningRule":
-        """Read the rule that `tune-online` stored in a run folder, or return the default rule.
+        """Read the rule that `train` or `tune-online` stored in a run folder, or return the default rule.
 
         Raises:
             UserError: The file in the run folder is not valid.
         """
-        path = Path(folder) / FILE
-        if not path.exists():
+        path, settings = Path(folder) / SETTINGS, read_settings(folder)
+        if settings is None:
             return cls()
-        values = files.read_versioned(path, FORMAT)
         try:
-            return cls(**values)
-        except TypeError as error:  # an unknown key
+            return cls(**settings["rule"])
+        except (KeyError, TypeError) as error:  # a missing or an unknown key
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
@@ -119,9 +118,15 @@ class LearningRule:
         limit = "" if self.max_norm == LearningRule.max_norm else f", max_norm {self.max_norm:g}"
         return f"{self.optimizer} {self.rate:g}{limit}"
 
-    def save(self, run: Run) -> None:
-        """Store the rule in the folder of `run`."""
-        files.write_versioned(run.folder / FILE, asdict(self), FORMAT)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the optimizer, the rate and the maximum norm."""
+        return asdict(self)
+
+
+def read_settings(folder: str | Path) -> dict[str, Any] | None:
+    """Return the completion settings in a run folder; None if there are none."""
+    path = Path(folder) / SETTINGS
+    return files.read_versioned(path, FORMAT) if path.exists() else None
 
 
 @dataclass(frozen=True)

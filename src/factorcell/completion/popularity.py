@@ -102,6 +102,11 @@ class Popularity:
         """Return the `count` most popular texts."""
         return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
+    def count(self, text: str) -> int:
+        """Return how often a text in canonical form was counted; 0 if it is not popular."""
+        row = bisect_left(self.texts, text)
+        return int(self.counts[row]) if row < len(self.texts) and self.texts[row] == text else 0
+
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
         """Return the `k` most popular texts that begin with `prefix` and are longer than it.
 

@@ -6,6 +6,8 @@ compares and deletes texts in the canonical form that `clean_text` returns. `cle
 a prefix, which may end with one space.
 """
 
+from typing import Any
+
 from factorcell.config import UserError
 from factorcell.data.text_folds import same_prefix, same_text
 
@@ -22,6 +24,15 @@ def check_text(text: str, label: str = "text") -> str:
             f"{label} {text[:MAX_SHOWN]!a}...: {len(text):,} characters; a text may have at most {MAX_BYTES:,} bytes"
         )
     return text
+
+
+def is_valid_text(text: Any) -> bool:
+    """Return whether `check_text` accepts a text."""
+    try:
+        check_text(text)
+    except UserError:
+        return False
+    return True
 
 
 def clean_text(text: str, label: str = "text") -> str:

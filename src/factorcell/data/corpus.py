@@ -6,6 +6,7 @@ Shapes: B texts, T targets of the longest text, C categorical and N numeric vari
 of the vocabulary.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,6 +78,7 @@ class Corpus:
             if the texts are not from a table. A text that `truncate` has cut has the tokens of the whole text.
         dropped: Whether each row of the table was dropped (table rows,), so that the corpus has no text of it; empty if
             no row was dropped, and in selections of a corpus.
+        selected: The index of the table row of each text (rows,) of a selection; empty in a corpus of a whole table.
     """
 
     tokens: NDArray[Any]
@@ -92,6 +94,7 @@ class Corpus:
     originals: OriginalTexts | None = None
     spellings: Ragged | None = None
     dropped: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -104,6 +107,8 @@ class Corpus:
     @property
     def source_rows(self) -> NDArray[np.int64]:
         """The index of the table row of each text (rows,)."""
+        if len(self.selected):
+            return self.selected
         rows: NDArray[np.int64] = np.flatnonzero(~self.dropped) if len(self.dropped) else np.arange(len(self))
         return rows
 
@@ -225,6 +230,7 @@ class Corpus:
             originals=None if self.originals is None else self.originals.select(rows),
             spellings=None if self.spellings is None else self.spellings.select(rows),
             dropped=np.zeros(0, np.bool_),
+            selected=self.source_rows[rows],
         )
 
     def without_context(self, schema: ContextSchema, keep: str = "") -> "Corpus":
@@ -280,6 +286,48 @@ class Corpus:
         held_out_count = min(max(1, round(share * len(self))), len(self) - 1)
         held_out_rows, training_rows = np.split(random_rows, [held_out_count])
         return self.select(np.sort(training_rows)), self.select(np.sort(held_out_rows))
+
+    def split_users(self, share: float, seed: int, column: str) -> tuple["Corpus", "Corpus"]:
+        """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
+
+        The schema of both parts has no held-out users, as if training had never seen them.
+
+        Args:
+            share: The share of held-out texts.
+            seed: The seed of the random order.
+            column: The column of the users.
+
+        Returns:
+            The training corpus and the held-out corpus, both in the order of this corpus.
+        """
+        text_counts = np.bincount(self.users)
+        order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
+        totals = np.cumsum(text_counts[order])
+        held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
+        is_held_out = np.isin(self.users, held_out_users)
+        index, variable = next(
+            (index, variable)
+            for index, variable in enumerate(self.schema.categories)
+            if variable.source_column == column
+        )
+        is_kept = np.ones(len(variable.values), bool)
+        is_kept[np.maximum(self.categories[is_held_out, index], 0)] = False
+        is_kept[0] = True  # the unknown value
+        new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, 0).astype(np.int32)
+        categories, old_ids = self.categories.copy(), self.categories[:, index]
+        categories[:, index] = np.where(old_ids < 0, old_ids, new_ids[old_ids])
+        variables = [
+            replace(
+                variable,
+                values=tuple(itertools.compress(variable.values, is_kept)),
+                counts=tuple(itertools.compress(variable.counts, is_kept)),
+            )
+            if other.name == variable.name
+            else other
+            for other in self.schema.variables
+        ]
+        corpus = replace(self, categories=categories, schema=replace(self.schema, variables=tuple(variables)))
+        return corpus.select(np.flatnonzero(~is_held_out)), corpus.select(np.flatnonzero(is_held_out))
 
 
 def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from factorcell.model.used_options import used_options
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of 1 and 8 minutes on hotel reviews, and of 2 and 10 minutes on clothing reviews; 22 % in 0.6 minutes on
 # hotel reviews; and 29 % in 2 minutes on AG News.
+MIN_GAIN = 0.02  # a finding reports a context whose relative gain over an unknown context is certainly smaller
 MIN_FALL = 0.2
 MIN_REPEATED_SHARE = 0.05  # share of repeated texts that is reported
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
@@ -78,6 +79,11 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
         if log[half]["step"] < log[-1]["step"] and fall > MIN_FALL:
             problem = f"undertrained: its perplexity fell by {fall:.0%} in the second half of the training"
             yield Finding("undertrained", f"{run.folder}: {problem}; {remedy}")
+    ranks = facts.get("completion", {})
+    if ranks and ranks["mrr_model"] < ranks["mrr_popular"]:
+        problem = "the model alone suggests worse than counts of popular texts"
+        figures = f"mean reciprocal rank {ranks['mrr_model']:.3f} and {ranks['mrr_popular']:.3f}"
+        yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")
 
 
 def _context_findings(run: Run, facts: Row, columns: Collection[str], specified: Collection[str]) -> Iterator[Finding]:
@@ -86,7 +92,8 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
         yield Finding("unread context", f"{run.folder}: {describe_missing_context(run)}")
     total = facts.get("context") or {}
     if total.get("only_unknown_users"):
-        yield unknown_users_finding(run, "development text")
+        if "completion" not in facts:  # otherwise training has measured the gain from learning users
+            yield unknown_users_finding(run, "development text")
     elif _is_insignificant(total):
         effect = f"{format_difference(total, UNKNOWN_CONTEXT_GAIN)}, {total['texts']:,} development texts"
         problem = f"the context does not significantly lower its perplexity ({effect})"
@@ -106,9 +113,12 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
 
 
 def _is_insignificant(row: Row) -> bool:
-    """Return whether the interval of a measured gain over an unknown context includes zero or is below it."""
-    low = row.get(f"{UNKNOWN_CONTEXT_GAIN}_low")
-    return low is not None and low <= 0
+    """Return whether a gain over an unknown context is not significant, and certainly below `MIN_GAIN`.
+
+    The wide interval of a few development texts says nothing.
+    """
+    low, high = row.get(f"{UNKNOWN_CONTEXT_GAIN}_low"), row.get(f"{UNKNOWN_CONTEXT_GAIN}_high")
+    return low is not None and high is not None and low <= 0 and high < MIN_GAIN
 
 
 def differing_columns(contexts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -44,7 +44,7 @@ FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning 
 # unlike files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "online.json", "blend.json", "mixture.json"),
+    *("popularity.jsonl", "completion.json", "mixture.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training

@@ -7,7 +7,7 @@ from typing import Any
 
 from factorcell import digests, files, input_files
 from factorcell.completion.blend import BlendWeights
-from factorcell.completion.online import LearningRule
+from factorcell.completion.online import SETTINGS, LearningRule
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -19,8 +19,7 @@ READERS: dict[str, Callable[[Path], Any]] = {  # readers, by file name, of the f
     **dict.fromkeys(("log.jsonl", "results.jsonl"), files.read_rows),
     "training.json": files.read_json,
     "start.safetensors": lambda path: StartingPoint.read(path.parent),
-    "online.json": lambda path: LearningRule.load(path.parent),
-    "blend.json": lambda path: BlendWeights.load(path.parent),
+    SETTINGS: lambda path: (LearningRule.load(path.parent), BlendWeights.load(path.parent)),
     POPULARITY: TextCounts.open,
 }
 

@@ -15,10 +15,11 @@ from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
+    completion_streams,
     locked_run_folder,
     not_resumable_error,
     prepare_to_resume,
-    save_classifiers,
+    save_other_models,
     train_and_log,
     write_training_facts,
 )
@@ -90,8 +91,9 @@ def finetune(
         start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
         train_and_log(run, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
-        dependences = save_classifiers(run, corpus, dev_corpus)
-        write_training_facts(run, corpus, dev_corpus, source, {"finetuned": facts, "dependences": dependences})
+        streams = completion_streams(run, source, dev, dev_corpus)
+        other_facts = save_other_models(run, corpus, dev_corpus, streams)
+        write_training_facts(run, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
     return run
 
 

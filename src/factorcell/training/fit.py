@@ -8,12 +8,17 @@ from time import perf_counter
 from typing import Any
 
 from factorcell import files, lock, pretrained
+from factorcell.completion.blend import save_settings
+from factorcell.completion.online import distinguishes_users, user_variable
+from factorcell.completion.replay.streams import Stream, read_streams
+from factorcell.completion.replay.tuning import fit_settings
+from factorcell.completion.texts import is_valid_text
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.tables import table_name
+from factorcell.data.tables import open_table, table_name
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import save_baselines
 from factorcell.evaluation.diagnostics import report_run, table_findings
@@ -40,10 +45,16 @@ from factorcell.training.plan import (
     unspecified_options,
 )
 from factorcell.training.proximal import sparse_bias_of
-from factorcell.training.rules import COUNTED_TARGETS_PER_MINUTE, TARGETS_PER_MINUTE, classifier_cost
+from factorcell.training.rules import (
+    COUNTED_TARGETS_PER_MINUTE,
+    TARGETS_PER_MINUTE,
+    classifier_cost,
+    completed_texts,
+)
 from factorcell.training.schedule import TimeLimit
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
+MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
 
 
 def fit(
@@ -100,7 +111,8 @@ def fit(
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
-        facts = {"ngram": ngram, "dependences": save_classifiers(run, corpus, held_out, minutes)}
+        streams = completion_streams(run, source, dev, held_out)
+        facts = {"ngram": ngram, **save_other_models(run, corpus, held_out, streams, minutes)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=unspecified_options(config))
     report_run(run, run.schema.columns())
     if minutes is not None:
@@ -197,7 +209,10 @@ def check_tokenizer(config: Config) -> None:
 
 
 def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
+    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts.
+
+    If the model will complete what users type, these are all texts of some users, as new users will use it.
+    """
     check_tokenizer(config)
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         pretrained.download_if_missing(config.backbone)
@@ -205,28 +220,82 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
         check_columns(dev, config.data)
     corpus = prepare(source, config)
     if dev is None:
-        return corpus.split(HELD_OUT_SHARE, config.training.seed)
+        return hold_out(corpus, config)
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
-def save_classifiers(run: Run, corpus: Corpus, held_out: Corpus, minutes: float | None = None) -> list[files.Row]:
-    """Fit the conditional priors and the linear baselines of a run, at a cost that fits the minutes of its training.
+def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
+    """Split off development texts: of some users if the corpus has texts of many that can be completed, or any."""
+    seed = config.training.seed
+    if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
+        return corpus.split_users(HELD_OUT_SHARE, seed, config.data.user)
+    return corpus.split(HELD_OUT_SHARE, seed)
+
+
+def completion_streams(run: Run, source: Any, dev: Any, held_out: Corpus) -> list[Stream]:
+    """Return the development texts of each user in order of time; empty if the run does not complete texts of users.
+
+    Args:
+        run: The run.
+        source: The training table, which is read if there is no development table.
+        dev: The development table, or None.
+        held_out: The development texts.
+    """
+    if not (distinguishes_users(run) and run.tokenizer.restores_texts):
+        return []
+    data, user_column = run.config.data, user_variable(run).source_column
+    columns, time_column = run.schema.columns(without=user_column), data.time or None
+    names = dict.fromkeys((data.text, user_column, *([time_column] if time_column else []), *columns))
+    table = open_table(source if dev is None else dev)
+    selected = set(held_out.source_rows[held_out.users > 0].tolist())  # a missing user has the id 0
+    rows, index = list[files.Row](), 0
+    for chunk in table.chunks([name for name in names if name in table.columns]):
+        for values in zip(*chunk.values(), strict=True):
+            row = dict(zip(chunk, values, strict=True))
+            if index in selected and is_valid_text(row[data.text]):
+                rows.append(row)
+            index += 1
+    return read_streams(rows, run.config, user_column=user_column, time_column=time_column, context_columns=columns)
+
+
+def save_other_models(
+    run: Run, corpus: Corpus, held_out: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
+) -> files.Row:
+    """Fit what a run has next to its language model, at a cost that fits the minutes of its training.
+
+    These are the conditional priors and the linear baselines of its columns. A run whose texts can be completed and
+    have users gets counts of popular texts, and the settings with which it completes and learns texts of users.
+
+    Args:
+        run: The trained run.
+        corpus: The training texts.
+        held_out: The development texts.
+        streams: The development texts of each user (`completion_streams`).
+        minutes: The duration of the training; by default an estimate from its steps.
 
     Returns:
-        The columns of the held-out texts that other columns predict, for training.json.
+        Entries for training.json: the columns of the held-out texts that other columns predict, and the effects of the
+        completion settings.
     """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
     save_baselines(run, corpus, max_cost)
-    return conditional_prior.save_priors(run, corpus, held_out, max_cost)
+    facts: files.Row = {"dependences": conditional_prior.save_priors(run, corpus, held_out, max_cost)}
+    if len(corpus.users) and corpus.tokenizer.restores_texts:
+        data = run.config.data
+        TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
+    settings = fit_settings(run, streams, completed_texts(minutes)) if streams else None
+    if settings is not None:
+        save_settings(run, settings.rule, settings.weights)
+        LOG.info("%s", settings.describe())
+        facts["completion"] = settings.to_row()
+    return facts
 
 
 def write_training_facts(
     run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
     """Write the files that complete the folder of a trained run: training.json, counts, and the model card.
-
-    A run with users, whose tokenizer has characters or pieces of words, also gets counts of its popular texts.
 
     Args:
         run: The trained run.
@@ -247,12 +316,9 @@ def write_training_facts(
         row["sparse_bias"] = bias.count_nonzero()
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
-    data = run.config.data
-    if not data.user:  # the hashes would show whether a person wrote a text
+    if not run.config.data.user:  # the hashes would show whether a person wrote a text
         run.save_text_hashes(text_hashes(corpus))
     _save_results(run, dev, row)
-    if len(corpus.users) and corpus.tokenizer.restores_texts:
-        TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
 

@@ -25,6 +25,8 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 4e7, 4e6
+# Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
+COMPLETED_TEXTS_PER_MINUTE, MIN_COMPLETED_TEXTS, MAX_COMPLETED_TEXTS = 200, 100, 2000
 MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
 MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
@@ -130,6 +132,11 @@ def dev_targets_in(minutes: float, config: Config) -> int:
 def classifier_cost(minutes: float, targets: int) -> float:
     """Return the largest cost of a linear classifier of each of several targets after a training of the given time."""
     return max(MIN_CLASSIFIER_COST, minutes * CLASSIFIER_COST_PER_MINUTE / max(1, targets))
+
+
+def completed_texts(minutes: float) -> int:
+    """Return the number of texts to which a training of the given minutes fits the settings of completion."""
+    return max(MIN_COMPLETED_TEXTS, min(MAX_COMPLETED_TEXTS, round(minutes * COMPLETED_TEXTS_PER_MINUTE)))
 
 
 def steps_per_pass(facts: TableFacts, tokens_per_batch: int | None = None) -> float:

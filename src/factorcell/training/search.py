@@ -36,10 +36,11 @@ from factorcell.model.saved_results import BASELINE_GAIN
 from factorcell.model.training_state import CHECKPOINT
 from factorcell.training import search_space
 from factorcell.training.fit import (
+    completion_streams,
     dev_sample,
     not_resumable_error,
     read_corpora,
-    save_classifiers,
+    save_other_models,
     write_training_facts,
 )
 from factorcell.training.loop import train
@@ -312,7 +313,8 @@ class Search:
                     break
         if is_pruned:
             run.load_weights()  # the best weights, as at the end of a complete training
-        facts = {"dependences": save_classifiers(run, corpus, dev_corpus)}
+        streams = completion_streams(run, self.source, self.dev, dev_corpus)
+        facts = save_other_models(run, corpus, dev_corpus, streams)
         write_training_facts(run, corpus, dev_corpus, self.source, facts)
         best = run.best_evaluation()
         if best is None or not is_number(best["perplexity"]):

@@ -4,19 +4,21 @@ import json
 import math
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights
+from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
-from factorcell.completion.popularity import Popularity
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import Stream, read_streams
 from factorcell.completion.replay.tuning import (
-    Example,
+    MIN_CHANGE,
     candidate_lists,
     compare_with_model,
     progressive_sums,
@@ -88,20 +90,64 @@ def test_rules_have_intervals_over_users() -> None:
     assert few_users["perplexity_low"] is None
 
 
-def test_the_search_ends_when_no_neighbouring_rate_is_better() -> None:
+def test_the_search_ends_when_no_neighbouring_rate_is_clearly_better() -> None:
     run = make_letters(data=CITY, spread=0.8)
     rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
     nats, targets = progressive_sums(Learner(run, LearningRule("sgd", 0.0)), streams(run)).sum(axis=0)
     assert (rows[0]["optimizer"], rows[0]["rate"]) == ("none", 0.0)
     assert rows[0]["perplexity"] == pytest.approx(math.exp(nats / targets))
-    for name in ("sgd", "adagrad"):
-        tried = {row["rate"]: row["perplexity"] for row in rows if row["optimizer"] == name}
-        best = min(tried, key=tried.__getitem__)
-        assert tried[best] < rows[0]["perplexity"]
-        for factor in (3.0, math.sqrt(3.0)):
-            assert {float(f"{best * factor:.3g}"), float(f"{best / factor:.3g}")} <= set(tried) or factor == 3.0
+    assert [(row["optimizer"], row["rate"]) for row in rows[1:3]] == [("sgd", 0.003), ("adagrad", 0.1)]
+    first_best = min(rows[1:3], key=lambda row: float(row["perplexity"]))
+    assert {row["optimizer"] for row in rows[3:]} == {first_best["optimizer"]}, "only the better optimizer is searched"
+    tried = {row["rate"]: row["perplexity"] for row in rows if row["optimizer"] == first_best["optimizer"]}
+    best = min(tried, key=tried.__getitem__)
+    assert tried[best] < rows[0]["perplexity"]
+    neighbours = {float(f"{best * factor:.3g}") for factor in (math.sqrt(3.0), 1 / math.sqrt(3.0))}
+    assert neighbours <= set(tried) or tried[best] > (1 - MIN_CHANGE) * min(p for r, p in tried.items() if r != best)
     with pytest.raises(UserError, match="the table has no texts"):
         list(try_rates(run, [], ["sgd"]))
+
+
+def test_no_rate_is_searched_if_learning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_letters(data=CITY, spread=0.8)
+    calls = list[LearningRule]()
+
+    def constant_sums(learner: Learner, streams: Any) -> Any:
+        calls.append(learner.rule)
+        return np.array([[2.0, 1.0]] * len(streams))
+
+    monkeypatch.setattr(tuning, "progressive_sums", constant_sums)
+    rows = list(try_rates(run, streams(run), ["sgd", "adagrad", "adadelta"]))
+    assert [row["optimizer"] for row in rows] == ["none", "sgd", "adagrad", "adadelta"]
+    assert len(calls) == 4
+
+
+def test_training_fits_to_the_first_texts_of_some_users() -> None:
+    many = [
+        Stream(f"user {number:02}", ({"text": "abc"},) * length, ("a",) * length)
+        for number, length in enumerate([3, 40, 12, 25] * 20)
+    ]
+    for max_texts in (1, 100, 500, 1600, 10_000):
+        part = tuning._first_texts(many, max_texts)
+        total = sum(len(stream.rows) for stream in part)
+        assert 0 < total <= max(tuning.MIN_STREAM_TEXTS, 1.1 * max_texts)
+        assert all(len(stream.rows) == len(stream.prefixes) for stream in part)
+    assert part == many
+    assert tuning._first_texts([], 100) == []
+
+
+def test_the_default_rule_stays_unless_another_is_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Run.open(save(tmp_path / "run", data=CITY))
+    TextCounts.of(["cab", "abc"], 1).save(run.folder / POPULARITY)
+    for nats_of_rates, expected in (((2.0, 2.0, 1.9995), 0.1), ((2.0, 2.0, 1.9), 0.3), ((1.5, 1.6, 1.7), 0.03)):
+        nats = iter((3.0, *nats_of_rates))
+        monkeypatch.setattr(
+            tuning, "progressive_sums", lambda learner, streams, nats=nats: np.array([[next(nats), 1.0]] * len(streams))
+        )
+        settings = tuning.fit_settings(run, streams(run), 100)
+        assert settings is not None
+        assert settings.rule == LearningRule(rate=expected)
+    assert tuning.fit_settings(run, [Stream("a", ({"text": "ab"},), (None,))], 100) is None
 
 
 def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
@@ -114,7 +160,7 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
-    upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES})
+    upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES}, -1.0)
 
     def mean_rank(lists_to_rank: list[Example], weights: BlendWeights) -> float:
         blend, reciprocal_ranks = Blend(completer, popularity, weights), []
@@ -124,7 +170,7 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
         return float(np.mean(reciprocal_ranks))
 
     assert mean_rank(lists, BlendWeights.fit(lists)) > mean_rank(lists, upside_down)
-    row = compare_with_model(completer, popularity, lists_of_users)
+    row = row_of_all = compare_with_model(completer, popularity, lists_of_users)
     assert (row["queries"], row["users"]) == (11, 3)
     # With fewer users than folds, the weights for a user are fitted to all other users.
     others = [list(chain(*lists_of_users[:user], *lists_of_users[user + 1 :])) for user in range(3)]
@@ -133,6 +179,15 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
     alone = compare_with_model(completer, popularity, lists_of_users[:1])
     assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
+    for name, texts_of in (("popular", popularity.complete), ("history", None)):
+        ranks = []
+        for stream in streams(run):
+            for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
+                if prefix is not None:
+                    history = History(tuple(other["text"] for other in stream.rows[:position]))
+                    texts = [suggestion.text for suggestion in (texts_of or history.complete)(prefix)]
+                    ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
+        assert row_of_all[f"mrr_{name}"] == pytest.approx(np.mean(ranks))
 
 
 def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
@@ -175,19 +230,23 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
-    assert "  blend        0." in shown
-    assert "  model alone  0." in shown
-    assert "  difference   " in shown
+    assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "popular alone", "history alone"))
+    assert "  blend - model  " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimizer") == "sgd"}
     assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
-    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.load(run.folder)
+    assert BlendWeights(rows[-1]["weights"], rows[-1]["threshold"]) == BlendWeights.load(run.folder)
     assert main([*command, "--max-norm", "0"]) == 0
-    assert ", max_norm 0 (online.json)" in capsys.readouterr().out
+    assert ", max_norm 0 (completion.json)" in capsys.readouterr().out
     assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    before = (folder / "completion.json").read_bytes()
+    assert main([*command, "--minutes", "0.0001"]) == 0
+    assert (folder / "completion.json").read_bytes() != before
+    assert main([*command, "--minutes", "0"]) == 2
+    assert "minutes is 0" in capsys.readouterr().err
     assert main([*command, "--max-norm", "-1"]) == 2
     assert "max_norm is -1; it must be at least 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")

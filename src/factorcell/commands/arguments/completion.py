@@ -35,6 +35,8 @@ def add_tune_online_arguments(parser: Parser) -> None:
     _add_stream_options(parser, "complete about one in N texts to fit the weights of the blend")
     help_text = "optimizer to try (repeatable; default: all)"
     parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=help_text)
+    help_text = "time limit; the command ends earlier if no other settings are better"
+    parser.add_argument("--minutes", type=float, default=5.0, help=help_text)
     help_text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
     parser.rare.add_argument("--max-norm", type=float, default=2.0, metavar="X", help=help_text)
     options.add_computing(parser)

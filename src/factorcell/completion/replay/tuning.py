@@ -8,8 +8,9 @@ Shapes: U users, D draws of users.
 """
 
 import math
+import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.completion.blend import DEFAULT_WEIGHTS, Blend, BlendWeights, Candidate
+from factorcell.completion.blend import FEATURES, Blend, BlendWeights, Candidate, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
@@ -29,11 +30,20 @@ from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
-Example = tuple[list[Candidate], str]  # the candidates for a prefix, and the text that the user entered
 
 INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
+# Source -> the feature that marks its texts, and the feature by which it orders them.
+ALONE = {
+    "model": ("model", "model log p"),
+    "popular": ("popular", "popular log share"),
+    "history": ("own", "own log share"),
+}
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
+MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
+FITTED_RATES = (0.03, 0.1, 0.3)  # rates of Adagrad that `fit_settings` tries
+MIN_STREAM_TEXTS = 10  # texts of a user to which weights are fitted, if so many users have texts
+MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weights are fitted
 
 
 def progressive_sums(learner: Learner, streams: Sequence[Stream]) -> Floats:
@@ -103,47 +113,51 @@ def try_rates(
 
     def search() -> Generator[Row]:
         base_points = _perplexities(progressive_sums(not_learning, streams))
-        yield {
-            "optimizer": "none",
-            "rate": 0.0,
-            **bootstrap.percentile_interval(base_points, len(streams)).to_row("perplexity"),
-        }
-        for initial_rule in rules:
-            yield from _search_rates(Learner(run, initial_rule, unknown), streams, base_points)
+        base = float(base_points[0])
+        interval = bootstrap.percentile_interval(base_points, len(streams))
+        yield {"optimizer": "none", "rate": 0.0, **interval.to_row("perplexity")}
+        perplexities = dict[LearningRule, float]()
+        for rule in rules:
+            row = _try_rule(Learner(run, rule, unknown), streams, base_points)
+            perplexities[rule] = row["perplexity"]
+            yield row
+        if any(abs(perplexity / base - 1) > MIN_CHANGE for perplexity in perplexities.values()):
+            best_rule = min(perplexities, key=perplexities.__getitem__)
+            tried = {best_rule.rate: perplexities[best_rule]}
+            yield from _search_rates(Learner(run, best_rule, unknown), streams, base_points, tried)
 
     return search()
 
 
-def _search_rates(learner: Learner, streams: Sequence[Stream], base_points: Floats) -> Iterator[Row]:
-    """Try the two rates next to the best one until neither is better, first in coarse and then in fine steps.
+def _try_rule(learner: Learner, streams: Sequence[Stream], base_points: Floats) -> Row:
+    """Return the row of a rule; the perplexities `base_points` (1 + D,) are those without learning."""
+    points = _perplexities(progressive_sums(learner, streams))
+    return {
+        "optimizer": learner.rule.optimizer,
+        "rate": learner.rule.rate,
+        **bootstrap.percentile_interval(points, len(streams)).to_row("perplexity"),
+        **bootstrap.percentile_interval(points / base_points - 1, len(streams)).to_row("change"),
+    }
 
-    Yield a row for each rate that is tried; the first is the rate of `learner`. The perplexities `base_points` (1 + D,)
-    are those without learning.
+
+def _search_rates(
+    learner: Learner, streams: Sequence[Stream], base_points: Floats, perplexities: dict[float, float]
+) -> Iterator[Row]:
+    """Try the two rates next to the best one until neither is clearly better, first in coarse and then in fine steps.
+
+    Yield a row for each rate that is tried. `perplexities` has the rates that were tried before.
     """
-    initial_rule = learner.rule
-    perplexities: dict[float, float] = {}
-
-    def try_rate(rate: float) -> Iterator[Row]:
-        """Yield the row of a rate unless it has been tried before."""
-        if rate not in perplexities:
-            other_learner = Learner(learner.run, replace(initial_rule, rate=rate), learner.unknown_policy)
-            points = _perplexities(progressive_sums(other_learner, streams))
-            perplexities[rate] = float(points[0])
-            yield {
-                "optimizer": initial_rule.optimizer,
-                "rate": rate,
-                **bootstrap.percentile_interval(points, len(streams)).to_row("perplexity"),
-                **bootstrap.percentile_interval(points / base_points - 1, len(streams)).to_row("change"),
-            }
-
-    yield from try_rate(initial_rule.rate)
     for factor in FACTORS:
-        previous_best: float | None = None
-        best = min(perplexities, key=perplexities.__getitem__)
-        while best != previous_best:
-            yield from try_rate(float(f"{best * factor:.3g}"))
-            yield from try_rate(float(f"{best / factor:.3g}"))
-            previous_best, best = best, min(perplexities, key=perplexities.__getitem__)
+        previous, best = math.inf, min(perplexities, key=perplexities.__getitem__)
+        while perplexities[best] < (1 - MIN_CHANGE) * previous:
+            previous = perplexities[best]
+            for rate in (float(f"{best * factor:.3g}"), float(f"{best / factor:.3g}")):
+                if rate not in perplexities:
+                    rule = replace(learner.rule, rate=rate)
+                    row = _try_rule(Learner(learner.run, rule, learner.unknown_policy), streams, base_points)
+                    perplexities[rate] = row["perplexity"]
+                    yield row
+            best = min(perplexities, key=perplexities.__getitem__)
 
 
 def candidate_lists(
@@ -161,20 +175,107 @@ def candidate_lists(
                 if prefix is not None and completer.fits(prefix):
                     typed_text = completer.type_text(completer.begin(user, context), prefix)
                     model_suggestions = completer.suggest(typed_text, MIN_PROPOSALS)
-                    candidates = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
-                    examples.append((candidates, row[text_column]))
+                    alternatives = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
+                    examples.append((alternatives, row[text_column]))
                 (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
             yield examples
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Fitted settings of completion.
+
+    Attributes:
+        rule: The rule of online learning.
+        weights: The weights of the blend.
+        change: The relative change of the perplexity by learning users.
+        ranks: The figures of `compare_with_model`.
+    """
+
+    rule: LearningRule
+    weights: BlendWeights
+    change: float
+    ranks: Row
+
+    def describe(self) -> str:
+        """Return a line about the effects of the settings."""
+        texts = f"{self.ranks['queries']:,} texts of {self.ranks['users']:,} users"
+        alone = ", ".join(f"{name} {self.ranks[f'mrr_{name}']:.3f}" for name in ALONE)
+        ranks = f"mean reciprocal rank {self.ranks['mrr']:.3f} ({alone} alone)"
+        return f"completion of {texts}: {ranks}; learning users: perplexity {self.change:+.1%}"
+
+    def to_row(self) -> Row:
+        """Return the figures as a row for training.json."""
+        return {"learning_rule": str(self.rule), "perplexity_change": self.change, **self.ranks}
+
+
+def fit_settings(run: Run, streams: Sequence[Stream], max_texts: int) -> Settings | None:
+    """Fit the learning rule and the weights of the blend to at most about `max_texts` texts of the streams.
+
+    The rule stays the default unless another rate lowers the perplexity by more than `MIN_CHANGE`. Values of the
+    context that training never saw are read as rare values.
+
+    Returns:
+        The settings; None if no text can be completed.
+    """
+    part = _first_texts(streams, max_texts)
+    if not any(stream.judged_prefixes for stream in part):
+        return None
+    rules = [LearningRule(rate=rate) for rate in FITTED_RATES]
+    base, *perplexities = (
+        float(_perplexities(progressive_sums(Learner(run, rule, "group"), part))[0])
+        for rule in (LearningRule("sgd", 0.0), *rules)
+    )
+    by_rule = dict(zip(rules, perplexities, strict=True))
+    rule = min(rules, key=by_rule.__getitem__)
+    if by_rule[rule] > (1 - MIN_CHANGE) * by_rule[LearningRule()]:
+        rule = LearningRule()
+    completer = Completer(run, unknown="group", max_expanded=MAX_EXPANDED)
+    weights, ranks = fit_blend(completer, Learner(run, rule, "group"), part)
+    return Settings(rule, weights, by_rule[rule] / base - 1, ranks)
+
+
+def fit_blend(
+    completer: Completer, learner: Learner, streams: Sequence[Stream], deadline: float = math.inf
+) -> tuple[BlendWeights, Row]:
+    """Fit the weights of the blend, and compare it with the model alone.
+
+    Args:
+        completer: The completer of a run with popular texts.
+        learner: The learner of the run.
+        streams: The texts of each user.
+        deadline: When to use no more streams, as a value of `time.monotonic()`.
+
+    Returns:
+        The weights, and the figures of `compare_with_model`.
+    """
+    popularity, examples = Popularity.from_run(learner.run), list[list[Example]]()
+    for examples_of_user in candidate_lists(completer, learner, popularity, streams):
+        examples.append(examples_of_user)
+        if time.monotonic() > deadline:
+            break
+    weights = BlendWeights.fit(list(chain.from_iterable(examples)))
+    return weights, compare_with_model(completer, popularity, examples)
+
+
+def _first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:
+    """Return the first texts of streams, the same number of each or all, with at most about `max_texts` in total."""
+    lengths = sorted((len(stream.rows) for stream in streams), reverse=True)
+    count = lengths[0] if lengths else 0
+    while count > MIN_STREAM_TEXTS and sum(min(count, length) for length in lengths) > max_texts:
+        count -= 1
+    step = max(1, math.ceil(len(streams) * count / max_texts))  # of many users, every `step`-th is used
+    return [replace(stream, rows=stream.rows[:count], prefixes=stream.prefixes[:count]) for stream in streams[::step]]
+
+
 def compare_with_model(
     completer: Completer, popularity: Popularity, examples_of_users: Sequence[Sequence[Example]]
 ) -> Row:
-    """Compare the blend with the model alone, on users to whom the weights of the blend were not fitted.
+    """Compare the blend with its sources alone, on users to whom the weights of the blend were not fitted.
 
     The users are divided into `FOLD_COUNT` folds. The texts of a fold are ranked with weights that are fitted to the
-    users of the other folds, or with the default weights if these users have no text that a source proposes.
+    users of the other folds.
 
     Args:
         completer: The completer of the model.
@@ -183,34 +284,36 @@ def compare_with_model(
 
     Returns:
         A row with `queries`, `users`, and the mean reciprocal ranks of the entered texts: `mrr` of the blend,
-        `mrr_model` and `mrr_difference`. The ends of the intervals have the suffixes `_low` and `_high`.
+        `mrr_model`, `mrr_popular` and `mrr_history` of a source alone, and `mrr_difference` of blend and model. The
+        ends of the intervals have the suffixes `_low` and `_high`.
     """
-    sums = np.zeros((len(examples_of_users), 3))
+    sums = np.zeros((len(examples_of_users), len(ALONE) + 2))
     for fold in range(FOLD_COUNT):
         other_users = (examples for index, examples in enumerate(examples_of_users) if index % FOLD_COUNT != fold)
-        blend = Blend(completer, popularity, _fit_or_default(list(chain.from_iterable(other_users))))
+        blend = Blend(completer, popularity, BlendWeights.fit(list(chain.from_iterable(other_users))))
         for index in range(fold, len(examples_of_users), FOLD_COUNT):
-            for candidates, entered_text in examples_of_users[index]:
-                blended_texts = [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)]
-                model_texts = [candidate.text for candidate in candidates if candidate.is_proposed_by_model]
-                ranks = (_reciprocal_rank(entered_text, texts) for texts in (blended_texts, model_texts))
-                sums[index] += *ranks, 1
-    blended, model, queries = bootstrap.resampled_sums(sums).T
-    user_count = int((sums[:, 2] > 0).sum())
+            for alternatives, entered_text in examples_of_users[index]:
+                blended_texts = [suggestion.text for suggestion in blend.merge(alternatives, SUGGESTION_COUNT)]
+                lists = [blended_texts, *(_texts_alone(alternatives, *names) for names in ALONE.values())]
+                sums[index] += *(_reciprocal_rank(entered_text, texts) for texts in lists), 1
+    blended, *alone, queries = bootstrap.resampled_sums(sums).T
+    user_count = int((sums[:, -1] > 0).sum())
     row: Row = {"queries": int(queries[0]), "users": user_count}
-    figures = {"mrr": blended, "mrr_model": model, "mrr_difference": blended - model}
+    figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(ALONE, alone, strict=True)}}
+    figures["mrr_difference"] = blended - figures["mrr_model"]
     for name, totals in figures.items():
         points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
         row |= bootstrap.percentile_interval(points, user_count).to_row(name)
     return row
 
 
-def _fit_or_default(examples: Sequence[Example]) -> BlendWeights:
-    """Return weights fitted to `examples`, or the default weights if no entered text is a candidate."""
-    try:
-        return BlendWeights.fit(examples)
-    except UserError:
-        return DEFAULT_WEIGHTS
+def _texts_alone(alternatives: Sequence[Candidate], indicator: str, order: str) -> list[str]:
+    """Return the texts of one source, which have the feature `indicator`, the highest value of `order` first."""
+    index = FEATURES.index(order)
+    proposed = [
+        (-alternative.features[index], alternative.text) for alternative in alternatives if alternative.has(indicator)
+    ]
+    return [text for _, text in sorted(proposed)]
 
 
 def _reciprocal_rank(text: str, suggested_texts: Sequence[str]) -> float:

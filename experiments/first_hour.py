@@ -1,0 +1,162 @@
+"""Completion in the first hour: train on a log with default options and a few minutes, and replay unseen users.
+
+    python experiments/first_hour.py DATA OUT --logs commits queries --minutes 1 3 10
+
+DATA is a folder of data sets. Nothing but `train` prepares a run; the systems are most popular completion, the history
+of the user, the neural model for the unknown user and for the learned user, an unadapted model of the same minutes,
+and what `complete` and `serve` suggest (`blend`). Trainings and replays that exist in OUT are not repeated. Intervals
+are 95 % bootstrap intervals over users, paired between systems and trainings.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import corpora
+from factorcell import bootstrap, files
+from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
+from factorcell.completion.replay.systems import open_systems
+from factorcell.completion.suggestions import Suggestion
+from factorcell.data.text_folds import same_text
+from factorcell.model.run import read_config
+from factorcell.training.fit import fit
+from factorcell.training.plan import Budget
+from made_logs import LOGS
+
+QUERIES = 1200  # about the number of texts of the test users that are completed
+ROWS_PER_USER = 40
+SYSTEMS = ("mpc", "history", "plain", "online", "blend", "unadapted")
+BASIC_SYSTEMS = ("mpc", "history", "online")  # the blend should not be below the best of them
+DATA_OPTIONS = {"text": "text", "user": "user", "time": "time"}
+
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def write_tables(name: str, data: Path, folder: Path) -> dict[str, Path]:
+    """Write the tables of a log once; return their paths."""
+    missing = [part for part in corpora.PARTS if not (folder / f"{part}.parquet").exists()]
+    tables = LOGS[name](data) if missing else {}
+    return {
+        part: corpora.create_once(folder / f"{part}.parquet", partial(tables.__getitem__, part))
+        for part in corpora.PARTS
+    }
+
+
+def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> None:
+    """Train the run and the unadapted run of a log, unless they exist."""
+    for name, model in (("adapted", {}), ("unadapted", {"adapt": (), "output_bias": ()})):
+        if (folder / name / "training.json").exists():
+            continue
+        options: Row = {
+            "data": DATA_OPTIONS,
+            "tokenizer": {"kind": "char", "lowercase": True, "min_users": 3},
+            "training": {"seed": seed},
+            "model": model or {"adapt": ("factor",), "output_bias": ()},
+        }
+        fit(tables["train"], tables["dev"], options, folder / name, budget=Budget(minutes), resume=True)
+
+
+def replay_users(tables: dict[str, Path], folder: Path) -> list[Row]:
+    """Replay the test users with all systems, and return a row for each system and completed text."""
+    path = folder / "rows.jsonl"
+    if path.exists():
+        return files.read_rows(path)
+    config = read_config(folder / "adapted")
+    read = partial(read_streams, tables["test"], config, time_column="time", max_rows_per_user=ROWS_PER_USER)
+    every = max(1, round(sum(len(stream.judged_prefixes) for stream in read()) / QUERIES))
+    streams = read(draw=PrefixDraw(every))
+    items = [name if name != "unadapted" else f"unadapted={folder / 'unadapted'}" for name in SYSTEMS]
+    systems = open_systems(folder / "adapted", items, unknown="group")
+    systems["blend"] = blend = Recorded(systems["blend"])
+    rows = list(replay(systems, streams, path.with_suffix(".partial"), text_column="text"))
+    first_texts = iter(blend.first_texts)
+    rows = [{**row, "first": next(first_texts)} if row["system"] == "blend" else row for row in rows]
+    files.write_rows(path, rows)
+    return rows
+
+
+class Recorded(System):
+    """A system whose first suggestions are recorded in the order of the calls."""
+
+    def __init__(self, system: System) -> None:
+        self.system, self.first_texts = system, list[str | None]()
+        self.start, self.nats, self.learn = system.start, system.nats, system.learn
+
+    def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+        suggestions = self.system.suggest(state, prefix, row, k)
+        self.first_texts.append(suggestions[0].text if suggestions else None)
+        return suggestions
+
+
+def entered_texts(tables: dict[str, Path], lowercase: bool = True) -> set[str]:
+    """Return all texts of training, in canonical form."""
+    texts = corpora.read(tables["train"])["text"].to_pylist()
+    return {same_text(text.lower() if lowercase else text) for text in texts}
+
+
+def measure(rows: Sequence[Row], entered: set[str]) -> tuple[Row, dict[str, Floats]]:
+    """Return figures of a replay, and for each system the sums of reciprocal ranks and of texts per user (U, 2)."""
+    users = sorted({row["user"] for row in rows})
+    indices = {user: index for index, user in enumerate(users)}
+    sums = {name: np.zeros((len(users), 2)) for name in SYSTEMS}
+    first, invented = 0, 0
+    for row in rows:
+        sums[row["system"]][indices[row["user"]]] += (1 / row["rank"] if row["rank"] else 0.0), 1
+        if row["system"] == "blend" and row["first"] is not None:
+            first += 1
+            invented += row["rank"] != 1 and row["first"] not in entered
+    figures: Row = {
+        "users": len(users),
+        "queries": int(sums["blend"][:, 1].sum()),
+        "invented": invented / max(1, first),
+    }
+    for name, values in sums.items():
+        totals = values.sum(axis=0)
+        figures[name] = float(totals[0] / totals[1])
+    best = max(BASIC_SYSTEMS, key=figures.__getitem__)
+    figures["best"] = best
+    figures["blend - best"] = difference(sums["blend"], sums[best])
+    figures["online - unadapted"] = difference(sums["online"], sums["unadapted"])
+    figures["plain - unadapted"] = difference(sums["plain"], sums["unadapted"])
+    return figures, sums
+
+
+def difference(sums: Floats, others: Floats) -> str:
+    """Return the difference of two mean reciprocal ranks with its interval."""
+    totals = bootstrap.resampled_sums(np.concatenate([sums, others], axis=1))
+    points = totals[:, 0] / totals[:, 1] - totals[:, 2] / totals[:, 3]
+    return bootstrap.percentile_interval(points, len(sums)).to_text(".3f")
+
+
+def main() -> None:
+    """Measure the logs and print a row for each of them and for each number of minutes."""
+    parser = argparse.ArgumentParser(description="Measure completion after short trainings.")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--logs", nargs="+", choices=LOGS, default=list(LOGS))
+    parser.add_argument("--minutes", nargs="+", type=float, default=[1.0, 3.0, 10.0])
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for name in arguments.logs:
+        tables = write_tables(name, arguments.data, arguments.out / name)
+        entered, shortest = entered_texts(tables), None
+        for minutes in arguments.minutes:
+            folder = arguments.out / name / f"minutes-{minutes:g}-seed-{arguments.seed}"
+            train(tables, folder, minutes, arguments.seed)
+            figures, sums = measure(replay_users(tables, folder), entered)
+            shortest = shortest or sums
+            figures |= {"log": name, "minutes": minutes, "change": difference(sums["blend"], shortest["blend"])}
+            sys.stdout.write(json.dumps(figures) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
