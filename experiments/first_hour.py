@@ -1,6 +1,6 @@
 """Completion in the first hour: train on a log with default options and a few minutes, and replay unseen users.
 
-    python experiments/first_hour.py DATA OUT --logs commits queries --minutes 1 3 10
+    python experiments/first_hour.py DATA OUT > table.md
 
 DATA is a folder of data sets. Nothing but `train` prepares a run; the systems are most popular completion, the history
 of the user, the neural model for the unknown user and for the learned user, an unadapted model of the same minutes,
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--minutes", nargs="+", type=float, default=[1.0, 3.0, 10.0])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    results = list[Row]()
     for name in arguments.logs:
         tables = write_tables(name, arguments.data, arguments.out / name)
         entered, shortest = entered_texts(tables), None
@@ -154,8 +155,21 @@ def main() -> None:
             figures, sums = measure(replay_users(tables, folder), entered)
             shortest = shortest or sums
             figures |= {"log": name, "minutes": minutes, "change": difference(sums["blend"], shortest["blend"])}
-            sys.stdout.write(json.dumps(figures) + "\n")
-            sys.stdout.flush()
+            sys.stderr.write(json.dumps(figures) + "\n")
+            results.append(figures)
+    sys.stdout.write(table(results) + "\n")
+
+
+def table(results: Sequence[Row]) -> str:
+    """Return a Markdown table of the figures of all logs and trainings."""
+    columns = {"log": "log", "minutes": "minutes", **{name: name for name in SYSTEMS}}
+    columns |= {"blend - best": "blend, minus the best of mpc, history and online", "change": "blend, minus 1 minute"}
+    columns |= {"online - unadapted": "online, minus unadapted", "invented": "wrong inventions first"}
+    lines = [f"| {' | '.join(columns.values())} |", "|" + " --: |" * len(columns)]
+    for row in results:
+        cells = {name: f"{row[name]:.3f}" for name in SYSTEMS} | {"invented": f"{row['invented']:.1%}"}
+        lines.append(f"| {' | '.join(str(cells.get(name, row[name])) for name in columns)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

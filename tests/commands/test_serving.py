@@ -22,7 +22,7 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options: served.append(options))
     words = "runs/qac --port 0 --host ::1 --retention 90d --withhold x+ --workers 3 --deadline-ms 40"
-    words += " --origin https://a.example --no-ngram-mixture"
+    words += " --origin https://a.example --no-ngram-mixture --threads 5"
     serving.run_serve(
         parse(f"{words} --keys k.toml --block b.txt --typos 1 --cache-size 7 --pad 4096 --precision bfloat16")
     )
@@ -31,6 +31,7 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (options.host, options.port, options.workers, options.typos, options.cache_size) == ("::1", 0, 3, 1, 7)
     assert (options.precision, parse("runs/qac").precision) == ("bfloat16", "auto")
     assert not options.mixture
+    assert options.threads == 5
     assert (options.keys, options.block_list) == (Path("k.toml"), Path("b.txt"))
     assert (options.privacy.retention, options.privacy.withheld_patterns) == (90 * 86_400, ("x+",))
     assert (options.settings.deadline, options.settings.origins, options.settings.pad) == (
@@ -65,6 +66,7 @@ def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
     [
         "runs/x --port 70000",
         "runs/x --workers 0",
+        "runs/x --threads -1",
         "runs/x --deadline-ms 0",
         "runs/x --retention soon",
         "runs/x --withhold (",

@@ -43,6 +43,7 @@ class Machine:
         monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
         for module in (loop, trainers):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(loop, "thread_time", lambda: self.now)
 
 
 def make_config(**options: Any) -> Config:
@@ -185,6 +186,22 @@ def test_the_learning_rate_follows_the_share_of_the_time(
     assert np.diff(shares).min() > 0
     np.testing.assert_allclose(rates[1:], 1 - np.array(shares[1:]), atol=0.01)  # the first step is the warm-up
     assert rates[-1] < 0.06
+
+
+def test_the_reserve_follows_the_recent_slowdown_and_the_share_never_falls() -> None:
+    progress, shares = Progress(1000, max_seconds=90.0), list[float]()
+    for slowdown, count in ((1.0, 20), (2.0, 30), (50.0, 20), (1.0, 19)):
+        for _ in range(count):
+            progress.count_seconds(1.0, 1.0 / slowdown)
+            shares.append(progress.share)
+        assert progress.slowdown == pytest.approx(min(slowdown, 3.0), abs=0.05)
+        if slowdown > 1:
+            reserve = 7.5 * (progress.slowdown - 1)  # of the 10 s on an idle machine
+            assert progress.share == pytest.approx(min(1.0, progress.seconds / (90 - reserve)))
+    assert np.diff(shares).min() >= 0
+    progress.count_seconds(1.0, 0.0)
+    assert progress.share == 1.0
+    assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])

@@ -41,6 +41,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         host=arguments.host,
         port=arguments.port,
         workers=arguments.workers,
+        threads=arguments.threads,
         typos=arguments.typos,
         precision=arguments.precision,
         mixture=not arguments.no_ngram_mixture,

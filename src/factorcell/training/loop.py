@@ -6,7 +6,7 @@ Therefore a training that was stopped between a step and its evaluation begins w
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from factorcell.data.corpus import Corpus
 from factorcell.interrupts import Stop, Stopped
@@ -82,7 +82,7 @@ class _Loop:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.clock = perf_counter()  # the time until which `progress.seconds` counts
+        self.clock, self.processor_clock = perf_counter(), thread_time()  # until which `progress.seconds` counts
         # The seconds of the steps since the last row of losses in this process, and `progress.tokens` before them.
         self.row_seconds, self.tokens_at_start = 0.0, trainer.progress.tokens
 
@@ -113,9 +113,10 @@ class _Loop:
 
     def _count_seconds(self) -> float:
         """Add the seconds since the last call to the duration of the training, and return them."""
-        now = perf_counter()
-        seconds, self.clock = now - self.clock, now
-        self.trainer.progress.seconds += seconds
+        now, processor_now = perf_counter(), thread_time()
+        seconds, processor_seconds = now - self.clock, processor_now - self.processor_clock
+        self.clock, self.processor_clock = now, processor_now
+        self.trainer.progress.count_seconds(seconds, processor_seconds)
         return seconds
 
     def _count_step(self) -> None:

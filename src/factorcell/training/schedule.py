@@ -1,10 +1,12 @@
 """The schedule of a training: the learning rate and the evaluations follow the share of the training that is done.
 
-    share = step / steps                                   without a time limit
-    share = max(step / steps, seconds / max_seconds)       with one
+    share = step / steps                                                    without a time limit
+    share = max(step / steps, seconds / (max_seconds - further reserve))    with one, but never less than before
 
 With a time limit, the number of steps follows the speed of the machine, and the learning rate has always decayed when
-the time is used up; `steps` then is the largest number of steps.
+the time is used up; `steps` then is the largest number of steps. The work after the steps takes longer on a machine
+that does other work too: a further reserve grows with the recent slowdown, which is the ratio of the time to the
+processor time of the thread that trains.
 """
 
 import math
@@ -14,6 +16,9 @@ from factorcell.config import TrainingConfig
 
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 STEPS_SHARE = 0.9  # share of the minutes of a command until the end of its steps; the rest is for the work after them
+RESERVE_GROWTH = 0.75  # growth of the reserve, relative to its size on an idle machine, per unit of slowdown above 1
+MAX_SLOWDOWN = 3.0  # a larger slowdown counts as this one
+SLOWDOWN_WINDOW = 0.05  # share of the time limit over which the slowdown is averaged
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
@@ -49,6 +54,8 @@ class Progress:
         step: The number of steps taken.
         tokens: The number of targets that these steps learned.
         seconds: The duration of the training so far, with its evaluations.
+        slowdown: The recent ratio of the duration to the processor time, from 1 to `MAX_SLOWDOWN`.
+        time_share: The share of the time limit that is used, at its largest so far.
         best: The lowest development perplexity so far.
         evaluations: The number of evaluations that were due so far.
         evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
@@ -62,6 +69,8 @@ class Progress:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    slowdown: float = 1.0
+    time_share: float = 0.0
     best: float = math.inf
     evaluations: int = 0
     evaluations_since_best: int = 0
@@ -72,7 +81,19 @@ class Progress:
     @property
     def share(self) -> float:
         """The share of the training that is done, from 0 to 1."""
-        return min(1.0, max(self.step / self.steps, self.seconds / self.max_seconds))
+        return min(1.0, max(self.step / self.steps, self.time_share))
+
+    def count_seconds(self, seconds: float, processor_seconds: float) -> None:
+        """Add work of the given duration and processor time to the training."""
+        self.seconds += seconds
+        if math.isinf(self.max_seconds):
+            return
+        slowdown = min(MAX_SLOWDOWN, max(1.0, seconds / max(processor_seconds, 1e-9)))
+        weight = -math.expm1(-seconds / (SLOWDOWN_WINDOW * self.max_seconds))
+        self.slowdown += weight * (slowdown - self.slowdown)
+        reserve = self.max_seconds * (1 - STEPS_SHARE) / STEPS_SHARE  # on an idle machine
+        further_reserve = RESERVE_GROWTH * (self.slowdown - 1) * reserve
+        self.time_share = max(self.time_share, self.seconds / (self.max_seconds - further_reserve))
 
     @property
     def total_steps(self) -> int:

@@ -22,6 +22,8 @@ def add_serve_arguments(parser: Parser) -> None:
     help_text = "file of server keys (`factorcell users key`); without --keys only this machine has access"
     parser.add_argument("--keys", type=Path, metavar="FILE", help=help_text)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that share the port")
+    help_text = "number of completions that a process computes at the same time; 0: one per core"
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help=help_text)
     help_text = "deadline of a completion in milliseconds, unless the request sets another"
     parser.add_argument("--deadline-ms", type=int, default=100, help=help_text)
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")

@@ -32,7 +32,7 @@ from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.protocol import StrictHttpToolsProtocol
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.site import Settings, Site, new_lanes
 from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
@@ -54,6 +54,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
+    threads: int = 0
     typos: int = 0
     precision: str = AUTO
     mixture: bool = True
@@ -83,7 +84,7 @@ class ServerOptions:
         # they are frozen. A model that is replaced later is still freed, because it is in no cycle of references.
         gc.collect()
         gc.freeze()
-        return Site(service, self.settings, keys)
+        return Site(service, self.settings, keys, lanes=new_lanes(self.threads))
 
     def open_application(self) -> ASGIApp:
         """Open the site and return its application, which reloads a changed model or changed keys within seconds.

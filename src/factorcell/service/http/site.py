@@ -45,8 +45,9 @@ class Settings:
                 raise UserError(f"origin {origin!r:.60}: expected {expected}")
 
 
-def _new_lanes() -> dict[str, Lane]:
-    threads = usable_cores()
+def new_lanes(threads: int = 0) -> dict[str, Lane]:
+    """Return thread pools by name; completions and changes each have as many `threads`, 0: one per core."""
+    threads = threads or usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
         "change": Lane("change", threads, max_waiting=256),
@@ -62,7 +63,7 @@ class Site:
     settings: Settings = field(default_factory=Settings)
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    lanes: dict[str, Lane] = field(default_factory=_new_lanes)
+    lanes: dict[str, Lane] = field(default_factory=new_lanes)
 
     def close(self) -> None:
         """Finish running requests, then close the store."""
