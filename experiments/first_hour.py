@@ -88,7 +88,12 @@ class Recorded(System):
 
     def __init__(self, system: System) -> None:
         self.system, self.first_texts = system, list[str | None]()
-        self.start, self.nats, self.learn = system.start, system.nats, system.learn
+
+    def start(self, user: str) -> Any:
+        return self.system.start(user)
+
+    def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
+        return self.system.learn(state, row)
 
     def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
         suggestions = self.system.suggest(state, prefix, row, k)

@@ -77,8 +77,10 @@ def test_a_log_is_measured_and_not_measured_again(
 
 
 def test_figures_are_those_of_the_rows() -> None:
-    ranks = {"mpc": [None, 2], "history": [None, None], "plain": [4, None], "online": [1, 4], "blend": [1, 2],
-             "unadapted": [None, 1]}  # fmt: skip
+    ranks: dict[str, tuple[int | None, ...]] = {
+        **{"mpc": (None, 2), "history": (None, None), "plain": (4, None), "online": (1, 4), "blend": (1, 2)},
+        "unadapted": (None, 1),
+    }
     rows = [
         {"system": name, "user": f"u{user}", "rank": rank, "first": ["abc", "xyz"][user]}
         for name, values in ranks.items()
