@@ -15,7 +15,7 @@ ARGS    ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := setup.py $(wildcard src/factorcell/model/kernels/native/*)
+NATIVE := setup.py $(wildcard src/factorcell/nn/kernels/native/*)
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\)$$/\1/p' constraints.txt)
 # An installation of factorcell that is not a link to this checkout was not made by make.
@@ -90,7 +90,7 @@ check-slow: $(STAMP)-slow
 
 # Where hostile inputs, faults and kills are counted.
 FAULTS := tests/faults tests/completion/test_hostile_users.py tests/training/test_interrupted_writes.py \
-  tests/model/kernels/test_signatures.py
+  tests/nn/kernels/test_signatures.py
 
 faults: setup
 	$(BIN)/pytest $(FAULTS) -n $(WORKERS) $(ARGS)

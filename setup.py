@@ -19,7 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("src/factorcell/model/kernels/native")
+NATIVE = Path("src/factorcell/nn/kernels/native")
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class Wheel(bdist_wheel):
 
 
 KERNELS = Extension(
-    "factorcell.model.kernels._kernels",
+    "factorcell.nn.kernels._kernels",
     sorted(map(str, NATIVE.glob("*.cpp"))),
     depends=sorted(map(str, [*NATIVE.glob("*.h"), *NATIVE.glob("*.inc")])),
     extra_compile_args=["-O3", "-g0", "-std=c++17", "-pthread"],

@@ -16,8 +16,8 @@ import torch
 from factorcell.completion.compiled import new_engine
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.replay import streams as replay_streams
-from factorcell.model.packing import PRODUCT_TYPES
-from factorcell.model.run import Run
+from factorcell.nn.packing import PRODUCT_TYPES
+from factorcell.runs.run import Run
 
 
 def complete_all(completer: Completer, prefixes: list[str]) -> tuple[list[Suggestions], list[float]]:

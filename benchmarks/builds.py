@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from speed import GROUPS, INSTRUCTION_SET, Work, supported_works
 
-from factorcell.model.kernels import library
+from factorcell.nn.kernels import library
 
 CALL = library.call
 

@@ -22,13 +22,13 @@ from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.backbone import BackboneSizes
-from factorcell.model.cells import Cell
-from factorcell.model.kernels import signatures, softmax
-from factorcell.model.kernels.signature import Signature
-from factorcell.model.packing import PackedModel
-from factorcell.model.run import Run
-from factorcell.option_fields import RecurrentOptions
+from factorcell.nn.backbones.backbone import BackboneSizes
+from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.kernels import signatures, softmax
+from factorcell.nn.kernels.signature import Signature
+from factorcell.nn.packing import PackedModel
+from factorcell.options.option_fields import RecurrentOptions
+from factorcell.runs.run import Run
 from factorcell.training.row_adam import RowAdam
 
 WORDS = 50_000

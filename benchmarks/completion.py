@@ -34,11 +34,11 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Completion, PlainEngine, PrefixState, SearchRequest, SearchResult
-from factorcell.data.tables import open_table
-from factorcell.model.kernels import library
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import PRODUCT_TYPES, PackedModel
-from factorcell.model.run import Run
+from factorcell.data.tables.tables import open_table
+from factorcell.nn.kernels import library
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.packing import PRODUCT_TYPES, PackedModel
+from factorcell.runs.run import Run
 
 K = 10
 BEAM, PLAIN, FLOATS = "published beam", "plain exact", "compiled"

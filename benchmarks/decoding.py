@@ -29,8 +29,8 @@ from factorcell.generation.generate import (
     generate,
 )
 from factorcell.generation.sampling import MAX_TEXTS_PER_STEP
-from factorcell.model.kernels import library
-from factorcell.model.run import Run
+from factorcell.nn.kernels import library
+from factorcell.runs.run import Run
 
 LIMIT = "the steps alone"
 

@@ -27,7 +27,7 @@ import gpu_works
 import torch
 from gpu_works import DEVICE, Case, Contender
 
-from factorcell.model.kernels import gpu, library
+from factorcell.nn.kernels import gpu, library
 
 MIN_CALLS, MAX_CALLS = 3, 200
 WARMUP_CALLS = 2

@@ -25,18 +25,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import Config
+from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
-from factorcell.model import recurrent_loop
-from factorcell.model.backbone import BackboneSizes
-from factorcell.model.cells import Cell
-from factorcell.model.kernels import gpu_recurrence, library, softmax
-from factorcell.model.language_model import with_identified_base
-from factorcell.model.loop_graphs import LoopGraphs
-from factorcell.model.run import Run
-from factorcell.option_fields import RecurrentOptions, WordOptions
+from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.nn.backbones import recurrent_loop
+from factorcell.nn.backbones.backbone import BackboneSizes
+from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.loop_graphs import LoopGraphs
+from factorcell.nn.kernels import gpu_recurrence, library, softmax
+from factorcell.nn.language_model import with_identified_base
+from factorcell.options.option_fields import RecurrentOptions, WordOptions
+from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 
 CONTEXT, CONTEXTS, SOFTMAX_WIDTH = 20, 1000, 200

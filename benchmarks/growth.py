@@ -42,18 +42,18 @@ from matplotlib.ticker import EngFormatter
 from benchmarks import speed
 from benchmarks.processes import Figures, shortest
 from benchmarks.service.report import about
-from factorcell import files
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import CharacterTokenizer
-from factorcell.data.vocabulary import SPECIAL_TOKENS, Vocabulary
-from factorcell.model.kernels import library
-from factorcell.model.run import Run
-from factorcell.option_fields import CharacterOptions
-from factorcell.progress import progress_bar
+from factorcell.data.tokenizers.tokenizer import CharacterTokenizer
+from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, Vocabulary
+from factorcell.io import files
+from factorcell.io.progress import progress_bar
+from factorcell.nn.kernels import library
+from factorcell.options.option_fields import CharacterOptions
 from factorcell.reports import charts
+from factorcell.runs.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store

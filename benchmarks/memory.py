@@ -17,7 +17,7 @@ import speed
 import torch
 from torch.nn import functional as F
 
-from factorcell.model.kernels import softmax
+from factorcell.nn.kernels import softmax
 
 WORDS, COUNT = 90_000, 4000
 CASES = ("imports", "training step", "exact nats", "exact nats, plain", "exact nats, cross_entropy")

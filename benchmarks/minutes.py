@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 
 CASES: dict[str, list[str]] = {  # data set -> options of its training
     "agnews": ["--context", "section"],

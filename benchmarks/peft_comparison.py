@@ -28,7 +28,7 @@ import transformers
 
 import processes
 from factorcell import ContextConfig, get_context_model, read_schema
-from factorcell.model.adapted_modules import Adaptation, applied, with_constant
+from factorcell.nn.backbones.adapted_modules import Adaptation, applied, with_constant
 
 TEXTS, STEPS, CONTEXTS, RANK, NEW_TOKENS, REPETITIONS = 32, 64, 32, 8, 16, 4
 SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 import processes
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Proposal
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.output import Proposal
 
 TEXTS, STEPS, VOCABULARY, CITIES = 16, 64, 50_000, 8
 SIZES = {"hidden_size": 576, "num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}

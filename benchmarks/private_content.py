@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.data.private_content import find_private_content
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 
 WORDS = (
     "apple anchor basket breeze candle copper dolphin dragon ember falcon forest garden harbor island jungle kettle "

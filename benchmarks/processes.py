@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from factorcell.model.kernels import library
+from factorcell.nn.kernels import library
 
 Figures = dict[str, float]  # seconds of each variant, and bytes, whose names begin with "bytes"
 

@@ -35,17 +35,17 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config
+from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_frequencies
-from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
-from factorcell.model.backbone import BackboneSizes
-from factorcell.model.cells import Cell
-from factorcell.model.kernels import library as kernels
-from factorcell.model.kernels import softmax
-from factorcell.model.output import Proposal
-from factorcell.model.run import Run
-from factorcell.option_fields import RecurrentOptions, WordOptions
+from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.nn.backbones.backbone import BackboneSizes
+from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.kernels import library as kernels
+from factorcell.nn.kernels import softmax
+from factorcell.nn.output import Proposal
+from factorcell.options.option_fields import RecurrentOptions, WordOptions
+from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 
 Once = Callable[[], object]

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from factorcell.commands.main import ROOT_COMMAND
+from factorcell.commands.cli.main import ROOT_COMMAND
 
 SOURCE = Path(__file__).parent.parent / "src"
 

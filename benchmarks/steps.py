@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from factorcell.adapters.encoder import ContextEncoder
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.model.encoder import ContextEncoder
-from factorcell.model.kernels import library, softmax
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Proposal, SoftmaxHead
-from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.model.run import Run
+from factorcell.nn.backbones.recurrent import RecurrentBackbone
+from factorcell.nn.kernels import library, softmax
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.output import Proposal, SoftmaxHead
+from factorcell.runs.run import Run
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.trainer import Trainer
 

@@ -27,8 +27,8 @@ from tqdm import tqdm
 from factorcell.config import MODELS, PRECISIONS, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.model.run import Run
-from factorcell.option_fields import RecurrentOptions
+from factorcell.options.option_fields import RecurrentOptions
+from factorcell.runs.run import Run
 from factorcell.training.loop import train
 
 EVALUATIONS = 2  # per pass

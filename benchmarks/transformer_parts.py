@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.language_model import LanguageModel
+from factorcell.nn.language_model import LanguageModel
 
 TEXTS, STEPS, CITIES, RANK, CONTEXT = 16, 40, 8, 4, 8
 VOCABULARY, SIZE = 49_152, 576

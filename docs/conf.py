@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from factorcell.commands.main import GROUPS, find_commands, make_parser
+from factorcell.commands.cli.main import GROUPS, find_commands, make_parser
 
 project = "factorcell"
 version = release = installed("factorcell")

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
 from factorcell.config import section_types
-from factorcell.option_fields import KIND_HELP, OPTION_KINDS
+from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
+from factorcell.options.option_fields import KIND_HELP, OPTION_KINDS
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options

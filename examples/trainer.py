@@ -19,7 +19,7 @@ import transformers
 
 import datasets
 from factorcell import ContextCollator, ContextConfig, get_context_model, read_names, read_schema
-from factorcell.data.schema import ContextSchema
+from factorcell.data.columns.schema import ContextSchema
 
 MAX_TOKENS = 255  # of a text with its end token, and of names
 FILE_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}

@@ -10,7 +10,7 @@ parameters as `factor`, which is U without the hidden layer.
 import torch
 from torch import Tensor, nn
 
-from factorcell.model.adapters import Adapter, Factor, LayerSizes, Shift, register_adapter
+from factorcell.adapters.adapters import Adapter, Factor, LayerSizes, Shift, register_adapter
 
 
 class SharedLoRA(Adapter):

@@ -16,11 +16,11 @@ import backbone_measures
 import corpora
 from backbone_tables import DataSet
 from corpora import Tables
-from factorcell import pretrained
 from factorcell.config import Config
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.model.adapted_modules import linear_maps
-from factorcell.model.devices import find_device
+from factorcell.io import pretrained
+from factorcell.nn.backbones.adapted_modules import linear_maps
+from factorcell.nn.devices import find_device
 from study import Measurement
 
 JUDGED_TEXTS, TOKENS_PER_TEXT = 64, 32

@@ -29,8 +29,8 @@ from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, text_accuracies
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums, figures_from_nats, sum_per_text
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
+from factorcell.nn.scoring import Scorer
+from factorcell.runs.run import Run
 from study import Measurement
 
 POSITIONS = (0, 4, 16, 64, 10_000)

@@ -30,15 +30,15 @@ from backbone_tables import DataSet
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.schema import ContextSchema
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.model.devices import find_device
-from factorcell.model.language_model import with_identified_base
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
-from factorcell.model.sizes import meta_model
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.nn.devices import find_device
+from factorcell.nn.language_model import with_identified_base
+from factorcell.nn.scoring import Scorer
+from factorcell.nn.sizes import meta_model
+from factorcell.options.option_fields import HuggingFaceOptions
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from separate import separate, separate_models
 from study import EXPERIMENTS_FOLDER, Baseline, Experiment, Measurement, Training

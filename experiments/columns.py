@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from aggregate import Rows, interval, number, published, relative_gain, spread
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from figures import Read
 from study import EXPERIMENTS_FOLDER, Row
 

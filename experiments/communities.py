@@ -14,10 +14,10 @@ import pyarrow as pa
 import corpora
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.evaluation.embeddings import Embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.perplexity import column_groups, text_tallies
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer, Tally
+from factorcell.nn.scoring import Scorer, Tally
+from factorcell.runs.run import Run
 from study import ROWS, Experiment, Measurement, Row
 from tacl_baselines import best_ngram, measure_scorer, ngram_row
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 TEST_TEXTS = 2000  # minimum number of test texts, unless `MAX_SHARE` of the training table is less
 MAX_SHARE = 0.25

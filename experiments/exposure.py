@@ -15,7 +15,7 @@ import regex
 import corpora
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from memorization import (
     ALTERNATIVES,
     CANARIES,

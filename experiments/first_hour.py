@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import corpora
-from factorcell import bootstrap, files
+from factorcell import bootstrap
 from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
 from factorcell.completion.replay.systems import open_systems
 from factorcell.completion.suggestions import Suggestion
 from factorcell.data.text_folds import same_text
-from factorcell.model.run import read_config
+from factorcell.io import files
+from factorcell.runs.run import read_config
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget
 from made_logs import LOGS
@@ -57,8 +58,8 @@ def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> N
             continue
         options: Row = {
             "data": DATA_OPTIONS,
-            "tokenizer": {"kind": "char", "lowercase": True, "min_users": 3},
-            "training": {"seed": seed},
+            "tokenizer": {"kind": "char", "lowercase": True},
+            "training": {"seed": seed, "min_users": 3},
             "model": model or {"adapt": ("factor",), "output_bias": ()},
         }
         fit(tables["train"], tables["dev"], options, folder / name, budget=Budget(minutes), resume=True)

@@ -26,7 +26,7 @@ import variations
 from corpora import Tables
 from factorcell.evaluation import text_figures
 from factorcell.generation.generate import GenerationOptions, category_values
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from specificity import Judge, write_texts
 from study import Experiment, Measurement
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 import corpora
 from corpora import Tables
-from factorcell.config import UserError
-from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Embeddings
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings
+from factorcell.runs.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement, Row
 
 CLASSES = ("economy", "midscale", "upscale")  # from low to high

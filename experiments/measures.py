@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpora import Tables
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.results import read_points
 from factorcell.evaluation.statistics import auc
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement
 
 MAX_DISTANCE = 300.0  # km from a text to its city, as in the TACL paper

@@ -42,8 +42,8 @@ from factorcell.completion.popularity import Popularity
 from factorcell.completion.suggestions import Suggestion
 from factorcell.data.counts import POPULARITY
 from factorcell.evaluation import perplexity
-from factorcell.model.run import Run
-from factorcell.progress import progress_bar
+from factorcell.io.progress import progress_bar
+from factorcell.runs.run import Run
 
 READERS = ("stranger", "others", "owner")
 COMPLETION_SOURCES = ("model", "popularity", "blend")

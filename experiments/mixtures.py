@@ -23,17 +23,17 @@ import numpy as np
 
 import corpora
 from corpora import Tables
-from factorcell import files
 from factorcell.bootstrap import Interval
 from factorcell.completion.completer import Completer
-from factorcell.config import UserError, check_choice
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums, accuracy_sums
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.runs.run import Run, training_facts
 from measures import MAX_DISTANCE, Cities
 from study import EXPERIMENTS_FOLDER, Row, current_commit, processor_name
 from tacl import SETS as TACL_SETS

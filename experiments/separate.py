@@ -19,14 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from factorcell import files
-from factorcell.config import MODELS, Config, UserError
+from factorcell.config import MODELS, Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables import table_name
-from factorcell.findings import LOG
-from factorcell.folders import CONFIG
-from factorcell.model.mixture import FILE
-from factorcell.model.run import Run, initial_files
+from factorcell.data.tables.tables import table_name
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.io.findings import LOG
+from factorcell.io.folders import CONFIG
+from factorcell.ngram.mixture import FILE
+from factorcell.runs.run import Run, initial_files
 from factorcell.training.fit import (
     HELD_OUT_SHARE,
     locked_run_folder,

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifiers import FastText
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes
-from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import baselines
 from factorcell.generation.generate import GenerationOptions, generate, provenance, repair_and_count_rows
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from study import Row
 
 COPIED = 5  # length of the n-grams that are counted as copied if a training text has them

@@ -29,15 +29,16 @@ import torch
 from tqdm import tqdm
 
 from corpora import Tables
-from factorcell import files
-from factorcell.config import Config, UserError, check_choice
+from factorcell.adapters.adapters import weight_adapters
+from factorcell.config import Config
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model.adapters import weight_adapters
-from factorcell.model.devices import FLOAT32
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
+from factorcell.io import files
+from factorcell.nn.devices import FLOAT32
+from factorcell.nn.scoring import Scorer
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 
 EXPERIMENTS_FOLDER = Path(__file__).parent

@@ -19,8 +19,8 @@ import mixture_pages
 import paper_tables
 from aggregate import Rows
 from columns import SPECS, fill_page, make_table
-from factorcell import files
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io import files
 from figures import LENGTHS, TEXTS_SEEN, Read
 from study import EXPERIMENTS_FOLDER
 

@@ -14,7 +14,7 @@ import corpora
 import hotels
 from corpora import Tables
 from factorcell.config import PAPER_MODELS, Config
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from measures import Cities, measure_classification, measure_nearest_city
 from study import Experiment, Measurement, Options
 

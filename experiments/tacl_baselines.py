@@ -27,18 +27,18 @@ from classifiers import FastText, NaiveBayes
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.columns.schema import Variable
+from factorcell.data.columns.values import category_name
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import Variable
-from factorcell.data.tokenizer import Tokenizer
-from factorcell.data.values import category_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.evaluation.text_figures import sum_per_text, texts_digest
-from factorcell.model.mixture import FILE as MIXTURE
-from factorcell.model.ngram import NGram, count_ngrams
-from factorcell.model.scoring import Scorer
+from factorcell.ngram.mixture import FILE as MIXTURE
+from factorcell.ngram.ngram import NGram, count_ngrams
+from factorcell.nn.scoring import Scorer
 from factorcell.training.mixture import MixedModels, mix
 from measures import MAX_DISTANCE, Cities, calibrated_figures, frequent_values
 from separate import SHARED, run_folder, separate, separate_models

@@ -16,9 +16,9 @@ import study
 import tacl
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
+from factorcell.ngram.ngram import NGram
+from factorcell.nn.scoring import Scorer
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.mixture import MixedModels
 from measures import Cities

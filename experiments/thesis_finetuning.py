@@ -17,8 +17,8 @@ import corpora
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation import text_figures
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
+from factorcell.nn.scoring import Scorer
+from factorcell.runs.run import Run
 from factorcell.training.finetuning import finetune
 from hotels import region_of
 from study import Experiment, Measurement, Row

@@ -19,7 +19,6 @@ import corpora
 import tacl_baselines
 from commits import first_per_user
 from corpora import Tables
-from factorcell import files
 from factorcell.completion.blend import Blend, BlendWeights, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, distinguishes_users
@@ -29,7 +28,8 @@ from factorcell.completion.replay.systems import MostPopular, Personalised, Unpe
 from factorcell.completion.replay.tuning import candidate_lists, try_rates
 from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from figures import LENGTHS, TEXTS_SEEN
 from study import ROWS, Experiment, Measurement, Options, Row, Training
 from tacl_baselines import ngram_row

@@ -26,7 +26,7 @@ from communities import titles
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from measures import detection_figures, detection_scores, measure_classification, measure_detection
 from study import ROWS, Baseline, Experiment, Measurement, Options, Row
 from tacl_baselines import TargetValues, classifier, classifiers, labelled_texts, ngram_row, per_value

@@ -14,7 +14,7 @@ import corpora
 from corpora import Tables
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation.text_figures import TextSums, sum_per_text, texts_digest
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from study import ROWS, Experiment, Measurement
 from tacl_baselines import ngram_row, per_value
 

@@ -16,9 +16,9 @@ import corpora
 import tacl
 import thesis_sixteen
 from corpora import Tables
-from factorcell import files
 from factorcell.evaluation.classification import classify
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from measures import SAMPLES, Cities, measure_classification
 from study import ROWS, Experiment, Measurement, Options
 from tacl_baselines import classifiers, ngram_row, per_value

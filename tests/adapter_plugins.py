@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from factorcell.model import Adapter, CellState, LayerSizes, RecurrentStep, Shift
-from factorcell.model.cells import Coupled
-from factorcell.model.recurrent_loop import Drop, Norm
+from factorcell.nn import Adapter, CellState, LayerSizes, RecurrentStep, Shift
+from factorcell.nn.backbones.cells import Coupled
+from factorcell.nn.backbones.recurrent_loop import Drop, Norm
 
 MODULE = "their_package"
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.data.vocabulary import END, START
+from factorcell.data.tokenizers.vocabulary import END, START
 from factorcell.generation.choosing import Constraints
-from factorcell.model.language_model import Conditioning
-from factorcell.model.run import Run
+from factorcell.nn.language_model import Conditioning
+from factorcell.runs.run import Run
 
 Texts = dict[tuple[int, ...], float]
 

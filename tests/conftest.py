@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.findings import log_once
+from factorcell.io.findings import log_once
 from tests import synthetic
 from tests.chromium import chromium_path, open_chromium
 

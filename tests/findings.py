@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from factorcell.findings import LOG, Finding, log_once
+from factorcell.io.findings import LOG, Finding, log_once
 
 
 class _Collector(logging.Handler):

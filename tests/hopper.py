@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from factorcell.model.kernels import gpu, gpu_recurrence, gpu_step
+from factorcell.nn.kernels import gpu, gpu_recurrence, gpu_step
 
 PROCESSORS = 132  # of an H100
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8"}

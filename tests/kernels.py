@@ -6,7 +6,7 @@ AVX2, and with `off` there is no compiled code.
 
 import pytest
 
-from factorcell.model.kernels import library
+from factorcell.nn.kernels import library
 
 NATIVE = library.variant()
 VARIANTS = () if NATIVE is None else library.VARIANTS[: library.VARIANTS.index(NATIVE) + 1]

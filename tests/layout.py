@@ -1,27 +1,33 @@
-"""Checks of the code structure: order of imports, length of files and functions, number of parameters, unsafe calls.
+"""Checks of the code structure: order of imports, length of functions, number of parameters, unsafe calls.
 
 Each check takes the root of a source tree and returns its faults as readable lines; test_layout.py runs every check on
 a small tree with exactly one fault.
 """
 
 import ast
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 PACKAGE = "factorcell"
 
-# Packages that must not import each other, although one comes before the other in the order.
+# The packages and modules of factorcell, from low to high; each imports only from lower ones.
+ROOMS = (
+    *("errors", "bootstrap", "options", "io", "config", "data", "adapters", "nn", "hf", "ngram", "runs"),
+    *("generation", "completion", "evaluation", "training", "reports", "service", "sklearn", "client", "commands"),
+)
+# Rooms that must not import each other: the lower and the higher one.
 INDEPENDENT = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))
+MODELS = ("data", "adapters", "nn", "hf", "ngram", "runs")  # rooms that may know special ids and states of backbones
 UNORDERED = ("", "__main__")  # modules that may import everything
-PRINTERS = {"commands.terminal", "model.context_model"}  # `print_trainable_parameters` prints numbers, as in PEFT
+PRINTERS = {"commands.cli.terminal", "hf.context_model"}  # `print_trainable_parameters` prints numbers, as in PEFT
 WRITES = {"print", "sys.stdout.write", "sys.stderr.write"}
 GROUPS = {"experiments", "faults", "wheels"}  # folders of tests without a package of that name
 STATE_ATTRIBUTES = {"hidden", "memory", "matrix"}
 SPECIAL_IDS = {"UNKNOWN", "START", "END"}
-FILE_LINES, BODY_LINES, PARAMETERS = 500, 60, 7
-KERNELS = "model.kernels"  # its functions have as many array parameters as compiled code, Triton and PyTorch require
+BODY_LINES, PARAMETERS, MODULES = 60, 7, 16
+KERNELS = "nn.kernels"  # its functions have as many array parameters as compiled code, Triton and PyTorch require
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Names that a reader must decode. `written` is missing: it may name a file that was just written.
@@ -86,74 +92,51 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
         yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def module_order(root: Path) -> dict[str, int]:
-    """Return the position of every module and package in the order of docs/architecture.md, by relative name.
-
-    The lines of the order are `package: modules` (several lines for a long package), or modules of factorcell itself.
-    A package comes after its last module. A module may import only what comes before it.
-    """
-    order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
-    numbers = itertools.count()
-    positions: dict[str, int] = {}
-    for line in order.splitlines():
-        package, _, modules = line.rpartition(":")
-        parts = package.split(".") if package else []
-        names = [".".join((*parts, name)) for name in modules.split()]
-        packages = [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
-        positions |= {name: next(numbers) for name in (*names, *packages)}
-    return positions
-
-
-def check_order(root: Path) -> list[str]:
-    """Find modules that are missing from the order, and entries of the order without a module."""
-    names = {name: path for path, name, _ in sources(root) if name not in UNORDERED}
-    order = module_order(root)
-    return [
-        f"{path}: missing from the order in docs/architecture.md" for name, path in names.items() if name not in order
-    ] + [f"docs/architecture.md: no module {name}" for name in order if name not in names]
+def room_of(module: str) -> str:
+    """Return the room of a module: its package, or the module itself if it is directly in factorcell."""
+    return module.split(".")[0]
 
 
 def internal_imports(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield each import within factorcell: its location, the importing module, and the imported module or package."""
-    order = module_order(root)
-    for path, name, tree in sources(root):
-        for node in nodes(tree) if name not in UNORDERED else ():
+    """Yield each import within factorcell: its location, the importing module, and the room of the imported name."""
+    for path, module, tree in sources(root):
+        for node in nodes(tree) if module not in UNORDERED else ():
             for full_name in imported(node, path):
                 first, *parts = full_name.split(".")
-                candidates = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-                target = next((candidate for candidate in candidates if candidate in order), "")
-                if first == PACKAGE and target != name:
-                    yield f"{path}:{getattr(node, 'lineno', 0)}", name, target
+                if first == PACKAGE:
+                    yield f"{path}:{getattr(node, 'lineno', 0)}", module, parts[0] if parts else ""
+
+
+def check_rooms(root: Path) -> list[str]:
+    """Find packages and modules of factorcell that are not in `ROOMS`, and rooms that do not exist."""
+    names = dict.fromkeys(room_of(module) for _, module, _ in sources(root) if module not in UNORDERED)
+    missing = [f"src/{PACKAGE}/{name}: not in ROOMS of tests/layout.py" for name in names if name not in ROOMS]
+    return missing + [f"tests/layout.py: no room {name}" for name in ROOMS if name not in names]
 
 
 def check_import_order(root: Path) -> list[str]:
-    """Find imports of a module that does not come before the importing one; factorcell itself comes after all."""
-    order = module_order(root)
+    """Find imports from a higher room, or of factorcell itself."""
+    order = {name: number for number, name in enumerate(ROOMS)}
     return [
-        f"{where}: {name} must not import {target or PACKAGE}"
-        for where, name, target in internal_imports(root)
-        if order.get(target, len(order)) >= order.get(name, len(order))
+        f"{where}: {module} must not import {room or PACKAGE}"
+        for where, module, room in internal_imports(root)
+        if order.get(room, len(order)) > order.get(room_of(module), len(order))
     ]
 
 
-def check_independent_packages(root: Path) -> list[str]:
-    """Find imports between independent packages."""
-    order = module_order(root)
+def check_independent_rooms(root: Path) -> list[str]:
+    """Find imports between independent rooms."""
     return [
-        f"{where}: {name} must not import {target}"
-        for where, name, target in internal_imports(root)
-        if any({name.split(".")[0], target.split(".")[0]} == set(pair) for pair in INDEPENDENT)
-        and order[target] < order.get(name, len(order))
+        f"{where}: {module} must not import {room}"
+        for where, module, room in internal_imports(root)
+        if any(room_of(module) == high and room == low for low, high in INDEPENDENT)
     ]
 
 
-def check_file_lengths(root: Path) -> list[str]:
-    """Find Python files of more than `FILE_LINES` lines, including tests and benchmarks."""
-    faults = []
-    for path, text in python_files(root):
-        if (count := len(text.splitlines())) > FILE_LINES:
-            faults.append(f"{path}: {count} lines, at most {FILE_LINES}")
-    return faults
+def check_room_sizes(root: Path) -> list[str]:
+    """Find folders of more than `MODULES` modules."""
+    counts = Counter(path.parent for path, _, _ in sources(root) if path.name != "__init__.py")
+    return [f"{folder}: {count} modules, at most {MODULES}" for folder, count in counts.items() if count > MODULES]
 
 
 def check_body_lengths(root: Path) -> list[str]:
@@ -272,11 +255,11 @@ def check_test_folders(root: Path) -> list[str]:
 
 
 def check_special_ids(root: Path) -> list[str]:
-    """Find imports of the ids of special tokens outside `data` and `model`."""
+    """Find imports of the ids of special tokens outside `MODELS`."""
     return [
         f"{path}:{getattr(node, 'lineno', 0)}: use the special ids of the tokenizer or the model instead of {name}"
         for path, module, tree in sources(root)
-        if module.split(".")[0] not in ("data", "model")
+        if room_of(module) not in MODELS
         for node in nodes(tree)
         for name in imported(node, path)
         if name.startswith(f"{PACKAGE}.data.") and name.split(".")[-1] in SPECIAL_IDS
@@ -284,11 +267,11 @@ def check_special_ids(root: Path) -> list[str]:
 
 
 def check_opaque_states(root: Path) -> list[str]:
-    """Find code outside `model` that reads attributes of the state or the conditions of a backbone."""
+    """Find code outside `MODELS` that reads attributes of the state or the conditions of a backbone."""
     return [
         f"{path}:{node.lineno}: .{node.attr} is an attribute of an opaque state"
         for path, module, tree in sources(root)
-        if module.split(".")[0] != "model"
+        if room_of(module) not in MODELS
         for node in nodes(tree)
         if isinstance(node, ast.Attribute) and node.attr in STATE_ATTRIBUTES
     ]
@@ -296,11 +279,11 @@ def check_opaque_states(root: Path) -> list[str]:
 
 Check = Callable[[Path], list[str]]
 CHECKS: list[Check] = [
-    check_order,
+    check_rooms,
     check_import_order,
-    check_independent_packages,
+    check_independent_rooms,
+    check_room_sizes,
     check_test_folders,
-    check_file_lengths,
     check_body_lengths,
     check_parameters,
     check_prints,

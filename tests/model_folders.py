@@ -8,8 +8,8 @@ import numpy as np
 from factorcell.completion import blend
 from factorcell.completion.online import LearningRule
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
+from factorcell.ngram.ngram import NGram
+from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels
 from tests.small_runs import ROWS, make_letters, make_run
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from factorcell.config import KindOptions, TokenizerOptions
 from factorcell.data import Specials, Tokenizer
-from factorcell.model import AdaptedLinear, Backbone, BackboneSizes, Head, HeadSizes, Shift
+from factorcell.nn import AdaptedLinear, Backbone, BackboneSizes, Head, HeadSizes, Shift
 
 
 class Lists:

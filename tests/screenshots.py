@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.evaluation.embeddings import fit_ellipses
+from factorcell.evaluation.explaining.embeddings import fit_ellipses
 from factorcell.reports.demo import demo_page
 from factorcell.reports.embeddings import embeddings_page
 from factorcell.reports.explain import explanation_page

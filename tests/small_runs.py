@@ -12,13 +12,13 @@ import torch
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizer import new_tokenizer
-from factorcell.model.count_models import NGRAM, CountModels
-from factorcell.model.language_model import Conditioning
-from factorcell.model.mixture import Mixture
-from factorcell.model.ngram import NGram, count_ngrams
-from factorcell.model.output import Proposal
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.tokenizer import new_tokenizer
+from factorcell.ngram.count_models import NGRAM, CountModels
+from factorcell.ngram.mixture import Mixture
+from factorcell.ngram.ngram import NGram, count_ngrams
+from factorcell.nn.language_model import Conditioning
+from factorcell.nn.output import Proposal
+from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
 
 ROWS: list[dict[str, Any]] = [

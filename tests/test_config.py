@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.config import MODELS, Config, ModelConfig, UserError, check_choice
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.config import MODELS, Config, ModelConfig
+from factorcell.errors import UserError, check_choice
+from factorcell.options.option_fields import HuggingFaceOptions
 
 
 def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from factorcell import digests, files, input_files
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io import digests, files, input_files
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import factorcell
-from factorcell.commands.main import ROOT_COMMAND, find_commands, main, make_parser
+from factorcell.commands.cli.main import ROOT_COMMAND, find_commands, main, make_parser
 from factorcell.config import EXTENSIBLE, Config
 from factorcell.training import rules
 from tests import docs_files

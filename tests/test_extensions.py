@@ -12,11 +12,11 @@ import pytest
 from torch import nn
 
 from factorcell import Config, Run, UserError, register_adapter, register_cell
-from factorcell.commands.main import main
+from factorcell.adapters.adapters import Concat, find_adapter
+from factorcell.commands.cli.main import main
 from factorcell.config import EXTENSIBLE, ModelConfig
-from factorcell.model.adapters import Concat, find_adapter
-from factorcell.model.cells import GRU, LSTM, Coupled, find_cell
-from factorcell.option_fields import ADAPTERS, CELLS
+from factorcell.nn.backbones.cells import GRU, LSTM, Coupled, find_cell
+from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests import ROOT, adapter_plugins
 from tests.adapter_plugins import MODULE, Bottleneck, Minimal, install
 from tests.small_runs import ROWS
@@ -141,7 +141,7 @@ def test_configs_do_not_import_packages(tmp_path: Path, monkeypatch: pytest.Monk
         ("import nothing_there", "cannot be imported (ModuleNotFoundError: No module named 'nothing_there')"),
         ("Bottleneck = 1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
         ("", "cannot be imported (AttributeError: module 'their_package' has no attribute 'Bottleneck')"),
-        ("Bottleneck = 1", ": expected a class that extends factorcell.model.Adapter, got 1"),
+        ("Bottleneck = 1", ": expected a class that extends factorcell.nn.Adapter, got 1"),
     ],
 )
 def test_a_package_that_cannot_be_imported_gives_one_line(
@@ -154,7 +154,7 @@ def test_a_package_that_cannot_be_imported_gives_one_line(
 
 
 def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "import factorcell\nfrom factorcell.model.cells import GRU\nclass Mine(GRU): pass\n"
+    module = "import factorcell\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
     points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
     registering_module = module + "factorcell.register_cell('mine', Mine)\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "first", registering_module, points.format(MODULE))))
@@ -187,13 +187,13 @@ def test_a_registered_name_can_only_be_replaced_by_the_same_class() -> None:
     line = refusal(lambda: register_adapter("mine", Concat))
     assert line == "adapter 'mine' is already registered as tests.adapter_plugins:Bottleneck; choose another name"
     register_cell("mine", GRU)
-    assert "is already registered as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
+    assert "is already registered as factorcell.nn.backbones.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
     assert Config.of(adapt=("mine", "factor"), cell="mine").model.adapt == ("mine", "factor")
 
 
 @pytest.mark.parametrize("cls", [object(), nn.Linear])
 def test_an_adapter_must_extend_the_base_class(cls: Any) -> None:
-    assert "expected a class that extends factorcell.model.Adapter, got <" in refusal(
+    assert "expected a class that extends factorcell.nn.Adapter, got <" in refusal(
         lambda: register_adapter("broken", cls)
     )
     assert EXTENSIBLE["adapt"].registered == {}

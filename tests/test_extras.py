@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from factorcell import extras
-from factorcell.data.bpe import import_library
-from factorcell.pretrained import transformers
+from factorcell.data.tokenizers.bpe import import_library
+from factorcell.io import extras
+from factorcell.io.pretrained import transformers
 from factorcell.service.stores.opening import open_store
-from factorcell.training.search import _import_optuna
+from factorcell.training.tuning.search import _import_optuna
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

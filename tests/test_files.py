@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from factorcell import files
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io import files
 
 FULL = Path("/dev/full")  # a device that is always full
 

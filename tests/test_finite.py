@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import files
-from factorcell.commands import streams
-from factorcell.finite import format_number, format_option, is_number, to_json
+from factorcell.commands.cli import streams
+from factorcell.io import files
+from factorcell.io.finite import format_number, format_option, is_number, to_json
 
 NONFINITE = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(

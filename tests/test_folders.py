@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import files, folders
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model import mixture, ngram
-from factorcell.model.ngram import NGram
+from factorcell.io import files, folders
+from factorcell.ngram import mixture, ngram
+from factorcell.ngram.ngram import NGram
 from factorcell.service.stores.opening import open_store
 from tests.small_runs import ROWS, make_run
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, files, learn_one, open_scorer
+from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, learn_one, open_scorer
 from factorcell import config as options
 from factorcell.completion import online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.systems import find_config_and_columns
-from factorcell.model import mixture, ngram
+from factorcell.io import files
+from factorcell.ngram import mixture, ngram
 from tests.model_folders import make_models
 
 # For each file with a format number: the newest format, a function that opens the file, its name in error messages.

@@ -28,7 +28,7 @@ from factorcell import (
 from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
-from factorcell.model.training_state import CHECKPOINT
+from factorcell.runs.training_state import CHECKPOINT
 from tests.small_runs import ROWS, make_run
 
 PACKAGES = ["factorcell", *(f"factorcell.{module.name}" for module in pkgutil.iter_modules(factorcell.__path__))]
@@ -61,7 +61,7 @@ def test_no_public_function_is_a_generator_function() -> None:
         and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function))
     ]
     # Its argument is a corpus, of which nothing is checked.
-    assert are_late == ["factorcell.Run.batches", "factorcell.model.Run.batches"]
+    assert are_late == ["factorcell.Run.batches"]
 
 
 @pytest.fixture(scope="module")

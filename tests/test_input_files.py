@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
-from factorcell import files, input_files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
-from factorcell.config import Config, UserError
-from factorcell.data.schema import ContextSchema
+from factorcell.config import Config
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.errors import UserError
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.evaluation.results import open_model
-from factorcell.model.run import Run
+from factorcell.io import files, input_files
+from factorcell.runs.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.http import keys
-from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.mixture import open_scorer
+from factorcell.training.tuning import search_space
 from tests.small_runs import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}

@@ -8,18 +8,19 @@ from tests import ROOT
 from tests.layout import (
     BODY_LINES,
     CHECKS,
-    FILE_LINES,
+    MODULES,
     PACKAGE,
     PARAMETERS,
+    ROOMS,
     Check,
     check_body_lengths,
-    check_file_lengths,
     check_import_order,
-    check_independent_packages,
+    check_independent_rooms,
     check_opaque_states,
-    check_order,
     check_parameters,
     check_prints,
+    check_room_sizes,
+    check_rooms,
     check_special_ids,
     check_test_folders,
     check_unsafe_code,
@@ -39,33 +40,21 @@ def function(name: str, parameters: int, lines: int = 1, first: str = "") -> str
     return f"def {name}({first}{', '.join(f'p{n}=1' for n in range(parameters))}):\n" + "    x = 1\n" * lines
 
 
-ARCHITECTURE = """
-```order
-config
-data: words tables
-model: cells
-generation: beams
-completion: search
-commands: terminal main
-```
-"""
 VALID = {
-    "docs/architecture.md": ARCHITECTURE,
+    **{f"src/{PACKAGE}/{room}/__init__.py": "" for room in ROOMS},
     "tests/data/test_words.py": "",
     f"src/{PACKAGE}/__init__.py": "from factorcell.commands.main import main\n",
-    f"src/{PACKAGE}/config.py": '"""Never pickle; print nothing."""\n' + function("f", PARAMETERS, BODY_LINES),
+    f"src/{PACKAGE}/config/options.py": '"""Never pickle; print nothing."""\n' + function("f", PARAMETERS, BODY_LINES),
     f"src/{PACKAGE}/data/__init__.py": "from factorcell.data.words import split\nfrom . import tables\n",
     f"src/{PACKAGE}/data/words.py": "from factorcell import config\nfrom ..config import UserError\nimport numpy\n",
     f"src/{PACKAGE}/data/tables.py": "from .words import split\n",
-    f"src/{PACKAGE}/model/__init__.py": "",
-    f"src/{PACKAGE}/model/cells.py": "from factorcell.data.words import END\nx.hidden\n" + "x = 1\n" * (FILE_LINES - 2),
-    f"src/{PACKAGE}/generation/__init__.py": "",
+    f"src/{PACKAGE}/nn/cells.py": "from factorcell.data.words import END\nx.hidden\n",
     f"src/{PACKAGE}/generation/beams.py": "model.eval()\nnumpy.load('a', allow_pickle=False)\nre.compile('a')\n",
-    f"src/{PACKAGE}/completion/__init__.py": "",
     f"src/{PACKAGE}/completion/search.py": "from factorcell.data import split\n",
-    f"src/{PACKAGE}/commands/__init__.py": "",
     f"src/{PACKAGE}/commands/main.py": function("main", PARAMETERS + 1, first="x, *, "),
-    f"src/{PACKAGE}/commands/terminal.py": "print('done')\nsys.stderr.write('done')\n",
+    f"src/{PACKAGE}/commands/cli/__init__.py": "",
+    f"src/{PACKAGE}/commands/cli/terminal.py": "print('done')\nsys.stderr.write('done')\n",
+    **{f"src/{PACKAGE}/commands/part{number}.py": "" for number in range(MODULES - 1)},
 }
 
 
@@ -86,18 +75,17 @@ def test_a_valid_tree_passes_every_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "name", "content"),
     [
-        (check_import_order, "config.py", "from factorcell.model.cells import Cell\n"),
-        (check_import_order, "config.py", "import factorcell.model.cells as c\n"),
-        (check_import_order, "config.py", "from . import data\n"),
-        (check_import_order, "data/words.py", "from factorcell.data import tables\n"),
-        (check_import_order, "data/words.py", "def f():\n    from .tables import rows\n"),
-        (check_import_order, "data/tables.py", "if TYPE_CHECKING:\n    from ..model import Cell\n"),
+        (check_import_order, "config/options.py", "from factorcell.nn.cells import Cell\n"),
+        (check_import_order, "config/options.py", "import factorcell.nn.cells as c\n"),
+        (check_import_order, "config/options.py", "from .. import data\n"),
+        (check_import_order, "data/words.py", "def f():\n    from ..nn import rows\n"),
+        (check_import_order, "data/tables.py", "if TYPE_CHECKING:\n    from ..hf import Cell\n"),
         (check_import_order, "completion/search.py", "from factorcell import Run\n"),
-        (check_independent_packages, "completion/search.py", "from factorcell.generation.beams import Beam\n"),
-        (check_file_lengths, "model/cells.py", "x = 1\n" * (FILE_LINES + 1)),
-        (check_body_lengths, "model/cells.py", function("f", 0, BODY_LINES + 1)),
+        (check_independent_rooms, "completion/search.py", "from factorcell.generation.beams import Beam\n"),
+        (check_room_sizes, "commands/more.py", ""),
+        (check_body_lengths, "nn/cells.py", function("f", 0, BODY_LINES + 1)),
         (check_body_lengths, "data/tables.py", "async " + function("f", 0, BODY_LINES + 1)),
-        (check_parameters, "config.py", function("f", PARAMETERS + 1)),
+        (check_parameters, "config/options.py", function("f", PARAMETERS + 1)),
         (
             check_parameters,
             "data/words.py",
@@ -110,13 +98,13 @@ def test_a_valid_tree_passes_every_check(tmp_path: Path) -> None:
         (check_prints, "commands/main.py", "sys.stdout.write('x')\n"),
         (check_opaque_states, "completion/search.py", "def f(state):\n    return state.memory[0]\n"),
         (check_special_ids, "commands/main.py", "from ..data.words import split, START\n"),
-        (check_unsafe_code, "config.py", "from pickle import loads\n"),
-        (check_unsafe_code, "config.py", "import torch\ntorch.load('a')\n"),
-        (check_unsafe_code, "config.py", "from torch import load\n"),
-        (check_unsafe_code, "config.py", "eval('1')\n"),
-        (check_unsafe_code, "config.py", "import numpy\nnumpy.load('a', allow_pickle=flag)\n"),
-        (check_order, "data/helpers.py", ""),
-        (check_order, "serving/__init__.py", ""),
+        (check_unsafe_code, "config/options.py", "from pickle import loads\n"),
+        (check_unsafe_code, "config/options.py", "import torch\ntorch.load('a')\n"),
+        (check_unsafe_code, "config/options.py", "from torch import load\n"),
+        (check_unsafe_code, "config/options.py", "eval('1')\n"),
+        (check_unsafe_code, "config/options.py", "import numpy\nnumpy.load('a', allow_pickle=flag)\n"),
+        (check_rooms, "serving/__init__.py", ""),
+        (check_rooms, "helpers.py", ""),
         (check_test_folders, "../../tests/nowhere/test_x.py", ""),
     ],
 )

@@ -19,11 +19,12 @@ from factorcell import Budget, ContextConfig, GenerationOptions, LearningRule, f
 from factorcell.client.retries import RetryPolicy
 from factorcell.completion.replay.streams import PrefixDraw
 from factorcell.completion.typos import TypoCosts
-from factorcell.config import Config, UserError
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
-from factorcell.option_fields import OPTION_KINDS
+from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
+from factorcell.options.option_fields import OPTION_KINDS
 from factorcell.sklearn import ContextClassifier
 from tests.small_runs import ROWS
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from factorcell import lock
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io import lock
 from tests.findings import expected_finding
 
 fcntl = pytest.importorskip("fcntl")
 
-HOLD = "import sys, time; from pathlib import Path; from factorcell.lock import training_lock\n"
+HOLD = "import sys, time; from pathlib import Path; from factorcell.io.lock import training_lock\n"
 HOLD += "with training_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 LOCK_REPEATEDLY = """
 import sys
 from pathlib import Path
 from factorcell.config import UserError
-from factorcell.lock import training_lock
+from factorcell.io.lock import training_lock
 
 folder, done = Path(sys.argv[1]), 0
 while done < 100:

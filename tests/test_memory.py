@@ -2,7 +2,7 @@
 
 import pytest
 
-from factorcell import memory
+from factorcell.io import memory
 
 
 def test_a_pinned_process_counts_only_its_allowed_cores(monkeypatch: pytest.MonkeyPatch) -> None:

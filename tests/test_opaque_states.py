@@ -13,11 +13,11 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.config import EXTENSIBLE
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.likelihood_ratios import explain
+from factorcell.evaluation.explaining.likelihood_ratios import explain
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate, stream
-from factorcell.model.backbone import register_backbone
-from factorcell.model.run import Run
+from factorcell.nn.backbones.backbone import register_backbone
+from factorcell.runs.run import Run
 from tests.plugins import Growing
 from tests.small_runs import make_letters, nats_of
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from factorcell import register_backbone
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
-from factorcell.config import EXTENSIBLE, Config, KindOptions, UserError, float_option, int_option, option
-from factorcell.model import Backbone
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
+from factorcell.config import EXTENSIBLE, Config, KindOptions, float_option, int_option, option
+from factorcell.errors import UserError
+from factorcell.nn import Backbone
 
 if typing.TYPE_CHECKING:
     pass

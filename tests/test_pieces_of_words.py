@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from factorcell import Run
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.generation.generate import GenerationOptions, generate, stream
 from tests.findings import expected_finding
 

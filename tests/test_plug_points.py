@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
-from factorcell.commands.main import main
-from factorcell.commands.parser import format_list
+from factorcell.commands.cli.main import main
+from factorcell.commands.cli.parser import format_list
 from factorcell.completion.online import User
 from factorcell.config import EXTENSIBLE, KindOptions
-from factorcell.model import Backbone
-from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.training import search_space
+from factorcell.nn import Backbone
+from factorcell.nn.backbones.recurrent import RecurrentBackbone
+from factorcell.training.tuning import search_space
 from tests import plugins
 from tests.adapter_plugins import install
 from tests.small_runs import nats_of

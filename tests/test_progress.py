@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from factorcell import progress
-from factorcell.progress import progress_bar
+from factorcell.io import progress
+from factorcell.io.progress import progress_bar
 from tests.findings import logged_progress
 
 JOB = """
 import logging
-from factorcell import progress
+from factorcell.io import progress
 logging.getLogger("factorcell").setLevel(logging.INFO)
 progress.FIRST_DELAY = progress.INTERVAL = progress.FIRST_BAR_DELAY = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands.main import GROUPS
+from factorcell.commands.cli.main import GROUPS
 from tests.screenshots import WINDOWS, find_problems
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
-from factorcell.config import UserError
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from factorcell.sklearn import ContextClassifier
 
 TEXTS = ["the sea is cold", "sun and sand", "cold cold sea", "sand in the sun"] * 5

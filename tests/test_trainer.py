@@ -20,7 +20,7 @@ import datasets
 from examples import trainer
 from factorcell import ContextModel
 from tests import docs_files
-from tests.model.test_context_model import CONTEXTS, new_model
+from tests.nn.test_context_model import CONTEXTS, new_model
 
 ROOT = Path(__file__).parent.parent
 STEPS, MIDDLE = 4, 2

@@ -63,7 +63,7 @@ def people(arguments: Arguments, folder: Path) -> Table:
     from benchmarks.service import people as everybody
     from benchmarks.service.processes import run_server
     from benchmarks.service.typists import texts_of
-    from factorcell.model.run import Run
+    from factorcell.runs.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
     from factorcell.service.stores.opening import open_store

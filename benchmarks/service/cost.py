@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.service.client import HOST, Connection
 from benchmarks.service.report import Row, quantile
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from benchmarks.service.client import Connection, until_answered
 from benchmarks.service.report import Row
-from factorcell import files
 from factorcell.completion.replay import summary, systems
 from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
 from factorcell.completion.suggestions import Suggestion
-from factorcell.model.run import read_config
+from factorcell.io import files
+from factorcell.runs.run import read_config
 from factorcell.service.privacy import Privacy
 
 SERVED, WHOLE, SAME = "service", "blend", "blend without what is withheld"

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.service.client import AsyncConnection, Connection
 from benchmarks.service.processes import processor_seconds
 from benchmarks.service.report import Row, quantile
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 
 COLUMNS = {
     "people": "users",

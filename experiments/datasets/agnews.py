@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 from .reading import Row, Rows, read_from_zip, table
 from .repository import Repository

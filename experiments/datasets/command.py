@@ -21,8 +21,8 @@ import pyarrow as pa
 from tqdm import tqdm
 
 import corpora
-from factorcell import files
-from factorcell.config import UserError, check_choice
+from factorcell.errors import UserError, check_choice
+from factorcell.io import files
 
 from .reading import REPLACEMENT, Row, clean
 from .repository import Repository, open_repository

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 from .reading import Rows, clean
 from .repository import Repository

@@ -7,7 +7,7 @@ import unicodedata
 import zipfile
 from collections.abc import Iterator, Sequence
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 from .repository import Repository
 

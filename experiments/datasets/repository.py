@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 QUIET = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}  # never ask for a password; errors in English
 

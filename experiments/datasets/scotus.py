@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 from .reading import Row, Rows
 from .repository import Repository

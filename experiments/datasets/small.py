@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from corpora import text_hash
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 from .reading import Row, Rows, clean, records, table
 from .repository import Repository

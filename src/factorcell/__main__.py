@@ -3,7 +3,7 @@
 
 import sys
 
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

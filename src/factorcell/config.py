@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from factorcell import assignments, input_files
-from factorcell.extensions import NONE
-from factorcell.limits import EPOCHS, MAX_SEED, plain
-from factorcell.limits import UserError as UserError
-from factorcell.limits import check_choice as check_choice
-from factorcell.limits import check_format as check_format
-from factorcell.option_fields import (
+from factorcell.errors import UserError, check_choice, check_format
+from factorcell.io import input_files
+from factorcell.options import assignments
+from factorcell.options.extensions import NONE
+from factorcell.options.limits import EPOCHS, MAX_SEED, plain
+from factorcell.options.option_fields import (
     ADAPTERS,
     CHOICE_HELP,
     MAX_LAYERS,
@@ -37,12 +36,12 @@ from factorcell.option_fields import (
     options_class,
     rate_option,
 )
-from factorcell.option_fields import EXTENSIBLE as EXTENSIBLE
-from factorcell.option_fields import KindOptions as KindOptions
-from factorcell.option_fields import TokenizerOptions as TokenizerOptions
-from factorcell.option_fields import float_option as float_option
-from factorcell.option_fields import int_option as int_option
-from factorcell.option_fields import option as option
+from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
+from factorcell.options.option_fields import KindOptions as KindOptions
+from factorcell.options.option_fields import TokenizerOptions as TokenizerOptions
+from factorcell.options.option_fields import float_option as float_option
+from factorcell.options.option_fields import int_option as int_option
+from factorcell.options.option_fields import option as option
 
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")

@@ -28,16 +28,17 @@ from sklearn.utils import check_consistent_length, check_random_state, column_or
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from factorcell import lock
-from factorcell.config import DataConfig, UserError
-from factorcell.data.chunks import UnknownKindError
-from factorcell.data.rows import distinct_category_names, to_texts
-from factorcell.data.schema import UNKNOWN_VALUE
-from factorcell.data.tables import is_column, open_table, to_value_list
-from factorcell.data.values import is_missing
+from factorcell.config import DataConfig
+from factorcell.data.columns.rows import distinct_category_names, to_texts
+from factorcell.data.columns.schema import UNKNOWN_VALUE
+from factorcell.data.columns.values import is_missing
+from factorcell.data.tables.chunks import UnknownKindError
+from factorcell.data.tables.tables import is_column, open_table, to_value_list
+from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
-from factorcell.model.run import Run
-from factorcell.model.training_state import CHECKPOINT
+from factorcell.io import lock
+from factorcell.runs.run import Run
+from factorcell.runs.training_state import CHECKPOINT
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget, SpecifiedOptions
 

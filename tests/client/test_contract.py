@@ -17,7 +17,7 @@ from factorcell.client import (
     NotFoundError,
     RetryPolicy,
 )
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.http import keys

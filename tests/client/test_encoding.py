@@ -15,7 +15,7 @@ import pytest
 
 from factorcell.client import Client, ContextText, InvalidArgumentError, calls
 from factorcell.client.encoding import encode
-from factorcell.data.values import category_name, to_hour, to_weekday, to_yearday
+from factorcell.data.columns.values import category_name, to_hour, to_weekday, to_yearday
 
 
 class Colour(StrEnum):

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from factorcell.client import BusyError, RetryPolicy, ServiceError, UnreachableError, clients, retries
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.http.site import Site
 from tests.client.both import call
 from tests.client.conftest import MakeClient

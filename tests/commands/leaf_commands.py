@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from factorcell.commands.main import ROOT_COMMAND, find_commands, make_parser
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli.main import ROOT_COMMAND, find_commands, make_parser
+from factorcell.commands.cli.parser import Parser
 
 
 def paths() -> Iterator[list[str]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.model.run import Run
+from factorcell.commands.cli.main import main
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_letters, make_run
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.token_evidence import rank_shifted_tokens
-from factorcell.model.run import Run
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings
+from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
+from factorcell.io import files
 from factorcell.reports.wording import agreement_sentence
+from factorcell.runs.run import Run
 from tests.pages import Page
 from tests.small_runs import make_run
 

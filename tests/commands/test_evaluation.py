@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell import files, progress
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import FORMAT
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.model.run import Run
+from factorcell.io import files, progress
+from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding
 from tests.small_runs import ROWS, make_letters, make_run
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
+from factorcell.commands.cli.main import main
 from factorcell.commands.explain import contexts_between, mark_token
-from factorcell.commands.main import main
-from factorcell.config import UserError
-from factorcell.evaluation.likelihood_ratios import explain
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]

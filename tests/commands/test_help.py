@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import factorcell
-from factorcell import choices
-from factorcell.commands import main as cli
-from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main, make_parser
-from factorcell.commands.options import COMMON_OPTIONS, config_fields
+from factorcell.commands.cli import main as cli
+from factorcell.commands.cli.main import GROUPS, ROOT_COMMAND, Command, find_commands, main, make_parser
+from factorcell.commands.cli.options import COMMON_OPTIONS, config_fields
 from factorcell.completion.online import OPTIMIZERS
 from factorcell.config import EXTENSIBLE, PAPER_MODELS
-from factorcell.model.backbone import register_backbone
-from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
-from factorcell.option_fields import TRANSFORMER_OPTIONS
+from factorcell.nn.backbones.backbone import register_backbone
+from factorcell.options import choices
+from factorcell.options.option_fields import OPTION_KINDS as OPTION_KINDS
+from factorcell.options.option_fields import TRANSFORMER_OPTIONS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.leaf_commands import LEAVES, parser, paths
@@ -57,7 +57,7 @@ def test_importing_the_package_imports_no_heavy_modules(name: str | None) -> Non
 def test_help_imports_no_heavy_modules() -> None:
     every = [["--help"], *([*words, "--help-all"] for words in paths())]
     code = (
-        "import contextlib\nfrom factorcell.commands.main import main\n"
+        "import contextlib\nfrom factorcell.commands.cli.main import main\n"
         f"for words in {every}:\n    with contextlib.suppress(SystemExit):\n        main(words)"
     )
     assert heavy_modules_after(code) == ""
@@ -84,7 +84,7 @@ def test_lazy_names_match_the_imports_for_type_checkers(path: Path) -> None:
     imported = {
         alias.name: node.module
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "factorcell.lazy")
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "factorcell.io.lazy")
         for alias in node.names
     }
     assert sorted(imported) == sorted(package.__all__) == sorted(set(package.__all__))
@@ -296,7 +296,7 @@ def test_shell_completion_imports_no_heavy_modules(tmp_path: Path) -> None:
     code = (
         "import argcomplete, os\nargcomplete.autocomplete = lambda parser: None\n"
         "os.environ |= {'_ARGCOMPLETE': '1', 'COMP_LINE': 'factorcell train --e', 'COMP_POINT': '20'}\n"
-        "from factorcell.commands.main import main\n"
+        "from factorcell.commands.cli.main import main\n"
         "try:\n    main([])\nexcept AssertionError:\n    pass"
     )
     assert heavy_modules_after(code) == "argcomplete"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands.main import main
-from factorcell.files import read_rows
+from factorcell.commands.cli.main import main
+from factorcell.io.files import read_rows
 from tests.synthetic import two_dialects
 
 SMALL = "--embedding-size 8 --hidden-size 10 --rank 2 --context-size 3 --variable-size 3 --min-count 1".split()
@@ -287,8 +287,8 @@ def test_an_interrupt_shows_how_to_resume_if_possible(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("factorcell.commands.training.fit", stopped)
-    monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
-    monkeypatch.setattr("factorcell.training.search.search", stopped)
+    monkeypatch.setattr("factorcell.runs.run.Run.open", stopped)
+    monkeypatch.setattr("factorcell.training.tuning.search.search", stopped)
     more = ["table.csv", "--target", "stars"] if command == "classify" else ["--out", str(tmp_path / "run")]
     assert main([command, "train.csv", *more]) == 130
     notices = capsys.readouterr().err

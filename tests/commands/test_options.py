@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands import options
-from factorcell.commands.main import main
-from factorcell.commands.parser import Parser
-from factorcell.config import Config, UserError
+from factorcell.commands.cli import options
+from factorcell.commands.cli.main import main
+from factorcell.commands.cli.parser import Parser
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 from tests.findings import no_findings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from tests.commands.leaf_commands import parser
 
 

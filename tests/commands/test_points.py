@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
+from factorcell.io import files
 from tests.small_runs import ROWS, make_run
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell.commands.main import main
-from factorcell.model.run import Run
+from factorcell.commands.cli.main import main
+from factorcell.runs.run import Run
 
 ROWS: list[dict[str, Any]] = [
     {"text": "the sea is cold", "question": "how is the sea", "city": "Oslo"},

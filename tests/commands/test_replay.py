@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion.replay.summary import summarise
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.completion.replay.test_systems import save
 
 TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring.nbest import read_nbest
 from factorcell.evaluation.rescoring.rescore import ScoreWeights, rescore, score_hypotheses, word_error_rates
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
 from tests.findings import expected_finding
 

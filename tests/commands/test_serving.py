@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main, serving
-from factorcell.commands.main import find_commands, make_parser
+from factorcell.commands import serving
+from factorcell.commands.cli import main
+from factorcell.commands.cli.main import find_commands, make_parser
 from factorcell.completion.blend import Blend
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.service.http import server
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.learning import ServedModel

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
+from factorcell.io import files
 from factorcell.training.trainer import Trainer
 from tests import synthetic
 from tests.commands.test_main import QUICK, SMALL

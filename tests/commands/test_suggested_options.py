@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
-from factorcell.files import write_rows
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
+from factorcell.errors import UserError
+from factorcell.io.files import write_rows
 from factorcell.training import compare as comparing
 from factorcell.training.fit import fit
 from tests.commands.leaf_commands import parser

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.evaluation.bayes_rule import Classification
 
 

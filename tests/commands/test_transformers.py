@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell import Completer, Run, User, learn_one
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.model.run import Run
+from factorcell.commands.cli.main import main
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding
 
 MAX_TOKENS = 8
@@ -134,7 +134,7 @@ def test_hypotheses_that_differ_after_the_limit_are_ranked(
 def nats(model: Path, text: str) -> float:
     if (model / "config.json").exists():
         return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0]["nats"])
-    from factorcell.model.ngram import NGram
+    from factorcell.ngram.ngram import NGram
 
     grams = NGram.open(model)
     return float(grams.nats(grams.prepare([{"text": text}], truncate=False)).sum())

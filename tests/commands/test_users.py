@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main, serving, users
-from factorcell.model.run import Run
+from factorcell.commands import serving, users
+from factorcell.commands.cli import main
+from factorcell.runs.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.learning import ServedModel

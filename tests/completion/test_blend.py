@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell import files
 from factorcell.completion.blend import (
     BOUNDS,
     DEFAULT_WEIGHTS,
@@ -23,8 +22,9 @@ from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import LearningRule, User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.suggestions import Suggestion
-from factorcell.config import UserError
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import PlainEngine, SearchRequest
-from factorcell.config import UserError
 from factorcell.data.text_folds import lower_case, same_prefix, same_text
-from factorcell.data.vocabulary import SPECIAL_TOKENS
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.completion.test_search import BOTH, CLOSE, enumerate_completions, plain_state, use_instructions
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
 from tests.kernels import compiled

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
@@ -14,7 +14,7 @@ from factorcell.completion.replay.streams import read_streams
 from factorcell.completion.replay.systems import Personalised
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.private_content import is_public
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.service.learning import ServedModel
 from factorcell.service.record import StoredText
 from tests.service import runs

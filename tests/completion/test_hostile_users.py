@@ -19,9 +19,9 @@ from factorcell.completion.online import MAX_RATE, MAX_TEXT_COUNT, Floats, Learn
 from factorcell.completion.popularity import History
 from factorcell.completion.replay.streams import read_streams
 from factorcell.completion.texts import MAX_BYTES, check_text
-from factorcell.config import UserError
 from factorcell.data.text_folds import same_text
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from tests.findings import expected_finding
 from tests.small_runs import make_letters
 

@@ -15,9 +15,10 @@ from factorcell.completion.blend import DEFAULT_WEIGHTS, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import OPTIMIZERS, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}

@@ -19,10 +19,10 @@ from factorcell import User, UserError, learn_one
 from factorcell.completion.completer import Completer
 from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
 from factorcell.config import Config
-from factorcell.data.bpe import BpeTokenizer
 from factorcell.data.cache import prepare
-from factorcell.data.vocabulary import Specials
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.bpe import BpeTokenizer
+from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 
 LETTERS = ["a", "b", "Ġ", "Ã", "©", "'"]  # the last letters but one are the bytes of é

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import files
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.suggestions import Suggestion
-from factorcell.config import UserError
 from factorcell.data.counts import TextCounts
+from factorcell.errors import UserError
+from factorcell.io import files
 
 TEXTS = st.text("ab\ue000é🇳", max_size=4)
 

@@ -10,7 +10,7 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.data.counts import TextCounts
 from factorcell.data.private_content import is_public
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters
 
 SECRET, ORDINARY = "pin 4821", "pin it"

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from factorcell.completion.compiled import CompiledEngine, PackedPrefix, new_engine
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Stop
 from factorcell.config import OUTPUT_BIASES
-from factorcell.data.context import Context
-from factorcell.data.vocabulary import END, START, UNKNOWN
-from factorcell.model.cells import CELLS
-from factorcell.model.packing import PRODUCT_TYPES, PackedModel
-from factorcell.model.run import Run
+from factorcell.data.columns.context import Context
+from factorcell.data.tokenizers.vocabulary import END, START, UNKNOWN
+from factorcell.nn.backbones.cells import CELLS
+from factorcell.nn.packing import PRODUCT_TYPES, PackedModel
+from factorcell.runs.run import Run
 from tests import kernels
 from tests.small_runs import as_any, make_letters
 

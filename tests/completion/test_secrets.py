@@ -21,7 +21,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit

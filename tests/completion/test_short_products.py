@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from factorcell.completion.compiled import CompiledEngine, new_engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import SearchRequest
-from factorcell.model.kernels import library
-from factorcell.model.packing import PRODUCT_TYPES, PackedModel
+from factorcell.nn.kernels import library
+from factorcell.nn.packing import PRODUCT_TYPES, PackedModel
 from tests.completion.test_search import (
     CLOSE,
     MODELS,

@@ -11,13 +11,13 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from factorcell.commands.cli.main import main
 from factorcell.commands.interactive import InteractiveCompleter, read_lines
-from factorcell.commands.main import main
 from factorcell.completion.blend import INDICATORS, new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion import completer as completer_module
 from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import TypoTolerantLookup
@@ -28,10 +28,10 @@ from factorcell.completion.typos import (
     TypoCosts,
     find_corrections,
 )
-from factorcell.config import UserError
 from factorcell.data.text_folds import same_prefix
-from factorcell.data.vocabulary import END
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.vocabulary import END
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from tests.completion.test_completer import NASTY
 from tests.completion.test_search import CLOSE, enumerate_completions, plain_state
 from tests.small_runs import make_letters

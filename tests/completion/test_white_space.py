@@ -10,10 +10,11 @@ from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
+from factorcell.errors import UserError
 from factorcell.service import changes
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel

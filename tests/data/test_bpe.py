@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from factorcell.config import Config, UserError
-from factorcell.data.bpe import BpeTokenizer, _repeat_words, default_vocabulary
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
-from factorcell.data.vocabulary import Specials
-from factorcell.files import create_manifest
+from factorcell.data.tokenizers.bpe import BpeTokenizer, _repeat_words, default_vocabulary
+from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
+from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.errors import UserError
+from factorcell.io.files import create_manifest
 
 TEXTS = [
     "the sea is cold, the sun isn't",
@@ -178,7 +179,7 @@ def corpus_of(source: Any, tokenizer: Tokenizer | None = None, **options: Any) -
 def test_training_reads_texts_as_the_trained_tokenizer_does(
     max_tokens: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("factorcell.data.tokens.BLOCK_TOKENS", block_tokens)
+    monkeypatch.setattr("factorcell.data.tokenizers.tokens.BLOCK_TOKENS", block_tokens)
     rows = [{"text": text} for text in ["", *TEXTS, "", "zzz"]]
     corpus = corpus_of(rows, max_tokens=max_tokens)
     again = corpus_of(rows, corpus.tokenizer, max_tokens=max_tokens)

@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.number_reader import NumberReader
+from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.number_reader import NumberReader
+from factorcell.data.columns.readers import ColumnReader, TextReader, VectorReader, to_vector
+from factorcell.data.columns.schema import HARMONICS, ContextSchema, Variable
+from factorcell.data.columns.values import to_hour, to_time, to_weekday, to_yearday
 from factorcell.data.ragged import Ragged
-from factorcell.data.readers import ColumnReader, TextReader, VectorReader, to_vector
-from factorcell.data.schema import HARMONICS, ContextSchema, Variable
-from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import new_tokenizer
-from factorcell.data.values import to_hour, to_time, to_weekday, to_yearday
+from factorcell.data.tables.tables import open_table
+from factorcell.data.tokenizers.tokenizer import new_tokenizer
+from factorcell.errors import UserError
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]

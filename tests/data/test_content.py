@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell.config import UserError
-from factorcell.data import chunks, tables
-from factorcell.data.chunks import Chunk
 from factorcell.data.content import Content
-from factorcell.data.tables import open_table
+from factorcell.data.tables import chunks, tables
+from factorcell.data.tables.chunks import Chunk
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 
 CHANGED = "changed while it was read; try again when nothing writes to it"
 

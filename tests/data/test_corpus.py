@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import files
-from factorcell.config import Config, UserError
-from factorcell.data import cache_entry, chunks, tables, tokens
+from factorcell.config import Config
+from factorcell.data import cache_entry
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.data.tables import chunks, tables
+from factorcell.data.tokenizers import tokens
+from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.tokenizers.vocabulary import END, START, UNKNOWN
+from factorcell.errors import UserError
+from factorcell.io import files
 from tests.findings import collected_findings, expected_finding
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import UserError
+from factorcell.data.columns.values import category_name, is_missing
 from factorcell.data.counts import TextCounts
-from factorcell.data.values import category_name, is_missing
+from factorcell.errors import UserError
 
 SECRET = "my pin is four two"
 MISSING = [None, math.nan, float("nan"), np.float32("nan"), pd.NA, pd.NaT, ""]

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import Config, UserError
-from factorcell.data.columns import ContextColumns
-from factorcell.data.schema import ContextSchema, Variable
-from factorcell.data.tables import open_table
-from factorcell.data.text_files import QUOTING_HELP
+from factorcell.config import Config
+from factorcell.data.columns.columns import ContextColumns
+from factorcell.data.columns.schema import ContextSchema, Variable
+from factorcell.data.tables.tables import open_table
+from factorcell.data.tables.text_files import QUOTING_HELP
+from factorcell.errors import UserError
 from tests.findings import collected_findings
 
 COMMAS, TABS = "expected commas in a .csv file", "expected tabs in a .tsv file"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from factorcell.config import UserError
-from factorcell.data import tables
-from factorcell.data.rows import category_names, to_texts
-from factorcell.data.tables import open_table
+from factorcell.data.columns.rows import category_names, to_texts
+from factorcell.data.tables import tables
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.errors import UserError
 from tests.findings import collected_findings
 
 COLUMNS = ("city:category", "stars:number", "at:hour", "topic:vector", "title:text")
@@ -143,7 +144,7 @@ def test_names_of_users_are_not_counted_in_an_anonymous_run() -> None:
 
 
 def test_vectors_may_be_missing_in_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("factorcell.data.tables.CHUNK_ROWS", 2)
+    monkeypatch.setattr("factorcell.data.tables.tables.CHUNK_ROWS", 2)
     vectors = [None, None, None, [1, 2], None, None, [3, 4]]
     corpus, _ = read(
         [{"text": "a", "topic": vector} for vector in vectors], config=Config.of(context=("topic:vector",))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from factorcell.data.natural_order import natural_order
+from factorcell.data.tables.natural_order import natural_order
 
 
 @pytest.mark.parametrize(

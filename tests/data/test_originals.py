@@ -13,7 +13,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.text_folds import lower_case
-from factorcell.data.tokenizer import new_tokenizer
+from factorcell.data.tokenizers.tokenizer import new_tokenizer
 
 KINDS = ("char", "grapheme")
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"

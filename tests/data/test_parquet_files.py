@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from factorcell import prepare
-from factorcell.config import Config, UserError
-from factorcell.data import chunks
-from factorcell.data.parquet_files import HIVE_NULL
-from factorcell.data.tables import open_table
+from factorcell.config import Config
+from factorcell.data.tables import chunks
+from factorcell.data.tables.parquet_files import HIVE_NULL
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 
 ROWS = [
     {"text": f"text {n}", "stars": n % 5, "city": ("Oslo", "São Paulo/BR", None)[n % 3], "year": str(2024 + n % 2)}

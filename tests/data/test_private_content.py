@@ -14,7 +14,7 @@ import pytest
 from benchmarks.private_content import KINDS, made_texts
 from factorcell.commands.demo import table_path
 from factorcell.data.private_content import find_private_content
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 from factorcell.service.privacy import Privacy
 
 # Maximum share of made texts that is missed; docs/privacy.md lists the measured shares.

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import HISTORY_COLUMN, Config, UserError
+from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.cache import prepare
+from factorcell.data.columns.prompts import join_segments
 from factorcell.data.corpus import Corpus
-from factorcell.data.prompts import join_segments
 from factorcell.data.ragged import Ragged
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 
 START = "<s>"
 ROWS: list[dict[str, Any]] = [

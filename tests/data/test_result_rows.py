@@ -5,8 +5,8 @@ import sys
 import pandas as pd
 import pytest
 
-from factorcell.config import UserError
-from factorcell.data.result_rows import ResultRows
+from factorcell.data.tables.result_rows import ResultRows
+from factorcell.errors import UserError
 
 ROWS = ResultRows(
     [

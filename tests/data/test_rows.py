@@ -24,9 +24,9 @@ from factorcell import (
     stream,
 )
 from factorcell.completion import Learner
-from factorcell.data.rows import category_names, has_rows, to_row, to_rows
-from factorcell.evaluation.embeddings import bias_shift
-from factorcell.evaluation.likelihood_ratios import explain
+from factorcell.data.columns.rows import category_names, has_rows, to_row, to_rows
+from factorcell.evaluation.explaining.embeddings import bias_shift
+from factorcell.evaluation.explaining.likelihood_ratios import explain
 from tests.small_runs import make_letters, make_run
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from factorcell.config import UserError
-from factorcell.data import chunks, tables
-from factorcell.data.tables import open_table
+from factorcell.data.tables import chunks, tables
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 from tests.faults.tables import COMPRESSIONS
 
 ROWS = [

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from factorcell.config import UserError
-from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing, to_time
+from factorcell.data.columns.values import is_missing, to_time
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 
 
 def test_columns_in_memory_may_mix_types_and_be_arrays() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.tokenizer import TOKENIZERS as CLASSES
-from factorcell.data.tokenizer import Tokenizer, new_tokenizer
-from factorcell.option_fields import PretrainedTokenizerOptions
+from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.tokenizers.tokenizer import TOKENIZERS as CLASSES
+from factorcell.data.tokenizers.tokenizer import Tokenizer, new_tokenizer
+from factorcell.options.option_fields import PretrainedTokenizerOptions
 from tests.plugins import PieceOptions, Pieces
 
 TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "", "don't!! 3.50"]

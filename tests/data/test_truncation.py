@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.vocabulary import END, START
+from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.io import files
 from tests.findings import collected_findings, expected_finding, no_findings
 from tests.small_runs import split
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import limits
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.number_reader import NumberReader
-from factorcell.data.readers import CategoryReader
-from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
-from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, is_missing
+from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.number_reader import NumberReader
+from factorcell.data.columns.readers import CategoryReader
+from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
+from factorcell.data.columns.values import category_name, is_missing
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError, nearest_hint, similar_names
 from tests.findings import collected_findings, expected_finding
 
 
@@ -352,9 +352,9 @@ def test_a_context_column_that_the_training_table_lacks_is_an_error(kind: str) -
 
 
 def test_similar_names_begin_with_those_that_differ_only_in_case() -> None:
-    assert limits.similar_names("Nl", ["US", "NL", "Nla"], 3) == ["NL", "Nla"]
-    assert limits.similar_names("nla", ["US", "NL", "NLA"], 1) == ["NLA"]
-    assert limits.nearest_hint("qqq", ["US", "NL"]) == ""
+    assert similar_names("Nl", ["US", "NL", "Nla"], 3) == ["NL", "Nla"]
+    assert similar_names("nla", ["US", "NL", "NLA"], 1) == ["NLA"]
+    assert nearest_hint("qqq", ["US", "NL"]) == ""
 
 
 def test_a_text_without_a_known_word_is_unseen() -> None:

@@ -10,9 +10,10 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import Config, UserError
-from factorcell.data.tokenizer import load_tokenizer, sentence_case
-from factorcell.data.vocabulary import SPECIAL_TOKENS, UNKNOWN, Vocabulary
+from factorcell.config import Config
+from factorcell.data.tokenizers.tokenizer import load_tokenizer, sentence_case
+from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, UNKNOWN, Vocabulary
+from factorcell.errors import UserError
 from tests.small_runs import join, split
 
 WORDS = Config.of(tokenizer="word")

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
 from factorcell.data.corpus import Corpus
+from factorcell.errors import UserError
 from factorcell.evaluation.baselines import classify_with_linear_baseline, read_train_and_test
-from factorcell.model.ngram import NGram
+from factorcell.io import files
+from factorcell.ngram.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

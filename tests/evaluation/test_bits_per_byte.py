@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.data.vocabulary import UNKNOWN
+from factorcell.data.tokenizers.vocabulary import UNKNOWN
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.ngram import NGram
-from factorcell.model.spelling import spelling_model
+from factorcell.ngram.ngram import NGram
+from factorcell.ngram.spelling import spelling_model
 from tests.small_runs import make_letters, make_run
 
 LETTERS = ("abc", "cab", "ba", "caf\u00e9", "👩‍👩‍👧", "", "abcabcabcabcabcabc")

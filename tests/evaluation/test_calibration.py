@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.evaluation.bayes_rule import (
     BINS,
     MAX_TEMPERATURE,
@@ -23,7 +22,8 @@ from factorcell.evaluation.bayes_rule import (
 )
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.model import saved_results
+from factorcell.io import files
+from factorcell.runs import saved_results
 from tests.small_runs import ROWS, make_run
 
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation import point_classification
 from factorcell.evaluation.bayes_rule import apply_bayes_rule, log_odds
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.point_classification import classify_points, point_distances
 from factorcell.evaluation.statistics import auc
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, ROWS, make_run, nats_of
 
 
@@ -32,7 +32,7 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     tmp_path: Path, context: tuple[str, ...], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", tokens)
-    monkeypatch.setattr("factorcell.model.language_model.MAX_CONTEXT_VALUES", tokens)
+    monkeypatch.setattr("factorcell.nn.language_model.MAX_CONTEXT_VALUES", tokens)
     run = make_run(tmp_path / "run", context, output_bias=["low_rank", "one_hot"])
     likelihoods = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
     for column, city in enumerate(("Oslo", "Nice")):

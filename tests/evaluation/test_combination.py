@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.evaluation.baselines import classify_with_linear_baseline, read_train_and_test
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
 from factorcell.evaluation.classification import classify
@@ -19,7 +19,8 @@ from factorcell.evaluation.combination import (
     load_baselines,
     weighted_posterior,
 )
-from factorcell.model.run import Run, relative_path, training_facts, training_table
+from factorcell.io import files
+from factorcell.runs.run import Run, relative_path, training_facts, training_table
 from factorcell.training.fit import fit
 from tests.small_runs import ROWS, make_run
 

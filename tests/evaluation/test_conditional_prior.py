@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.conditional_prior import (
     fit_prior,
@@ -20,7 +20,8 @@ from factorcell.evaluation.conditional_prior import (
     save_priors,
 )
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.runs.run import Run, training_facts
 from factorcell.training.fit import fit
 from tests.findings import expected_finding
 from tests.small_runs import CONTEXT, ROWS, make_run

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from factorcell import files, findings
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data import corpus as corpora_module
 from factorcell.data.cache import prepare
@@ -24,13 +23,14 @@ from factorcell.evaluation.diagnostics import (
     table_findings,
     training_difference,
 )
-from factorcell.evaluation.likelihood_ratios import explain
+from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.evaluation.perplexity import MAX_EFFECT_TEXTS, evaluate, measure_context_effect
-from factorcell.evaluation.token_evidence import most_shifted_tokens
-from factorcell.findings import Finding
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.model import run as run_module
-from factorcell.model.run import Run
+from factorcell.io import files, findings
+from factorcell.io.findings import Finding
+from factorcell.runs import run as run_module
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from tests.findings import collected_findings, no_findings
 from tests.small_runs import ROWS, make_run, with_ngrams

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn import ensemble, metrics, model_selection
 
-from factorcell.config import UserError
-from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Embeddings, ValueColumn
+from factorcell.errors import UserError
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
 from tests.evaluation.test_embeddings import clouds, groups_of
 
 Row = dict[str, Any]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import UserError
-from factorcell.data.vocabulary import START, UNKNOWN
-from factorcell.evaluation import embeddings
-from factorcell.evaluation.embeddings import Embeddings, ValueColumn
-from factorcell.evaluation.token_evidence import most_shifted_tokens, rank_shifted_tokens
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.vocabulary import START, UNKNOWN
+from factorcell.errors import UserError
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, rank_shifted_tokens
+from factorcell.runs.run import Run
 from tests.small_runs import ROWS, as_any, make_run
 
 Row = dict[str, Any]

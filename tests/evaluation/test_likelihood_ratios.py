@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.likelihood_ratios import explain, strength
-from factorcell.model.run import Run
+from factorcell.evaluation.explaining.likelihood_ratios import explain, strength
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters, make_run, nats_of
 
 TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.config import UserError
+from factorcell.commands.cli.main import main
 from factorcell.data.corpus import target_frequencies
-from factorcell.data.vocabulary import END, START
+from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import draw_samples, log_likelihoods
-from factorcell.model.run import UNIGRAMS, Run
+from factorcell.io import files
+from factorcell.runs.run import UNIGRAMS, Run
 from factorcell.training.fit import fit
 from tests.small_runs import ROWS, make_run
 

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.data.tokenizer import Tokenizer
-from factorcell.data.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
-from factorcell.model import ngram
-from factorcell.model.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
+from factorcell.io import files
+from factorcell.ngram import ngram
+from factorcell.ngram.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from tests import synthetic
 from tests.small_runs import ROWS, make_run
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from factorcell.config import UserError
-from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.vocabulary import Vocabulary
+from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import (
     MISSING_GROUP,
     QUANTILE_RANGES,
@@ -22,8 +22,8 @@ from factorcell.evaluation.perplexity import (
     value_groups,
 )
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.run import Run
-from factorcell.model.scoring import Tally
+from factorcell.nn.scoring import Tally
+from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run, nats_of
 
 
@@ -66,12 +66,12 @@ def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path:
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
-    monkeypatch.setattr("factorcell.model.run.MAX_BATCH_TOKENS", 1)
+    monkeypatch.setattr("factorcell.runs.run.MAX_BATCH_TOKENS", 1)
     assert len(list(run.batches(corpus))) == len(corpus)
     np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
     monkeypatch.undo()
     monkeypatch.setattr(
-        "factorcell.model.language_model.MAX_CONTEXT_VALUES", 2 * run.model.backbone.footprint().conditions
+        "factorcell.nn.language_model.MAX_CONTEXT_VALUES", 2 * run.model.backbone.footprint().conditions
     )
     assert max(len(batch.rows) for batch in run.batches(corpus)) == 2
     np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.config import UserError
-from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.vocabulary import Vocabulary
+from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.text_figures import TextSums, texts_digest
+from factorcell.io import files
 from tests.small_runs import ROWS, make_run
 
 

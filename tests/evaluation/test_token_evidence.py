@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.likelihood_ratios import evidence_findings, explain, has_evidence, with_evidence
-from factorcell.evaluation.token_evidence import (
+from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain, has_evidence, with_evidence
+from factorcell.evaluation.explaining.token_evidence import (
     MIN_RATIO,
     TokenCounts,
     most_shifted_tokens,
     read_training_texts,
 )
-from factorcell.model.run import Run
+from factorcell.io import files
 from factorcell.reports.explain import explanation_page
+from factorcell.runs.run import Run
 from tests.findings import expected_finding
 
 ROWS: list[dict[str, Any]] = [

@@ -19,13 +19,14 @@ from aggregate import Rows
 from backbone_adapters import Hypernetwork, SharedLoRA
 from backbone_tables import DataSet
 from backbones import Backbone
-from factorcell import classify, files
+from factorcell import classify
+from factorcell.adapters.adapters import LayerSizes
 from factorcell.data.cache import prepare
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.adapters import LayerSizes
-from factorcell.model.run import Run
-from factorcell.model.sizes import meta_model
+from factorcell.io import files
+from factorcell.nn.sizes import meta_model
+from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 
 WORDS = {"sea": "blue wave salt boat", "sun": "gold heat noon sand"}

@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 import corpora
 import study
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.text_figures import TextSums
 

@@ -12,7 +12,7 @@ import corpora
 from experiments.datasets import agnews, commonvoice9, hotels, reading
 from experiments.datasets.repository import Repository
 from experiments.datasets.sets import SETS
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from tests.experiments.repositories import Files, commit_files, git, table, zip_file
 
 HOTEL = """<Hotel Name>Sea View

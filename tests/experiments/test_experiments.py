@@ -17,14 +17,14 @@ import study
 import tacl
 import thesis_sixteen
 import variations
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training.rules import TableFacts
 from tests.small_runs import make_run
 

@@ -13,7 +13,7 @@ import thesis_sparse
 from corpora import read
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from tests.small_runs import make_run
 
 COLUMNS = ("hotel", "city", "rating")

@@ -42,6 +42,7 @@ def test_users_have_habits(monkeypatch: pytest.MonkeyPatch) -> None:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small folder of data sets, from which small logs are made."""
     monkeypatch.setattr(made_logs, "USERS", {"train": 40, "dev": 5, "test": 12})
+    monkeypatch.setattr(made_logs, "PLACES_PER_COUNTRY", 20)
     places = [(f"{name} {number}", name, float(number)) for name in ("oslo", "nice", "rome") for number in range(20)]
     columns = dict(zip(("text", "country", "population"), map(list, zip(*places, strict=True)), strict=True))
     corpora.write_table(tmp_path / "data" / "placenames" / "train.parquet", pa.table(columns))

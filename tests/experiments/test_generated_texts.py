@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 import generated_texts
 import hotels
 from corpora import read
-from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from tests.small_runs import make_run
 
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import growth
 from benchmarks.processes import Figures
-from factorcell import files
+from factorcell.io import files
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import all_users
 from tests import ROOT

@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 import memorization
 from factorcell.config import Config
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from memorization import ALTERNATIVES, READERS, REPETITIONS, audit, draw, make_canaries, plant
 

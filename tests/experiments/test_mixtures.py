@@ -10,9 +10,10 @@ import corpora
 import mixture_pages
 import mixtures
 from aggregate import Rows
-from factorcell import evaluate, files
+from factorcell import evaluate
 from factorcell.evaluation.classification import classify
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 
 WORDS = {"sea": ["blue wave", "salt boat", "cold fish"], "sun": ["gold heat", "noon sand", "dry dust"]}
 TINY = mixtures.DataSet("tiny", "section", ("section",), "char", judged_texts=30)

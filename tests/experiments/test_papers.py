@@ -7,8 +7,8 @@ import pytest
 
 import papers
 import study
-from factorcell import files
 from factorcell.config import read_options
+from factorcell.io import files
 from factorcell.training import plan
 
 

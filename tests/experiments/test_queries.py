@@ -14,7 +14,7 @@ from factorcell.completion.replay.streams import Stream
 from factorcell.completion.replay.systems import Unpersonalised
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 
 
 def test_models_with_control_codes_do_not_learn_users(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import thesis_sparse
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run, nats_of
 
 TEXTS = [

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import evaluate, files
-from factorcell.config import Config, UserError
+from factorcell import evaluate
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate_by
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels, open_scorer
 from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer

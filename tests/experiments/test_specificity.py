@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import specificity
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.errors import UserError
 from factorcell.evaluation.results import find_models
 from factorcell.generation.generate import GenerationOptions
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from specificity import COPIED, Judge, ngrams, write_texts
 from tests.small_runs import make_run
 

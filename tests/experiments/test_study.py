@@ -16,11 +16,11 @@ from pyarrow import parquet as pq
 import corpora
 import papers
 import study
-from factorcell import files
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training import trainer as training
 
 RECIPE = """

@@ -14,10 +14,10 @@ import paper_tables
 import study
 import tables
 from aggregate import Rows, interval, number, spread
-from factorcell import files
 from factorcell.bootstrap import Interval
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.text_figures import TextSums
+from factorcell.io import files
 from tests import ROOT
 
 TEXTS = 400

@@ -18,14 +18,14 @@ import tacl
 import tacl_baselines
 import tacl_beyond
 from classifiers import NaiveBayes
-from factorcell import files, lock
 from factorcell.config import Config
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
+from factorcell.io import files, lock
+from factorcell.ngram.ngram import NGram
+from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels
 from separate import separate_models
 from tests.small_runs import make_run

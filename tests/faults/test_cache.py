@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
 from factorcell.data import cache as caching
-from factorcell.data import cache_entry, chunks
+from factorcell.data import cache_entry
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokens import TokenizedTexts
+from factorcell.data.tables import chunks
+from factorcell.data.tokenizers.tokens import TokenizedTexts
+from factorcell.errors import UserError
 from tests.findings import expected_finding, no_findings
 from tests.processes import requires_fork, run_and_kill
 

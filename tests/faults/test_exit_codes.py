@@ -11,7 +11,7 @@ from tests.faults.tables import PARQUET, PLAIN
 READER = """
 import sys
 from factorcell.config import UserError
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 
 chunks = open_table(sys.argv[1]).chunks(["text"])
 try:

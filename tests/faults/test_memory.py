@@ -10,8 +10,8 @@ MEASUREMENT = """
 import pathlib, re, sys, tempfile, json
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model import sizes
-from factorcell.model.run import Run
+from factorcell.nn import sizes
+from factorcell.runs.run import Run
 from factorcell.training.loop import train
 model = json.loads(sys.argv[1])
 words = [f"w{i}" for i in range(8000)]

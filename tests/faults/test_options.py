@@ -22,11 +22,13 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from factorcell import files, limits
-from factorcell.commands import main as cli
-from factorcell.commands.main import Command
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import main as cli
+from factorcell.commands.cli.main import Command
+from factorcell.commands.cli.parser import Parser
 from factorcell.config import section_types
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.options import limits
 from factorcell.service.http import server
 from factorcell.service.record import MAX_TIME
 
@@ -261,7 +263,7 @@ def test_values_beyond_the_limits_are_refused(name: str) -> None:
         limits.check(**{name: int(value) if limit.whole else value})
     wrong: list[Any] = [math.nan, limit.low - 1, limit.high + max(1, limit.high / 1000), True, "3"]
     for number in wrong if limit.high < math.inf else wrong[:2]:
-        with pytest.raises(limits.UserError, match=f"^{name} is"):
+        with pytest.raises(UserError, match=f"^{name} is"):
             limits.check(**{name: number})
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import transformers
 
-from factorcell import UserError, files, fit, pretrained
-from factorcell.commands.main import main
-from factorcell.model.run import Run
+from factorcell import UserError, fit
+from factorcell.commands.cli.main import main
+from factorcell.io import files, pretrained
+from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 TEXTS = ("the sea is cold", "sun and sand", "a cold sea")

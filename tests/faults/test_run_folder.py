@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Blend, Completer, Popularity, Run, User, UserError, digests, files, open_scorer
+from factorcell import Blend, Completer, Popularity, Run, User, UserError, open_scorer
 from factorcell.completion.blend import FEATURES, BlendWeights
 from factorcell.completion.online import LearningRule, learn_one
 from factorcell.config import Config
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
-from factorcell.data.schema import ContextSchema
-from factorcell.model.ngram import NGram
-from factorcell.training import search_space
+from factorcell.io import digests, files
+from factorcell.ngram.ngram import NGram
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
+from factorcell.training.tuning import search_space
 from tests.model_folders import LETTERS, MODELS, make_models
 from tests.small_runs import ROWS
 

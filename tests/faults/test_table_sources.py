@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 
 from factorcell import Run
 from factorcell.data import content as contents
-from factorcell.data.parquet_files import HIVE_NULL
+from factorcell.data.tables.parquet_files import HIVE_NULL
 from tests.faults.tables import (
     COMPRESSIONS,
     LINES,

@@ -9,12 +9,12 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.layout.processors import TransformationInput
 
-from factorcell import files
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
+from factorcell.commands.cli.main import main
 from factorcell.commands.interactive import HiddenCharacters, InteractiveCompleter
-from factorcell.commands.main import main
 from factorcell.completion.blend import new_suggester
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.hostile_texts import HOSTILE_TEXTS, NOT_UTF8, read_exactly, unescaped_characters
 
 COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
@@ -201,7 +201,7 @@ def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> No
         warnings.simplefilter("always")
         with terminal.logging_to_standard_error(verbose=False):
             warnings.warn("a\x1b[2J\nb", stacklevel=1)
-            logging.getLogger("factorcell.model").warning("%s cannot be loaded", "li\x9bb")
+            logging.getLogger("factorcell.nn").warning("%s cannot be loaded", "li\x9bb")
     assert warnings.showwarning is before
     captured = capsys.readouterr().err.splitlines()
     assert r"UserWarning: a\x1b[2J\nb" in captured

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import UserError
-from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.errors import UserError
 from factorcell.generation.beam_search import Beam, search_beam, search_stochastic_beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator
-from factorcell.model.recurrent import RecurrentState
+from factorcell.nn.backbones.recurrent import RecurrentState
 from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
 from tests.kernels import compiled
 from tests.small_runs import make_letters

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.data.vocabulary import START
+from factorcell.data.tokenizers.vocabulary import START
 from factorcell.generation.choosing import (
     Constraints,
     Sampler,
@@ -18,8 +18,8 @@ from factorcell.generation.choosing import (
     drawing_weights,
     repeating_tokens,
 )
-from factorcell.model.kernels import library
-from factorcell.model.kernels.drawing import (
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.drawing import (
     ForbiddenTokens,
     PackedTable,
     SampleRequest,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.choices import GENERATION_METHODS
-from factorcell.commands import main
-from factorcell.config import UserError
-from factorcell.data.tokenizer import sentence_case
+from factorcell.commands.cli import main
+from factorcell.data.tokenizers.tokenizer import sentence_case
+from factorcell.errors import UserError
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
-from factorcell.model.kernels import library
-from factorcell.model.run import Run
+from factorcell.nn.kernels import library
+from factorcell.options.choices import GENERATION_METHODS
+from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding, no_findings
 from tests.small_runs import make_letters, make_run, split, with_ngrams
 

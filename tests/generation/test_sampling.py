@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import UserError
-from factorcell.data.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.errors import UserError
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import (
     GeneratedText,

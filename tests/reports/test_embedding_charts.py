@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
-from factorcell.evaluation import embeddings
+from factorcell.evaluation.explaining import embeddings
 from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER, MUTED, svg
 from factorcell.reports.embeddings import (
     MAX_NAMED_VALUES,

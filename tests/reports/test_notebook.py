@@ -10,8 +10,8 @@ import pytest
 from factorcell import Config, Run, evaluate
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate_by_columns
-from factorcell.model import saved_results
 from factorcell.reports import notebook
+from factorcell.runs import saved_results
 from factorcell.training.fit import fit
 from tests.small_runs import CONTEXT, ROWS, make_run
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
 from factorcell.evaluation import results
 from factorcell.evaluation.perplexity import evaluate_by_columns
-from factorcell.model.run import Run
+from factorcell.io import files
 from factorcell.reports import runs
 from factorcell.reports.run_results import figures_on, most_frequent_ids, read_model
+from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run
 
 

@@ -8,7 +8,7 @@ import torch
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
 
 USERS = ("ann", "bob")

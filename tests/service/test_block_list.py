@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.config import UserError
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel

@@ -12,8 +12,8 @@ import pytest
 
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History
-from factorcell.config import UserError
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy

@@ -8,8 +8,8 @@ import pytest
 
 from factorcell.completion.blend import DEFAULT_WEIGHTS, save_settings
 from factorcell.completion.online import LearningRule, User, learn_one
-from factorcell.config import UserError
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.record import Record

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.privacy import MAX_USER_BYTES, Privacy, parse_duration
 from factorcell.service.record import StoredText
 

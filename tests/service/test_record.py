@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import (
     MAX_KEYS,
     MAX_STATES,

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from factorcell import Completer, User, learn_one
-from factorcell.config import Config, UserError
-from factorcell.data.schema import UNKNOWN_VALUE
+from factorcell.config import Config
+from factorcell.data.columns.schema import UNKNOWN_VALUE
+from factorcell.errors import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.perplexity import evaluate_by_columns
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 
 NAMES = ("Ingeborg Bachmann", "Ödön von Horváth", "zz-rare-zz")

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.model.ngram import DEFAULT_ORDER, NGram, count_ngrams
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.ngram.ngram import DEFAULT_ORDER, NGram, count_ngrams
 from factorcell.reports.runs import report_page
+from factorcell.runs.run import Run, training_facts
 from factorcell.training.compare import compare
 from factorcell.training.fit import HELD_OUT_SHARE, read_corpora
 from factorcell.training.plan import Plan

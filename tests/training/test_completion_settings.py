@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
 from factorcell.completion.blend import DEFAULT_WEIGHTS, Blend, BlendWeights, new_suggester
 from factorcell.completion.online import SETTINGS, LearningRule, User
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.diagnostics import run_findings
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.runs.run import Run, training_facts
 from factorcell.training import fit as fitting
 from factorcell.training.fit import fit
 

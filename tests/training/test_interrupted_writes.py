@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from factorcell import Run, UserError, digests, files, lock
+from factorcell import Run, UserError
 from factorcell.config import Config
-from factorcell.model.run import MANIFEST_FILES
+from factorcell.io import digests, files, lock
+from factorcell.runs.run import MANIFEST_FILES
 from factorcell.training.check import check
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer

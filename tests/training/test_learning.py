@@ -12,7 +12,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.loop import train
 from tests.synthetic import NAMES, dialects
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.vocabulary import Vocabulary
+from factorcell.data.tokenizers.vocabulary import Vocabulary
+from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.model.run import Run
-from factorcell.model.scoring import mixed_nats
+from factorcell.io import files
+from factorcell.nn.scoring import mixed_nats
+from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels, mix, open_scorer
 from factorcell.training.mixture_weights import fit_weights
 from tests import small_runs

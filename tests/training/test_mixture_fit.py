@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
 from factorcell.data.corpus import Corpus
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.model import mixture
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.ngram import mixture
+from factorcell.runs.run import Run, training_facts
 from factorcell.training.check import check
 from factorcell.training.fit import fit, read_corpora
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.ngram import count_ngrams
-from factorcell.model.run import Run, read_config, training_facts
-from factorcell.model.used_options import used_options
+from factorcell.errors import UserError
+from factorcell.ngram.ngram import count_ngrams
+from factorcell.nn.language_model import LanguageModel
+from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
+from factorcell.runs.run import Run, read_config, training_facts
+from factorcell.runs.used_options import used_options
 from factorcell.training import fit as fitting
 from factorcell.training import loop, mixture_fit, rules
 from factorcell.training import trainer as trainers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from factorcell.data.corpus import Corpus
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 from tests import small_runs
 

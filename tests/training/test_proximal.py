@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import OUTPUT_BIASES, UserError
+from factorcell.config import OUTPUT_BIASES
 from factorcell.data.corpus import Corpus
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.run import Run
-from factorcell.option_fields import ADAPTERS, NAMES, PREFIX
+from factorcell.errors import UserError
+from factorcell.nn.language_model import LanguageModel
+from factorcell.options.option_fields import ADAPTERS, NAMES, PREFIX
+from factorcell.runs.run import Run
 from factorcell.training import proximal
 from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, select_parts

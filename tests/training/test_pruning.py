@@ -7,10 +7,11 @@ import numpy as np
 import optuna
 import pytest
 
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training import search, search_space, trainer
+from factorcell.training import trainer
 from factorcell.training.trainer import development_figures
+from factorcell.training.tuning import search, search_space
 from tests.training.test_search import CONFIG, run_search
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.adapters.encoder import float32_bits
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.model.encoder import float32_bits
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer

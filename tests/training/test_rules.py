@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, SMALL_DATA_DEFAULTS
+from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.training import rules
 from factorcell.training.plan import unspecified_options
 from factorcell.training.rules import TableFacts

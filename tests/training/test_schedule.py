@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 from factorcell.training import loop
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import fit

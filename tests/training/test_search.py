@@ -15,16 +15,17 @@ import pytest
 import torch
 from filelock import FileLock
 
-from factorcell import files
-from factorcell.config import Config, UserError
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.classification import classify
-from factorcell.model.run import Run
+from factorcell.io import files
 from factorcell.reports import search as trials
+from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training import search, search_space
 from factorcell.training.fit import fit
 from factorcell.training.loop import train
+from factorcell.training.tuning import search, search_space
 from tests import ROOT
 from tests.processes import requires_fork, run_and_kill
 from tests.small_runs import CONTEXT, ROWS, make_run
@@ -138,7 +139,7 @@ def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.training.search.train", interrupted_train)
+    monkeypatch.setattr("factorcell.training.tuning.search.train", interrupted_train)
     with pytest.raises(KeyboardInterrupt):
         run_search(tmp_path / "stopped", 3, config=config, page=trials.search_page)
     saved = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
@@ -266,7 +267,7 @@ def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) ->
 
 def test_an_unexpected_error_fails_its_trial_and_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("factorcell.training.search.write_training_facts", lambda *_, **__: 1 / 0)
+        patch.setattr("factorcell.training.tuning.search.write_training_facts", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_search(tmp_path, 2)
     assert [row["state"] for row in run_search(tmp_path, 2)] == ["failed", "complete"]

@@ -6,11 +6,12 @@ from pathlib import Path
 import optuna
 import pytest
 
-from factorcell.config import MODELS, Config, UserError
+from factorcell.config import MODELS, Config
 from factorcell.data.cache import prepare
-from factorcell.model.language_model import LanguageModel
-from factorcell.training import search_space
-from factorcell.training.search_space import Range
+from factorcell.errors import UserError
+from factorcell.nn.language_model import LanguageModel
+from factorcell.training.tuning import search_space
+from factorcell.training.tuning.search_space import Range
 from tests.small_runs import CONTEXT, ROWS
 
 CONFIG = Config.of(context=CONTEXT, min_count=1, min_context_count=1)

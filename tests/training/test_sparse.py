@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.trainer import Trainer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
-from factorcell.interrupts import Stop, Stopped
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.io.interrupts import Stop, Stopped
+from factorcell.runs.run import Run
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests.training import test_resume

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import has_only_unknown_users
-from factorcell.model.run import Run, training_facts
+from factorcell.io import files
+from factorcell.runs.run import Run, training_facts
 from factorcell.training.fit import fit, summary
 from tests.findings import collected_findings, expected_finding
 

@@ -11,7 +11,7 @@ import torch
 from factorcell.config import Config, TrainingConfig
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_frequencies
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.training.loop import train
 from factorcell.training.schedule import learning_rate
 from factorcell.training.trainer import Trainer

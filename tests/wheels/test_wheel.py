@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"{PROJECT['name']}-{PROJECT['version']}"
-NATIVE = "factorcell/model/kernels/native/"
-LIBRARY = "factorcell/model/kernels/_kernels.so"
+NATIVE = "factorcell/nn/kernels/native/"
+LIBRARY = "factorcell/nn/kernels/_kernels.so"
 EXTRA = "complete"  # what `factorcell complete` needs
 SIZES = "--hidden-size 12 --embedding-size 8 --context-size 3 --variable-size 3 --rank 2 --threads 1".split()
 QUICK = "--tokenizer char --user user --min-count 1 --min-context-count 1 --epochs 2 --evaluations 1".split()

@@ -12,9 +12,9 @@ from factorcell.client import calls
 from factorcell.client.calls import Call, ChunkReader
 from factorcell.client.errors import ServiceError
 from factorcell.client.retries import Attempts, RetryPolicy
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io.version import __version__
 from factorcell.service.http.messages import TextChunk
-from factorcell.version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,7 +33,7 @@ def _to_json_value(value: Any) -> Any:
         return msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return dict(value)
-    # The form is that of `factorcell.data.values.category_name`. A missing time (NaT) is not equal to itself.
+    # The form is that of `factorcell.data.columns.values.category_name`. A missing time (NaT) is not equal to itself.
     if isinstance(value, (date, time)) and value == value:
         return value.isoformat()
     if isinstance(value, Decimal) and value.is_finite():
@@ -47,7 +47,7 @@ def _to_json_value(value: Any) -> Any:
 def _numpy_to_json_value(value: Any) -> Any:
     """Convert a NumPy scalar or a zero-dimensional array to a value that JSON can represent."""
     kind = value.dtype.kind
-    if kind == "f":  # as in `factorcell.data.values.widened`, the 32-bit number 4.7 is sent as 4.7
+    if kind == "f":  # as in `factorcell.data.columns.values.widened`, the 32-bit number 4.7 is sent as 4.7
         number = float(value)
         return number if value.itemsize >= 8 or number.is_integer() else float(str(value))
     if kind == "M" and value == value:  # a datetime64 that is not missing (NaT)

@@ -14,7 +14,7 @@ import httpx
 
 from factorcell.client.calls import Call
 from factorcell.client.errors import RefusedError, ServiceError, UnreachableError
-from factorcell.limits import MAX_COUNT, Limits, make_plain
+from factorcell.options.limits import MAX_COUNT, Limits, make_plain
 
 # Errors that occur before httpx sends a request.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)

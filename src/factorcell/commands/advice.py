@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell.commands import options, terminal
+from factorcell.commands.cli import options, terminal
 from factorcell.config import Config
-from factorcell.data.columns import parse_column
+from factorcell.data.columns.columns import parse_column
 from factorcell.evaluation.advice.advise import LINEAR, MAX_CLASSES, advise
-from factorcell.finite import format_number
+from factorcell.io.finite import format_number
 
 Row = Mapping[str, Any]
 

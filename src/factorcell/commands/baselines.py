@@ -2,9 +2,9 @@
 
 import argparse
 
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.evaluation import baselines, results
-from factorcell.model.ngram import NGram
+from factorcell.ngram.ngram import NGram
 
 
 def run_baseline_ngram(arguments: argparse.Namespace) -> None:

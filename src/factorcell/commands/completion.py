@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from factorcell import findings
 from factorcell.bootstrap import Interval
-from factorcell.choices import ONLINE_OPTIMIZERS
-from factorcell.commands import options, streams, terminal
+from factorcell.commands.cli import options, streams, terminal
 from factorcell.completion import online
 from factorcell.completion.blend import INDICATORS, Blend, BlendWeights, new_suggester, save_settings
 from factorcell.completion.completer import Completer
@@ -21,14 +19,16 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.replay import streams as replay_streams
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw
-from factorcell.config import UserError
-from factorcell.data.chunks import format_names
+from factorcell.data.columns.schema import may_contain
 from factorcell.data.counts import POPULARITY
-from factorcell.data.schema import may_contain
-from factorcell.data.tables import open_table
+from factorcell.data.tables.chunks import format_names
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.extras import missing_package_error
-from factorcell.model.run import Run
+from factorcell.io import findings
+from factorcell.io.extras import missing_package_error
+from factorcell.options.choices import ONLINE_OPTIMIZERS
+from factorcell.runs.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
 COMPARED_POPULAR_TEXTS = 1500

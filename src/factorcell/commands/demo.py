@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from factorcell import files
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
@@ -27,10 +26,11 @@ from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.point_classification import classify_points
-from factorcell.findings import LOG
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.model.run import Run
-from factorcell.model.saved_results import FIGURES
+from factorcell.io import files
+from factorcell.io.findings import LOG
+from factorcell.runs.run import Run
+from factorcell.runs.saved_results import FIGURES
 from factorcell.training.compare import common_plan
 from factorcell.training.fit import fit
 from factorcell.training.plan import Budget

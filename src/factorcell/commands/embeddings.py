@@ -5,17 +5,22 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell import files
-from factorcell.choices import DEFAULT_VALUE_COUNT
-from factorcell.commands import options, terminal
-from factorcell.config import UserError
-from factorcell.evaluation import embeddings
+from factorcell.commands.cli import options, terminal
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
-from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.token_evidence import NOT_CATEGORIES, TokenCounts, rank_shifted_tokens, read_training_texts
-from factorcell.findings import Finding, report
-from factorcell.model.run import Run
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings
+from factorcell.evaluation.explaining.token_evidence import (
+    NOT_CATEGORIES,
+    TokenCounts,
+    rank_shifted_tokens,
+    read_training_texts,
+)
+from factorcell.io import files
+from factorcell.io.findings import Finding, report
+from factorcell.options.choices import DEFAULT_VALUE_COUNT
 from factorcell.reports.wording import agreement_sentence, visible_token
+from factorcell.runs.run import Run
 
 Row = dict[str, Any]
 

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
-from factorcell.commands import options, terminal
-from factorcell.config import UserError
+from factorcell.commands.cli import options, terminal
+from factorcell.errors import UserError
 from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import LINEAR_BASELINE, Classification, text_accuracies
 from factorcell.evaluation.classification import classify
@@ -20,10 +19,11 @@ from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import PERPLEXITY_OF, Evaluation, evaluate_by_columns
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.text_figures import Figures
-from factorcell.findings import Finding, report
-from factorcell.model.run import Run
-from factorcell.model.saved_results import BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
-from factorcell.model.scoring import Scorer
+from factorcell.io import files
+from factorcell.io.findings import Finding, report
+from factorcell.nn.scoring import Scorer
+from factorcell.runs.run import Run
+from factorcell.runs.saved_results import BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
 from factorcell.training.mixture import open_scorer
 
 UNCALIBRATED = (

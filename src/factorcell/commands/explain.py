@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from factorcell import files, input_files
-from factorcell.commands import options, streams, terminal
-from factorcell.config import UserError
-from factorcell.data.tables import FORMATS
+from factorcell.commands.cli import options, streams, terminal
+from factorcell.data.tables.tables import FORMATS
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import run_findings
-from factorcell.evaluation.likelihood_ratios import (
+from factorcell.evaluation.explaining.likelihood_ratios import (
     STRENGTHS,
     compared_columns,
     context_text,
@@ -24,9 +23,10 @@ from factorcell.evaluation.likelihood_ratios import (
     strength,
     with_evidence,
 )
-from factorcell.findings import ranked
-from factorcell.model.run import Run
+from factorcell.io import files, input_files
+from factorcell.io.findings import ranked
 from factorcell.reports.wording import readable_token, token_separator
+from factorcell.runs.run import Run
 
 # Pairs of a background and a foreground colour (numbers of the 256 terminal colours), for weak to strong ratios.
 # Tokens that are more probable given the first context are blue; the others are orange and also underlined.

@@ -2,10 +2,10 @@
 
 import argparse
 
-from factorcell.commands import options
+from factorcell.commands.cli import options
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.model.exporting import export
-from factorcell.model.run import Run
+from factorcell.runs.exporting import export
+from factorcell.runs.run import Run
 
 
 def run_export(arguments: argparse.Namespace) -> None:

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from factorcell.commands import options, terminal
-from factorcell.finite import format_number
-from factorcell.model.run import Run, training_facts
+from factorcell.commands.cli import options, terminal
+from factorcell.io.finite import format_number
+from factorcell.runs.run import Run, training_facts
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import summary
 from factorcell.training.mixture import mix

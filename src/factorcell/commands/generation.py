@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
-from factorcell.commands import options, terminal
-from factorcell.config import UserError
-from factorcell.data.chunks import format_names
-from factorcell.data.tables import open_table
+from factorcell.commands.cli import options, terminal
+from factorcell.data.tables.chunks import format_names
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 from factorcell.generation.generate import (
     GenerationOptions,
     category_values,
@@ -20,8 +19,9 @@ from factorcell.generation.generate import (
     repair_and_count_rows,
     stream,
 )
-from factorcell.model.run import Run
-from factorcell.progress import progress_bar
+from factorcell.io import files
+from factorcell.io.progress import progress_bar
+from factorcell.runs.run import Run
 
 Row = dict[str, Any]
 

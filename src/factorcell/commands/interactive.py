@@ -13,14 +13,14 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer as RunCompleter
 from factorcell.completion.online import User, learn_one
-from factorcell.config import UserError
 from factorcell.data.private_content import find_private_content
-from factorcell.escapes import HIDDEN, escape_hidden
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io.escapes import HIDDEN, escape_hidden
+from factorcell.runs.run import Run
 
 PLACEHOLDER = "\N{REPLACEMENT CHARACTER}"
 

@@ -4,16 +4,16 @@ import argparse
 from functools import partial
 from typing import Any
 
-from factorcell import files
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.commands.completion import choose_column, choose_time_column
 from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, estimate_seconds, find_seen_prefixes, read_streams, replay
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.model.run import Run
+from factorcell.io import files
 from factorcell.reports import replay as replay_report
+from factorcell.runs.run import Run
 
 
 def run_replay(arguments: argparse.Namespace) -> None:

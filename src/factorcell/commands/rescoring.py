@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files
 from factorcell.bootstrap import Interval
-from factorcell.commands import options, terminal
-from factorcell.config import UserError, check_choice
+from factorcell.commands.cli import options, terminal
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
 from factorcell.evaluation.results import open_model
-from factorcell.findings import Finding, report
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.io.findings import Finding, report
+from factorcell.ngram.ngram import NGram
+from factorcell.runs.run import Run
 
 MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
 

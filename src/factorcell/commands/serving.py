@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from factorcell.choices import STORE_VARIABLE
-from factorcell.commands import terminal
-from factorcell.extras import missing_package_error
+from factorcell.commands.cli import terminal
+from factorcell.io.extras import missing_package_error
+from factorcell.options.choices import STORE_VARIABLE
 
 DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 

@@ -2,14 +2,14 @@
 
 import argparse
 
-from factorcell import files
-from factorcell.commands import options, terminal
-from factorcell.config import UserError
-from factorcell.training import search, search_space
+from factorcell.commands.cli import options, terminal
+from factorcell.errors import UserError
+from factorcell.io import files
 from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, training_plans
 from factorcell.training.fit import fit, summary
 from factorcell.training.plan import Plan, config_with_defaults
+from factorcell.training.tuning import search, search_space
 
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 

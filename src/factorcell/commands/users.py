@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from factorcell import input_files
-from factorcell.choices import STORE_VARIABLE
-from factorcell.commands import terminal
+from factorcell.commands.cli import terminal
 from factorcell.commands.serving import DEFAULT_STORE_SUFFIX
 from factorcell.completion.texts import check_text
-from factorcell.config import UserError
 from factorcell.data.text_folds import screening
-from factorcell.progress import progress_bar
+from factorcell.errors import UserError
+from factorcell.io import input_files
+from factorcell.io.progress import progress_bar
+from factorcell.options.choices import STORE_VARIABLE
 from factorcell.service import changes
 from factorcell.service.http import keys
 from factorcell.service.privacy import Privacy
@@ -126,7 +126,7 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
 def run_users_migrate(arguments: argparse.Namespace) -> None:
     """Run `factorcell users migrate`."""
-    from factorcell.model.run import Run
+    from factorcell.runs.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
 

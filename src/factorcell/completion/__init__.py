@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy_exports
+from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files, limits
 from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText
 from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import (
@@ -39,9 +38,11 @@ from factorcell.completion.online import (
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Stop
 from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
-from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.options import limits
+from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
 

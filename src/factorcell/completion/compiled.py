@@ -37,13 +37,13 @@ from factorcell.completion.search import (
     Stop,
     common_prefix_length,
 )
-from factorcell.data.context import Context
-from factorcell.model.devices import FLOAT32
-from factorcell.model.kernels import library
-from factorcell.model.kernels.signatures import REQUEST, SEARCH
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.mixture import Predictor
-from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
+from factorcell.data.columns.context import Context
+from factorcell.ngram.mixture import Predictor
+from factorcell.nn.devices import FLOAT32
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signatures import REQUEST, SEARCH
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.packing import PRODUCT_TYPES, PackedContext, PackedModel
 
 INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once
 # Type of products -> nats. In 99 of 100 searches, the rounding errors of any two texts differ by at most this much.

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from factorcell import limits
-from factorcell.choices import check_unknown
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.popularity import with_earlier_texts
 from factorcell.completion.prefixes import typed_reader
@@ -30,12 +28,14 @@ from factorcell.completion.search import MAX_EXPANDED, Ids, PlainEngine, PrefixS
 from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
-from factorcell.config import UserError
-from factorcell.data.base_tokenizer import Tokenizer
-from factorcell.data.context import Context
+from factorcell.data.columns.context import Context
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.base_tokenizer import Tokenizer
+from factorcell.errors import UserError
+from factorcell.options import limits
+from factorcell.options.choices import check_unknown
+from factorcell.runs.run import Run
 
 TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
 

@@ -25,16 +25,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files, limits
-from factorcell.choices import check_unknown
 from factorcell.completion.popularity import History, with_earlier_texts
 from factorcell.completion.texts import MAX_SHOWN, clean_text
-from factorcell.config import UserError, check_choice, check_format
+from factorcell.data.columns.rows import Row, to_rows
+from factorcell.data.columns.schema import Variable
 from factorcell.data.private_content import find_private_content
-from factorcell.data.rows import Row, to_rows
-from factorcell.data.schema import Variable
-from factorcell.model.mixture import Predictor
-from factorcell.model.run import FINGERPRINT_BYTES, Run
+from factorcell.errors import UserError, check_choice, check_format
+from factorcell.io import files
+from factorcell.ngram.mixture import Predictor
+from factorcell.options import limits
+from factorcell.options.choices import check_unknown
+from factorcell.runs.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]
 Contexts = Sequence[Mapping[str, Any]]  # for each text, column -> value

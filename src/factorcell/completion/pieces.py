@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from factorcell.completion.search import Floats, Frontier, Ids, Ints, PlainEngine, SearchRequest
-from factorcell.data.bpe import BpeTokenizer
-from factorcell.data.context import Context
-from factorcell.model.attention_cache import CacheState
-from factorcell.model.backbone import BackboneState
-from factorcell.model.mixture import Predictor
+from factorcell.data.columns.context import Context
+from factorcell.data.tokenizers.bpe import BpeTokenizer
+from factorcell.ngram.mixture import Predictor
+from factorcell.nn.backbones.attention_cache import CacheState
+from factorcell.nn.backbones.backbone import BackboneState
 
 # The covers of a prefix have similar numbers of tokens, and Z includes those that are slightly longer than a text.
 MORE_TOKENS = 8

@@ -16,10 +16,11 @@ import numpy as np
 
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
-from factorcell.config import HISTORY_COLUMN, UserError
+from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 
 
 class Popularity:

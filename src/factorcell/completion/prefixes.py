@@ -10,10 +10,10 @@ from typing import Any
 from factorcell.completion import compiled
 from factorcell.completion.pieces import PieceEngine
 from factorcell.completion.search import Ids
-from factorcell.config import UserError
-from factorcell.data.bpe import BpeTokenizer
-from factorcell.data.tokenizer import Tokenizer
-from factorcell.model.run import Run
+from factorcell.data.tokenizers.bpe import BpeTokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError
+from factorcell.runs.run import Run
 
 
 class TypedCharacters:

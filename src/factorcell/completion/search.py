@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.data.context import Context
-from factorcell.model.backbone import BackboneState, StateBuffer
-from factorcell.model.mixture import Predictor
+from factorcell.data.columns.context import Context
+from factorcell.ngram.mixture import Predictor
+from factorcell.nn.backbones.backbone import BackboneState, StateBuffer
 
 Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end token
 Floats = NDArray[np.float64]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from factorcell.limits import NUMBER_LIMITS
+from factorcell.options.limits import NUMBER_LIMITS
 
 MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend proposes, as in the lists that fit its weights
 MAX_COUNT = int(NUMBER_LIMITS["count"].high)

@@ -8,8 +8,8 @@ a prefix, which may end with one space.
 
 from typing import Any
 
-from factorcell.config import UserError
 from factorcell.data.text_folds import same_prefix, same_text
+from factorcell.errors import UserError
 
 MAX_BYTES = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history in total
 MAX_SHOWN = 50  # maximum number of characters of a text that an error message quotes

@@ -31,11 +31,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import limits
 from factorcell.completion.search import Ids, PrefixState, Stop
 from factorcell.completion.suggestions import Suggestion
-from factorcell.model.mixture import Predictor
-from factorcell.model.run import Run
+from factorcell.ngram.mixture import Predictor
+from factorcell.options import limits
+from factorcell.runs.run import Run
 
 Ints = NDArray[np.int64]
 TypoCounts = NDArray[np.int8]

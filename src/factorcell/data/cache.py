@@ -17,18 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data import cache_entry
-from factorcell.data.chunks import Table
-from factorcell.data.columns import ContextColumns
+from factorcell.data.columns.columns import ContextColumns
+from factorcell.data.columns.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.corpus import Corpus, is_empty_text
-from factorcell.data.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.schema import EXPECTED_READING, MISSING, ContextSchema
-from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import Tokenizer, new_tokenizer
-from factorcell.data.tokens import TokenizedTexts
-from factorcell.findings import Finding, report
-from factorcell.progress import is_shown, progress_bar
+from factorcell.data.tables.chunks import Table
+from factorcell.data.tables.tables import open_table
+from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer, new_tokenizer
+from factorcell.data.tokenizers.tokens import TokenizedTexts
+from factorcell.errors import UserError
+from factorcell.io.findings import Finding, report
+from factorcell.io.progress import is_shown, progress_bar
 
 CONTEXTS = "contexts"  # the name of a table of values that no file has; its rows are not counted in findings
 MAX_OUTSIDE_SHARE = 0.01  # a finding reports a larger share of numbers outside the range of training

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import Config
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.ragged import Ragged
-from factorcell.data.schema import ContextSchema
-from factorcell.data.tokenizer import load_tokenizer
+from factorcell.data.tokenizers.tokenizer import load_tokenizer
 
 CHECKSUMS_FILE = "complete"  # holds the checksums of all other files of an entry, and is written after them
 MAX_PARTIAL_AGE = 24 * 60 * 60  # in seconds; older partial entries are removed

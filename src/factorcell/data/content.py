@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 BLOCK_BYTES = 1 << 20  # number of bytes that are read at once to count lines
 MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text file, or of a row of a CSV file

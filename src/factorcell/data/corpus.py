@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.config import UserError
-from factorcell.data.context import Context
+from factorcell.data.columns.context import Context
+from factorcell.data.columns.schema import MISSING, ContextSchema
 from factorcell.data.originals import SPELLING_END, OriginalTexts
 from factorcell.data.ragged import Ragged
-from factorcell.data.schema import MISSING, ContextSchema
-from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError
 
 POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this many batches
 BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once

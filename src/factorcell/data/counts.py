@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files
-from factorcell.config import UserError
+from factorcell.data.columns.rows import category_names, to_values
+from factorcell.data.columns.values import short_repr
 from factorcell.data.corpus import Corpus
 from factorcell.data.private_content import is_public
-from factorcell.data.rows import category_names, to_values
 from factorcell.data.text_folds import same_text
-from factorcell.data.values import short_repr
+from factorcell.errors import UserError
+from factorcell.io import files
 
 POPULARITY = "popularity.jsonl"  # the file of a run folder with the counts of popular training texts
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair

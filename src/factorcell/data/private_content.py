@@ -11,9 +11,9 @@ from typing import Any
 
 import regex
 
-from factorcell import limits
 from factorcell.data import secret_phrases
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
+from factorcell.options import limits
 
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns import check_columns, parse_column, with_context
+from factorcell.data.columns.columns import check_columns, parse_column, with_context
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables import table_name
-from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.tables.tables import table_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.linear_classifier import LinearClassifier, target_labels
 

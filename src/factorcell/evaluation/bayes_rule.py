@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import UserError
-from factorcell.data.result_rows import ResultRows
+from factorcell.data.tables.result_rows import ResultRows
+from factorcell.errors import UserError
 from factorcell.evaluation.statistics import Ratios, auc
 from factorcell.evaluation.text_figures import TextSums, accuracy_sums
-from factorcell.lazy import LazyMethod
+from factorcell.io.lazy import LazyMethod
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.choices import PRIORS
-from factorcell.config import DataConfig, UserError, check_choice
-from factorcell.data.chunks import format_names
+from factorcell.config import DataConfig
+from factorcell.data.columns.rows import distinct_category_names, to_texts
+from factorcell.data.columns.schema import ContextSchema, Variable
+from factorcell.data.columns.values import category_name_or_none
 from factorcell.data.corpus import Corpus
-from factorcell.data.rows import distinct_category_names, to_texts
-from factorcell.data.schema import ContextSchema, Variable
-from factorcell.data.tables import open_table
-from factorcell.data.values import category_name_or_none
+from factorcell.data.tables.chunks import format_names
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import LIKELIHOOD, LINEAR_BASELINE, Classification, apply_bayes_rule
 from factorcell.evaluation.combination import (
     fit_combination,
@@ -39,7 +39,8 @@ from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
-from factorcell.model.run import Run
+from factorcell.options.choices import PRIORS
+from factorcell.runs.run import Run
 
 Options = dict[str, Any]  # keyword arguments of `log_likelihoods`
 Floats = NDArray[np.float64]

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import ContextSchema
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import normalize, value_nats
 from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 
 FILE = "linear.safetensors"
 

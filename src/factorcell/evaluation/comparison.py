@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from factorcell.bootstrap import Interval, format_ends
-from factorcell.data.result_rows import ResultRows
-from factorcell.escapes import align_columns
+from factorcell.data.tables.result_rows import ResultRows
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.lazy import LazyMethod
-from factorcell.model.saved_results import (
+from factorcell.io.escapes import align_columns
+from factorcell.io.lazy import LazyMethod
+from factorcell.runs.saved_results import (
     BASELINE_ACCURACY,
     BASELINE_BITS,
     BASELINE_GAIN,

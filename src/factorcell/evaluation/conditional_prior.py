@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
+from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import ContextSchema, Variable
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import to_log_prior
 from factorcell.evaluation.linear_classifier import LinearClassifier, possible_targets, target_labels
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import accuracy_sums
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 
 FILE = "priors.safetensors"
 CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the prior as a classifier

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
-from factorcell.findings import Finding, ranked, report
-from factorcell.model import training_state
-from factorcell.model.model_card import describe_missing_context
-from factorcell.model.run import MAX_TEXT_HASHES, Run, training_facts
-from factorcell.model.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
-from factorcell.model.scoring import Scorer
-from factorcell.model.used_options import used_options
+from factorcell.errors import UserError
+from factorcell.io.findings import Finding, ranked, report
+from factorcell.nn.scoring import Scorer
+from factorcell.runs import training_state
+from factorcell.runs.model_card import describe_missing_context
+from factorcell.runs.run import MAX_TEXT_HASHES, Run, training_facts
+from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
+from factorcell.runs.used_options import used_options
 
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of 1 and 8 minutes on hotel reviews, and of 2 and 10 minutes on clothing reviews; 22 % in 0.6 minutes on

@@ -19,18 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import limits, memory
-from factorcell.choices import PROPOSALS
-from factorcell.config import UserError, check_choice
-from factorcell.data.context import Context
+from factorcell.data.columns.context import Context
+from factorcell.data.columns.schema import Variable
+from factorcell.data.columns.values import category_name, to_number
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.schema import Variable
-from factorcell.data.values import category_name, to_number
-from factorcell.model.language_model import Conditioning
-from factorcell.model.output import Proposal, Samples
-from factorcell.model.run import MAX_BATCH_TOKENS, Run
-from factorcell.option_fields import NAMES
-from factorcell.progress import progress_bar
+from factorcell.errors import UserError, check_choice
+from factorcell.io import memory
+from factorcell.io.progress import progress_bar
+from factorcell.nn.language_model import Conditioning
+from factorcell.nn.output import Proposal, Samples
+from factorcell.options import limits
+from factorcell.options.choices import PROPOSALS
+from factorcell.options.option_fields import NAMES
+from factorcell.runs.run import MAX_BATCH_TOKENS, Run
 
 Floats = NDArray[np.float64]
 Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables

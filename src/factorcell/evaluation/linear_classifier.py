@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import files
-from factorcell.config import UserError
+from factorcell.data.columns.schema import WORD_KINDS, ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
-from factorcell.data.schema import WORD_KINDS, ContextSchema, Variable
+from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import normalize
-from factorcell.model.run import Run
+from factorcell.io import files
+from factorcell.runs.run import Run
 
 WORD_ORDER, CHARACTER_ORDER = 2, 5  # maximum lengths of n-grams
 MIN_TEXTS = 2  # an n-gram must be in this many texts, or if texts have users, in texts of this many users

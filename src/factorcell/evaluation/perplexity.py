@@ -18,22 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.config import UserError
+from factorcell.data.columns.rows import category_names
+from factorcell.data.columns.values import category_name_or_none, is_missing, to_number
 from factorcell.data.corpus import Corpus, is_known_target
-from factorcell.data.natural_order import natural_order
-from factorcell.data.result_rows import ResultRows
-from factorcell.data.rows import category_names
-from factorcell.data.tables import open_table
-from factorcell.data.values import category_name_or_none, is_missing, to_number
+from factorcell.data.tables.natural_order import natural_order
+from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 from factorcell.evaluation import statistics, text_figures
 from factorcell.evaluation.comparison import difference_to_baseline
 from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.lazy import LazyMethod
-from factorcell.model.run import Run
-from factorcell.model.saved_results import BASELINE_BITS, BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN
-from factorcell.model.scoring import Scorer, Tally
+from factorcell.io.lazy import LazyMethod
+from factorcell.nn.scoring import Scorer, Tally
+from factorcell.runs.run import Run
+from factorcell.runs.saved_results import BASELINE_BITS, BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN
 
 QUANTILE_RANGES = 5  # number of ranges with about equally many values into which a numeric column is divided
 MISSING_GROUP = "(missing)"

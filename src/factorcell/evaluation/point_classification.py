@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import limits
-from factorcell.config import UserError, check_choice
-from factorcell.data.rows import category_names, key_by_category_name
+from factorcell.data.columns.rows import category_names, key_by_category_name
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
 from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.text_figures import texts_digest
-from factorcell.model.run import Run
+from factorcell.options import limits
+from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
 EARTH_RADIUS = 6371.0088  # km

@@ -5,24 +5,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import input_files, lock
-from factorcell.config import Config, UserError
-from factorcell.data.tables import open_table, table_name
-from factorcell.data.tokenizer import Tokenizer
-from factorcell.data.values import category_name, to_number
+from factorcell.config import Config
+from factorcell.data.columns.values import category_name, to_number
+from factorcell.data.tables.tables import open_table, table_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.perplexity import Evaluation
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
-from factorcell.folders import not_a_run_error
-from factorcell.model import model_card, ngram, saved_results
-from factorcell.model.devices import AUTO
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
-from factorcell.model.scoring import Scorer
-from factorcell.model.training_state import ENDED_SINCE, describe_running
+from factorcell.io import input_files, lock
+from factorcell.io.folders import not_a_run_error
+from factorcell.ngram import ngram
+from factorcell.ngram.ngram import NGram
+from factorcell.nn.devices import AUTO
+from factorcell.nn.scoring import Scorer
+from factorcell.runs import model_card, saved_results
+from factorcell.runs.run import Run
+from factorcell.runs.training_state import ENDED_SINCE, describe_running
 
 Row = dict[str, Any]
 

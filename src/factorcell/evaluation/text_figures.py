@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files
-from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
-from factorcell.model.saved_results import DEVELOPMENT, IDENTITY
-from factorcell.model.spelling import spelling_nats
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.ngram.spelling import spelling_nats
+from factorcell.runs.saved_results import DEVELOPMENT, IDENTITY
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]

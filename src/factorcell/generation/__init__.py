@@ -5,7 +5,7 @@ The function `factorcell.generate` is in the module `factorcell.generation.gener
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy_exports
+from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.generation.generate import GenerationOptions as GenerationOptions

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import limits
 from factorcell.generation.choosing import Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator, to_generated_text
-from factorcell.model.kernels.drawing import TokenRequest, TopRequest
+from factorcell.nn.kernels.drawing import TokenRequest, TopRequest
+from factorcell.options import limits
 
 # Indices of the contexts with unfinished texts, hypotheses per context -> request for extensions of all hypotheses.
 RequestExtensions = Callable[[Sequence[int], int], TokenRequest]

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from factorcell import limits
-from factorcell.config import UserError
-from factorcell.data.vocabulary import Specials
-from factorcell.model.kernels.drawing import ForbiddenTokens, SampleRequest, TokenRequest, TopRequest
+from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.errors import UserError
+from factorcell.nn.kernels.drawing import ForbiddenTokens, SampleRequest, TokenRequest, TopRequest
+from factorcell.options import limits
 
 
 @dataclass(frozen=True)

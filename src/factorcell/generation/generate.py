@@ -18,14 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell import files, limits, memory
-from factorcell.choices import GENERATION_METHODS
-from factorcell.config import UserError, check_choice
+from factorcell.data.columns.rows import to_row, to_rows
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus
-from factorcell.data.rows import to_row, to_rows
-from factorcell.data.schema import ContextSchema
-from factorcell.data.tokenizer import sentence_case
-from factorcell.findings import Finding, report
+from factorcell.data.tokenizers.tokenizer import sentence_case
+from factorcell.errors import UserError, check_choice
 from factorcell.generation import beam_search
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
@@ -38,11 +35,15 @@ from factorcell.generation.sampling import (
     request_most_probable,
     sampling_requests,
 )
-from factorcell.model import sizes
-from factorcell.model.devices import FLOAT32
-from factorcell.model.language_model import Conditioning, max_prompt_length
-from factorcell.model.model_card import has_mixture
-from factorcell.model.run import Run
+from factorcell.io import files, memory
+from factorcell.io.findings import Finding, report
+from factorcell.nn import sizes
+from factorcell.nn.devices import FLOAT32
+from factorcell.nn.language_model import Conditioning, max_prompt_length
+from factorcell.options import limits
+from factorcell.options.choices import GENERATION_METHODS
+from factorcell.runs.model_card import has_mixture
+from factorcell.runs.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
 BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # number of searches that run at once

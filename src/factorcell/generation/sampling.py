@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.generation.choosing import Constraints, Sampler, choose_tokens
-from factorcell.model.backbone import BackboneState, Conditions
-from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, TokenRequest, TopRequest, next_tokens
-from factorcell.model.language_model import Conditioning, LanguageModel
-from factorcell.model.mixture import Predictor
-from factorcell.model.output import ContextBias, SoftmaxHead
+from factorcell.ngram.mixture import Predictor
+from factorcell.nn.backbones.backbone import BackboneState, Conditions
+from factorcell.nn.kernels.drawing import ForbiddenTokens, PackedTable, TokenRequest, TopRequest, next_tokens
+from factorcell.nn.language_model import Conditioning, LanguageModel
+from factorcell.nn.output import ContextBias, SoftmaxHead
 
 # Maximum number of texts whose log probabilities are computed at once, so that they fit into a processor's cache.
 MAX_TEXTS_PER_STEP = 64

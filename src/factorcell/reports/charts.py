@@ -19,9 +19,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
-from factorcell.data.natural_order import natural_order
-from factorcell.escapes import escape_hidden_lines
-from factorcell.finite import is_number
+from factorcell.data.tables.natural_order import natural_order
+from factorcell.io.escapes import escape_hidden_lines
+from factorcell.io.finite import is_number
 
 Row = Mapping[str, Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from factorcell.escapes import escape_hidden_lines
 from factorcell.evaluation.comparison import BEST_MARK
-from factorcell.finite import is_number
+from factorcell.io.escapes import escape_hidden_lines
+from factorcell.io.finite import is_number
 from factorcell.reports import charts
 
 Row = Mapping[str, Any]

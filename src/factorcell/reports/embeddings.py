@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.transforms import Bbox
 
-from factorcell.escapes import escape_hidden_lines
+from factorcell.io.escapes import escape_hidden_lines
 from factorcell.reports import elements
 from factorcell.reports.charts import (
     EXTRA_COLOURS,

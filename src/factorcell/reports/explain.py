@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from factorcell.evaluation.likelihood_ratios import STRENGTHS, has_evidence, strength, with_evidence
+from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS, has_evidence, strength, with_evidence
 from factorcell.reports import elements
 from factorcell.reports.charts import (
     EXTRA_COLOURS,

@@ -7,14 +7,16 @@ themes. A view needs no script, and remains readable without its style, which so
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell.data.natural_order import natural_order
-from factorcell.escapes import escape_hidden_lines
+from factorcell.data.tables.natural_order import natural_order
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.comparison import Comparison, format_figure
-from factorcell.finite import format_number
-from factorcell.model import model_card, saved_results
-from factorcell.model.run import Run, training_facts
-from factorcell.model.saved_results import (
+from factorcell.io.escapes import escape_hidden_lines
+from factorcell.io.finite import format_number
+from factorcell.reports.elements import escape, note, table
+from factorcell.reports.explain import context_legend, shaded_text
+from factorcell.runs import model_card, saved_results
+from factorcell.runs.run import Run, training_facts
+from factorcell.runs.saved_results import (
     BASELINE_BITS,
     BASELINE_GAIN,
     UNKNOWN_CONTEXT_GAIN,
@@ -22,8 +24,6 @@ from factorcell.model.saved_results import (
     gain_title,
     measure_name,
 )
-from factorcell.reports.elements import escape, note, table
-from factorcell.reports.explain import context_legend, shaded_text
 
 MAX_ROWS = 20  # values, texts or results of a view
 STYLE = """<style>

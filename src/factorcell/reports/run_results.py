@@ -13,9 +13,10 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.diagnostics import run_findings, training_texts
 from factorcell.evaluation.results import prediction_fields
 from factorcell.evaluation.text_figures import Figures
-from factorcell.model import ngram, saved_results
-from factorcell.model.run import Run, training_facts
-from factorcell.model.used_options import unused_options
+from factorcell.ngram import ngram
+from factorcell.runs import saved_results
+from factorcell.runs.run import Run, training_facts
+from factorcell.runs.used_options import unused_options
 
 Row = Mapping[str, Any]
 

@@ -8,9 +8,12 @@ from typing import Any
 from factorcell.evaluation.comparison import COMPARED_FIGURES, ComparedModel, Comparison, compare_models, format_figure
 from factorcell.evaluation.diagnostics import differ
 from factorcell.evaluation.results import find_models
-from factorcell.finite import is_number
-from factorcell.model import ngram
-from factorcell.model.saved_results import (
+from factorcell.io.finite import is_number
+from factorcell.ngram import ngram
+from factorcell.reports import charts
+from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
+from factorcell.reports.run_results import figures_on, most_frequent_ids, read_mixtures, read_model, result_id
+from factorcell.runs.saved_results import (
     BASELINE_GAIN,
     REFERENCES,
     UNKNOWN_CONTEXT_GAIN,
@@ -18,9 +21,6 @@ from factorcell.model.saved_results import (
     gain_title,
     measurements,
 )
-from factorcell.reports import charts
-from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
-from factorcell.reports.run_results import figures_on, most_frequent_ids, read_mixtures, read_model, result_id
 
 Row = Mapping[str, Any]
 

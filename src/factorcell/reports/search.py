@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from factorcell.evaluation import statistics
 from factorcell.evaluation.comparison import BEST_MARK
-from factorcell.finite import format_option, is_number
-from factorcell.model.saved_results import format_difference
+from factorcell.io.finite import format_option, is_number
 from factorcell.reports import elements
 from factorcell.reports.charts import INK, WIDTH, add_legend, colours, display_name, round_ticks, styled
+from factorcell.runs.saved_results import format_difference
 
 Row = Mapping[str, Any]
 

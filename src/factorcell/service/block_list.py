@@ -13,8 +13,8 @@ from pathlib import Path
 
 import regex
 
-from factorcell import input_files
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
+from factorcell.io import input_files
 
 MARK = r"\p{M}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"

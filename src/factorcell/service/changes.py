@@ -13,9 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from factorcell.completion.texts import clean_text
-from factorcell.config import UserError
+from factorcell.data.columns.values import to_seconds
 from factorcell.data.text_folds import same_text
-from factorcell.data.values import to_seconds
+from factorcell.errors import UserError
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import MAX_USER_BYTES, Privacy
 from factorcell.service.record import MAX_TIME, Record, StoredText, StoreError, checked_context, checked_id

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from factorcell import limits
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text, clean_prefix, clean_text
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.options import limits
 from factorcell.service import changes
 from factorcell.service.changes import AcceptResult, Change
 from factorcell.service.learning import ServedModel

@@ -15,10 +15,10 @@ from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
-from factorcell.config import UserError, check_choice
 from factorcell.data.text_folds import same_text
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.conditional_prior import load_priors
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 
 PROBE_SECONDS = 1.0  # longest search of the completion that tries a model out when it is opened

@@ -8,9 +8,9 @@ from typing import Any
 import regex
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.config import UserError
 from factorcell.data.private_content import context_texts, find_private_content
 from factorcell.data.text_folds import screening
+from factorcell.errors import UserError
 from factorcell.service.record import StoredText
 
 MAX_TEXTS = 1000  # maximum number of saved texts of one user

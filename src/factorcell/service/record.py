@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from factorcell.completion.texts import byte_length
-from factorcell.config import UserError, check_format
+from factorcell.errors import UserError, check_format
 
 MAGIC, FORMAT = b"fcp", 1  # the first bytes of each stored record, and the format number in the next byte
 CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end

@@ -6,7 +6,7 @@ the modules that contain them.
 
 from typing import TYPE_CHECKING
 
-from factorcell.lazy import lazy_exports
+from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.training.finetuning import finetune as finetune

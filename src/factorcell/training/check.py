@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell import digests, files, input_files
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import SETTINGS, LearningRule
-from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
-from factorcell.model.training_state import NoWeightsYetError, describe_unfinished
+from factorcell.errors import UserError
+from factorcell.io import digests, files, input_files
+from factorcell.runs.run import Run
+from factorcell.runs.training_state import NoWeightsYetError, describe_unfinished
 from factorcell.training.mixture import MixedModels, open_scorer
 from factorcell.training.proximal import StartingPoint
 

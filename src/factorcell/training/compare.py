@@ -5,21 +5,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files, limits
-from factorcell.config import PAPER_MODELS, Config, UserError
-from factorcell.data.columns import check_columns
-from factorcell.data.tables import table_name
+from factorcell.config import PAPER_MODELS, Config
+from factorcell.data.columns.columns import check_columns
+from factorcell.data.tables.tables import table_name
+from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
 from factorcell.evaluation.text_figures import Figures
-from factorcell.findings import LOG
-from factorcell.finite import is_number
-from factorcell.model.ngram import FILE as NGRAM_FILE
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run, initial_files
-from factorcell.model.used_options import unused_options
+from factorcell.io import files
+from factorcell.io.findings import LOG
+from factorcell.io.finite import is_number
+from factorcell.ngram.ngram import FILE as NGRAM_FILE
+from factorcell.ngram.ngram import NGram
+from factorcell.options import limits
+from factorcell.runs.run import Run, initial_files
+from factorcell.runs.used_options import unused_options
 from factorcell.training.fit import fit, read_corpora
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan

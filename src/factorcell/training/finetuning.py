@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from factorcell import limits
-from factorcell.choices import SMALL_DATA_DEFAULTS, check_unknown
-from factorcell.config import TrainingConfig, UserError
-from factorcell.model.devices import AUTO
-from factorcell.model.run import Run
+from factorcell.config import TrainingConfig
+from factorcell.errors import UserError
+from factorcell.nn.devices import AUTO
+from factorcell.options import limits
+from factorcell.options.choices import SMALL_DATA_DEFAULTS, check_unknown
+from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
     HELD_OUT_SHARE,

@@ -7,32 +7,33 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from factorcell import files, lock, pretrained
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay.streams import Stream, read_streams
 from factorcell.completion.replay.tuning import fit_settings
 from factorcell.completion.texts import is_valid_text
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns import check_columns
+from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.tables import open_table, table_name
+from factorcell.data.tables.tables import open_table, table_name
+from factorcell.errors import UserError
 from factorcell.evaluation import conditional_prior
 from factorcell.evaluation.combination import save_baselines
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
-from factorcell.findings import LOG, report, show
-from factorcell.finite import format_number
-from factorcell.model import model_card, saved_results
-from factorcell.model.language_model import with_identified_base
-from factorcell.model.run import Run, initial_files, relative_path, training_facts
-from factorcell.model.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
-from factorcell.model.used_options import unused_options, used_options
-from factorcell.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
+from factorcell.io import files, lock, pretrained
+from factorcell.io.findings import LOG, report, show
+from factorcell.io.finite import format_number
+from factorcell.nn.language_model import with_identified_base
+from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
+from factorcell.runs import model_card, saved_results
+from factorcell.runs.run import Run, initial_files, relative_path, training_facts
+from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
+from factorcell.runs.used_options import unused_options, used_options
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture, limit_targets
 from factorcell.training.plan import (

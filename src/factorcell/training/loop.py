@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 from time import perf_counter, thread_time
 
 from factorcell.data.corpus import Corpus
-from factorcell.interrupts import Stop, Stopped
-from factorcell.model.run import Run
-from factorcell.progress import progress_bar
+from factorcell.io.interrupts import Stop, Stopped
+from factorcell.io.progress import progress_bar
+from factorcell.runs.run import Run
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 

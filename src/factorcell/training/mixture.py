@@ -16,22 +16,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factorcell import files
-from factorcell.choices import check_unknown
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, DataConfig
+from factorcell.data.columns.readers import CategoryReader
+from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.readers import CategoryReader
-from factorcell.data.schema import ContextSchema, Variable
-from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.tables.tables import open_table
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError
 from factorcell.evaluation.results import open_model
-from factorcell.folders import CONFIG
-from factorcell.model.devices import AUTO, FLOAT32
-from factorcell.model.kernels import library
-from factorcell.model.mixture import FILE, FORMAT, Mixture, Predictor, context_parts, read_weights
-from factorcell.model.ngram import NGram
-from factorcell.model.run import MAX_BATCH_TOKENS, Run
-from factorcell.model.scoring import mixed_nats
+from factorcell.io import files
+from factorcell.io.folders import CONFIG
+from factorcell.ngram.mixture import FILE, FORMAT, Mixture, Predictor, context_parts, read_weights
+from factorcell.ngram.ngram import NGram
+from factorcell.nn.devices import AUTO, FLOAT32
+from factorcell.nn.kernels import library
+from factorcell.nn.scoring import mixed_nats
+from factorcell.options.choices import check_unknown
+from factorcell.runs.run import MAX_BATCH_TOKENS, Run
 from factorcell.training.mixture_weights import fit_weights_by_group
 
 Floats = NDArray[np.float64]

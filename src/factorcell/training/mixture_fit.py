@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files
 from factorcell.bootstrap import Interval
+from factorcell.data.columns.schema import Variable
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import Variable
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.model.count_models import CACHE, NGRAM, VALUE, CountModels, ValueOrder
-from factorcell.model.mixture import Mixture
-from factorcell.model.ngram import DEFAULT_CHARACTER_ORDER, DEFAULT_ORDER, NGram, count_ngrams
-from factorcell.model.run import Run
-from factorcell.model.scoring import mixed_nats
-from factorcell.model.value_counts import ValueCounts
+from factorcell.io import files
+from factorcell.ngram.count_models import CACHE, NGRAM, VALUE, CountModels, ValueOrder
+from factorcell.ngram.mixture import Mixture
+from factorcell.ngram.ngram import DEFAULT_CHARACTER_ORDER, DEFAULT_ORDER, NGram, count_ngrams
+from factorcell.ngram.value_counts import ValueCounts
+from factorcell.nn.scoring import mixed_nats
+from factorcell.runs.run import Run
 from factorcell.training.mixture_weights import fit_weights_by_group
 
 MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts

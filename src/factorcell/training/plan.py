@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from factorcell import limits
-from factorcell.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
 from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
-from factorcell.findings import LOG
-from factorcell.model.devices import find_device
-from factorcell.model.language_model import head_class
-from factorcell.model.run import Run
-from factorcell.option_fields import HuggingFaceOptions
+from factorcell.errors import UserError, check_choice
+from factorcell.io.findings import LOG
+from factorcell.nn.devices import find_device
+from factorcell.nn.language_model import head_class
+from factorcell.options import limits
+from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
+from factorcell.options.option_fields import HuggingFaceOptions
+from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 
@@ -39,7 +40,7 @@ class Budget:
         limits.make_plain(self)
         limits.check(minutes=self.minutes)
         if self.preset is not None:
-            limits.check_choice("preset", self.preset, PRESETS)
+            check_choice("preset", self.preset, PRESETS)
 
     @property
     def preset_or_default(self) -> str:
@@ -104,7 +105,7 @@ def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None 
     budget = budget or Budget()
     if isinstance(config, Plan | Config):
         if budget != Budget():
-            raise limits.UserError(
+            raise UserError(
                 "config: a Config sets all options of a training; pass a mapping of options to use minutes or a preset"
             )
         return config if isinstance(config, Plan) else Plan(config)

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from factorcell import files
-from factorcell.assignments import parse_assignments
-from factorcell.config import UserError, check_choice
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.output_bias import OneHotBias
-from factorcell.model.run import Run
+from factorcell.errors import UserError, check_choice
+from factorcell.io import files
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.output_bias import OneHotBias
+from factorcell.options.assignments import parse_assignments
+from factorcell.runs.run import Run
 
 # The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the
 # first part whose pattern matches.

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import checked_shape
-from factorcell.model.kernels.signatures import ROWS
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signature import checked_shape
+from factorcell.nn.kernels.signatures import ROWS
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 DECAY = BETA1 / BETA2**0.5  # p

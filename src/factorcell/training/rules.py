@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from factorcell.choices import PRESETS
-from factorcell.config import Config, check_choice
+from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.model.devices import find_device
-from factorcell.option_fields import NAMES, HuggingFaceOptions
+from factorcell.errors import check_choice
+from factorcell.nn.devices import find_device
+from factorcell.options.choices import PRESETS
+from factorcell.options.option_fields import NAMES, HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))

@@ -18,19 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import files, memory
-from factorcell.config import UserError, check_format
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
+from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
-from factorcell.interrupts import Stop
-from factorcell.model import sizes
-from factorcell.model.devices import find_device, find_precision
-from factorcell.model.kernels import library
-from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Proposal, RowValues, SampledRows
-from factorcell.model.run import Run
-from factorcell.model.training_state import CHECKPOINT
+from factorcell.io import files, memory
+from factorcell.io.interrupts import Stop
+from factorcell.nn import sizes
+from factorcell.nn.devices import find_device, find_precision
+from factorcell.nn.kernels import library
+from factorcell.nn.language_model import LanguageModel
+from factorcell.nn.output import Proposal, RowValues, SampledRows
+from factorcell.runs.run import Run
+from factorcell.runs.training_state import CHECKPOINT
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam

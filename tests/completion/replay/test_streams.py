@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from factorcell import files, progress
 from factorcell.completion.replay.streams import (
     ESTIMATED_TEXTS,
     SUGGESTION_COUNT,
@@ -28,7 +27,9 @@ from factorcell.completion.replay.streams import (
     replay,
 )
 from factorcell.completion.suggestions import Suggestion
-from factorcell.config import Config, UserError
+from factorcell.config import Config
+from factorcell.errors import UserError
+from factorcell.io import files, progress
 from tests.findings import logged_progress
 
 DATA = Config.of(tokenizer="char")

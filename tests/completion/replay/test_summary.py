@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.bootstrap import MIN_UNITS
 from factorcell.completion.replay.summary import FIGURES, join_systems, summarise
-from factorcell.config import UserError
+from factorcell.errors import UserError
 
 Row = dict[str, Any]
 

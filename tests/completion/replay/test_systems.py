@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
@@ -24,10 +23,12 @@ from factorcell.completion.replay.systems import (
     open_systems,
     user_and_time_columns,
 )
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.small_runs import make_letters, with_ngrams
 
 ROW = {"text": "abcab", "user": "ann", "city": "Nice", "time": 1}

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.commands.main import main
+from factorcell.commands.cli.main import main
 from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
@@ -24,9 +23,10 @@ from factorcell.completion.replay.tuning import (
     progressive_sums,
     try_rates,
 )
-from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.model.run import Run
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.runs.run import Run
 from tests.completion.replay.test_systems import save
 from tests.findings import logged_progress
 from tests.small_runs import make_letters, with_ngrams
@@ -68,7 +68,7 @@ def test_a_mixture_is_tuned_by_its_own_perplexity() -> None:
 
 
 def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("factorcell.progress.FIRST_DELAY", 0.0)
+    monkeypatch.setattr("factorcell.io.progress.FIRST_DELAY", 0.0)
     run = make_letters(data=CITY, spread=0.8)
     for rule, title in ((LearningRule("sgd", 0.0), "without learning"), (LearningRule("sgd", 0.05), "sgd 0.05")):
         with logged_progress():

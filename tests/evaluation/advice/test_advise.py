@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files, progress
-from factorcell.commands import terminal
-from factorcell.commands.main import main
-from factorcell.config import Config, UserError
+from factorcell.commands.cli import terminal
+from factorcell.commands.cli.main import main
+from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.errors import UserError
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected_gain, recommend
 from factorcell.evaluation.advice.sample import label_columns, sample
+from factorcell.io import files, progress
 from tests import synthetic
 from tests.findings import expected_finding
 

@@ -18,8 +18,8 @@ from factorcell.evaluation.advice.conditional_ngram import (
     fit_exponents,
     tilted_log_probs,
 )
-from factorcell.model import ngram
-from factorcell.model.ngram import NGram
+from factorcell.ngram import ngram
+from factorcell.ngram.ngram import NGram
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

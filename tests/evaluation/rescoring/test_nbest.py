@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_columns, with_references
+from factorcell.io import files
 
 ROWS: list[dict[str, Any]] = [
     {

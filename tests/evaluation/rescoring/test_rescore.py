@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.config import Config, UserError
+from factorcell.config import Config
+from factorcell.errors import UserError
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
@@ -19,9 +20,9 @@ from factorcell.evaluation.rescoring.rescore import (
     score_hypotheses,
     word_error_rates,
 )
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
-from factorcell.model.spelling import spelling_model
+from factorcell.ngram.ngram import NGram
+from factorcell.ngram.spelling import spelling_model
+from factorcell.runs.run import Run
 from tests.findings import expected_finding, no_findings
 from tests.small_runs import ROWS, make_run
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell import files
 from factorcell.evaluation.classification import classify
 from factorcell.generation.generate import GenerationOptions, stream
+from factorcell.io import files
 from factorcell.service.http import operations
 from factorcell.service.http.messages import MAX_PROMPT
 from factorcell.service.http.site import Site

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from factorcell.io.version import __version__
 from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import PROBLEM_KINDS
-from factorcell.version import __version__
 
 
 def references(value: Any) -> set[str]:

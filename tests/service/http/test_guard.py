@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site

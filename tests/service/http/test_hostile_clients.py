@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.engine import CompletionRequest, Completions, Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application

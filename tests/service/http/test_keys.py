@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.choices import KEY_SCOPES
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.options.choices import KEY_SCOPES
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.http.application import application

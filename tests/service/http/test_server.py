@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.http import keys, problems, server
 from factorcell.service.http.application import application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.model.run import Run
+from factorcell.runs.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.http import keys
 from factorcell.service.http.application import application

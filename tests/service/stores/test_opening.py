@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import redis
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import Record
 from factorcell.service.stores.opening import open_store
 from tests.service.stores.servers import Server

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from factorcell.choices import ONLINE_OPTIMIZERS
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
+from factorcell.options.choices import ONLINE_OPTIMIZERS
 
 
 def add_complete_arguments(parser: Parser) -> None:

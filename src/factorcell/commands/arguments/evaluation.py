@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, PRIORS, PROPOSALS
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
+from factorcell.options.choices import ADVICE_ROWS, PRIORS, PROPOSALS
 
 
 def add_evaluate_arguments(parser: Parser) -> None:

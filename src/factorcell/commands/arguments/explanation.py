@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from factorcell.choices import DEFAULT_VALUE_COUNT, EMBEDDING_MEASURES
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
+from factorcell.options.choices import DEFAULT_VALUE_COUNT, EMBEDDING_MEASURES
 
 
 def add_explain_arguments(parser: Parser) -> None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from factorcell.choices import GENERATION_METHODS
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
+from factorcell.options.choices import GENERATION_METHODS
 
 
 def add_generate_arguments(parser: Parser) -> None:

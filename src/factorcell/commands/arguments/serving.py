@@ -3,11 +3,11 @@
 from functools import partial
 from pathlib import Path
 
-from factorcell.choices import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
 from factorcell.config import PRECISIONS
-from factorcell.option_fields import CHOICE_HELP
+from factorcell.options.choices import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
+from factorcell.options.option_fields import CHOICE_HELP
 
 
 def add_serve_arguments(parser: Parser) -> None:

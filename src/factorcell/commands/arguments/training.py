@@ -3,10 +3,10 @@
 from argparse import BooleanOptionalAction
 from pathlib import Path
 
-from factorcell.choices import MODEL_PARTS, PRUNERS, SAMPLERS, SMALL_DATA_DEFAULTS
-from factorcell.commands import options
-from factorcell.commands.parser import Parser
+from factorcell.commands.cli import options
+from factorcell.commands.cli.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS
+from factorcell.options.choices import MODEL_PARTS, PRUNERS, SAMPLERS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
 RESUME_FOLDER_HELP = "resume the command that wrote --out"

@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell import files, limits
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text
-from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config, UserError
+from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config
+from factorcell.data.columns.values import category_name, is_missing, short_repr, to_seconds
 from factorcell.data.private_content import is_public
-from factorcell.data.tables import open_table
+from factorcell.data.tables.tables import open_table
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
-from factorcell.data.values import category_name, is_missing, short_repr, to_seconds
-from factorcell.progress import progress_bar
+from factorcell.data.tokenizers.tokenizer import GRAPHEME, new_tokenizer
+from factorcell.errors import UserError
+from factorcell.io import files
+from factorcell.io.progress import progress_bar
+from factorcell.options import limits
 
 MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
 ESTIMATED_TEXTS = 5  # number of texts from which `estimate_seconds` estimates the duration of a replay

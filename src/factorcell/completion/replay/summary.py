@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import bootstrap, limits
-from factorcell.config import UserError, check_choice
+from factorcell import bootstrap
+from factorcell.errors import UserError, check_choice
+from factorcell.options import limits
 
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # The first value of each range of prefix lengths, query lengths and positions; the last range has no end.

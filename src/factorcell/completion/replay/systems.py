@@ -16,19 +16,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from factorcell import input_files
+from factorcell.adapters.adapters import weight_adapters
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.suggestions import Suggestion
-from factorcell.config import Config, UserError, check_choice
+from factorcell.config import Config
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
-from factorcell.data.schema import ContextSchema
-from factorcell.folders import not_a_run_error
-from factorcell.model.adapters import weight_adapters
-from factorcell.model.run import Run, read_config
+from factorcell.errors import UserError, check_choice
+from factorcell.io import input_files
+from factorcell.io.folders import not_a_run_error
+from factorcell.runs.run import Run, read_config
 
 Row = Mapping[str, Any]
 

@@ -24,9 +24,9 @@ from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import SUGGESTION_COUNT, Stream, rank_of
 from factorcell.completion.suggestions import MIN_PROPOSALS
-from factorcell.config import UserError
-from factorcell.model.run import Run
-from factorcell.progress import progress_bar
+from factorcell.errors import UserError
+from factorcell.io.progress import progress_bar
+from factorcell.runs.run import Run
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]

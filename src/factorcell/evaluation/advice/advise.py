@@ -26,13 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import limits
-from factorcell.choices import ADVICE_ROWS
-from factorcell.config import Config, UserError
+from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns import parse_column
+from factorcell.data.columns.columns import parse_column
+from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus, is_empty_text
-from factorcell.data.schema import ContextSchema, Variable
+from factorcell.errors import UserError
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     compute_log_posterior,
@@ -42,7 +41,9 @@ from factorcell.evaluation.advice.conditional_ngram import (
 from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, label_columns, sample
 from factorcell.evaluation.bayes_rule import apply_temperature
 from factorcell.evaluation.linear_classifier import LinearClassifier
-from factorcell.progress import progress_bar
+from factorcell.io.progress import progress_bar
+from factorcell.options import limits
+from factorcell.options.choices import ADVICE_ROWS
 
 MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
 MAX_VOCABULARY = 20_000  # tokens

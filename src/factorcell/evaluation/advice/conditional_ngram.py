@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus, target_ids
 from factorcell.evaluation.bayes_rule import apply_temperature
-from factorcell.model.ngram import NGram
-from factorcell.model.value_counts import ValueCounts
+from factorcell.ngram.ngram import NGram
+from factorcell.ngram.value_counts import ValueCounts
 
 MAX_PROBABILITIES = 4_000_000  # maximum number of probabilities that are computed at once
 ALPHAS = tuple(10.0 ** (power / 2) for power in range(0, 14))  # candidate pseudo-counts

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.choices import ADVICE_ROWS
-from factorcell.config import Config, UserError
-from factorcell.data.chunks import Table
+from factorcell.config import Config
+from factorcell.data.columns.schema import UNKNOWN_VALUE, Variable
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import UNKNOWN_VALUE, Variable
-from factorcell.data.tables import open_table
+from factorcell.data.tables.chunks import Table
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
-from factorcell.model import ngram
-from factorcell.model.ngram import NGram
+from factorcell.ngram import ngram
+from factorcell.ngram.ngram import NGram
+from factorcell.options.choices import ADVICE_ROWS
 
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
 MAX_VALUES = 2000  # maximum number of values of a column with their own label; rarer values share a label

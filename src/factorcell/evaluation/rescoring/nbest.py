@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import input_files
-from factorcell.config import UserError
-from factorcell.data.rows import to_rows
-from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, to_float64
+from factorcell.data.columns.rows import to_rows
+from factorcell.data.columns.values import category_name, to_float64
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
+from factorcell.io import input_files
 
 Floats = NDArray[np.float64]
 Hypothesis = tuple[str, list[float]]  # text and scores

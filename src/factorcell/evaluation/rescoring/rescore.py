@@ -24,23 +24,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import bootstrap, files, limits
-from factorcell.config import UserError, check_choice
+from factorcell import bootstrap
 from factorcell.data.cache import CONTEXTS
+from factorcell.data.columns.schema import EXPECTED_READING
+from factorcell.data.columns.values import is_missing
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import EXPECTED_READING
-from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError, check_choice, nearest_hint
 from factorcell.evaluation.perplexity import reads_context, value_groups
 from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
 from factorcell.evaluation.text_figures import sum_per_text
-from factorcell.findings import Finding, report
-from factorcell.model.ngram import NGram
-from factorcell.model.run import Run
-from factorcell.model.scoring import check_lengths
-from factorcell.model.spelling import spelling_nats
-from factorcell.progress import progress_bar
+from factorcell.io import files
+from factorcell.io.findings import Finding, report
+from factorcell.io.progress import progress_bar
+from factorcell.ngram.ngram import NGram
+from factorcell.ngram.spelling import spelling_nats
+from factorcell.nn.scoring import check_lengths
+from factorcell.options import limits
+from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -156,7 +158,7 @@ def _absent_variables(model: Run | NGram, nbest: NBest, contexts: Sequence[Row],
     if reads_context(model):
         other_columns = [name for name in nbest.columns if name not in columns]
         for name in absent if unknown != "expected" else ():
-            if hint := limits.nearest_hint(name, other_columns):
+            if hint := nearest_hint(name, other_columns):
                 raise UserError(f"n-best lists: no column {name!r}{hint}", (("unknown", "expected"),))
         if absent:
             report(Finding("missing values", f"n-best lists: no column {', '.join(absent)}; {EXPECTED_READING}"))

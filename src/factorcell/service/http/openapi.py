@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
+from factorcell.io.version import __version__
 from factorcell.service.http import problems
 from factorcell.service.http.messages import Problem, UserId
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Operation
-from factorcell.version import __version__
 
 SCOPE_DESCRIPTIONS = {
     "complete": "request completions, scores, classes and generated texts",

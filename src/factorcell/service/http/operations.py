@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from factorcell.config import UserError, check_choice
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.conditional_prior import applicable_prior, training_log_prior
 from factorcell.evaluation.likelihoods import log_likelihoods
@@ -16,7 +16,7 @@ from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, Utterance
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.generation.generate import GenerationOptions, stream
-from factorcell.model.scoring import check_lengths
+from factorcell.nn.scoring import check_lengths
 from factorcell.service.engine import CompletionRequest, UserExistsError
 from factorcell.service.http import messages
 from factorcell.service.http.problems import ProblemError

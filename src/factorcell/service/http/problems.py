@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.http.messages import Problem
 from factorcell.service.record import StoreError
 

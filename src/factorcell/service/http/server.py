@@ -21,11 +21,11 @@ import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 
-from factorcell import findings
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.model.devices import AUTO
-from factorcell.model.run import Run
+from factorcell.io import findings
+from factorcell.nn.devices import AUTO
+from factorcell.runs.run import Run
 from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHE_SIZE, Service
 from factorcell.service.http import metrics

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from factorcell.config import UserError
-from factorcell.memory import usable_cores
+from factorcell.errors import UserError
+from factorcell.io.memory import usable_cores
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, TimeLimit

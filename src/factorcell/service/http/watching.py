@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from factorcell import digests
-from factorcell.config import UserError
+from factorcell.errors import UserError
+from factorcell.io import digests
 from factorcell.service import error_log
 from factorcell.service.http.site import Site
 from factorcell.service.learning import ServedModel

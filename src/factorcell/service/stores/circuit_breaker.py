@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import ParamSpec, TypeVar
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service import error_log
 from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE_SIZE, Store

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from factorcell.choices import STORE_URLS
-from factorcell.config import UserError
-from factorcell.extras import missing_package_error
+from factorcell.errors import UserError
+from factorcell.io.extras import missing_package_error
+from factorcell.options.choices import STORE_URLS
 from factorcell.service.stores.store import Store
 
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema, one_line
 

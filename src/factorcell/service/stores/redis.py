@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import Record, StoreError, decoded_id
 from factorcell.service.stores.store import PAGE_SIZE, check_schema, checked_version, one_line
 

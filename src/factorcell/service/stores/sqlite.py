@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema
 

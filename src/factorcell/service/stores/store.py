@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from factorcell.config import UserError
+from factorcell.errors import UserError
 from factorcell.service.record import DamagedRecordError, Record, decoded_id
 
 PAGE_SIZE = 1000  # default of the maximum number of users in one listing

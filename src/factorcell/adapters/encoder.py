@@ -1,0 +1,329 @@
+"""The context encoder, which maps context variables to a context vector or to control codes.
+
+    c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
+
+f_i is the value of variable i, and F_i f_i its embedding: a row of a table for a category, the scaled sum of word
+embeddings for a text, a linear map of the last state of a recurrent encoder for a sequence, or a linear map of a
+vector. All numeric variables are standardized and share one embedding, the output of a small network; a periodic number
+enters this network as the sines and cosines of its first harmonics. Prompts have no embedding: the language model reads
+them. The matrices M_i and the bias b0 belong to the layer that joins the embeddings. The papers also use a ReLU in
+place of tanh, and c = F_1 f_1 for a single variable.
+
+Shapes: B texts, N numeric variables, I inputs of the network over numbers, D numbers of a vector, K context,
+k embedding of one variable, P control codes, E token embedding.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.adapters.initial import normal
+from factorcell.config import ModelConfig
+from factorcell.data.columns.context import Context, IdLists
+from factorcell.data.columns.schema import MISSING, ContextSchema, Variable, wave_parameters
+from factorcell.errors import UserError, check_choice
+
+# Standard deviation of initial embeddings. It is small, because training hardly changes the embeddings of rare values:
+# their random initial values remain as noise.
+INITIAL_STD = 0.1
+# Around a frozen base, a change that all contexts share competes with the changes of single contexts, and learns faster
+# than these by the square of the embeddings. Larger embeddings gave 1 to 4 % fewer bits per byte (docs/backbones.md).
+FROZEN_BASE_STD = 0.5
+
+SEQUENCE_SIZE = 64  # size of the word embeddings and of the hidden state of `WordSequence`
+
+# Activations after the layer that joins the variables; None means that there is no such layer.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "linear": nn.Identity(),
+    "none": None,
+}
+
+
+class NumberInput(NamedTuple):
+    """One input of the network over numbers: (wave(number) - mean) / deviation.
+
+    Attributes:
+        column: The index of the numeric variable.
+        frequency: The frequency of the sine wave; 0 for the number itself.
+        phase: The phase of the sine wave.
+        mean: The mean of the input over the training texts.
+        deviation: The standard deviation of the input over the training texts.
+    """
+
+    column: int
+    frequency: float
+    phase: float
+    mean: float
+    deviation: float
+
+
+class NumberInputs(nn.Module):
+    """The map of raw numbers (B, N) to the standardized inputs (B, I) of the network over numbers.
+
+    A number has one input; a periodic number has one input for each of its waves.
+    """
+
+    column: Tensor  # (I,)
+    constants: Tensor  # `float32_bits` of frequency, phase, mean and deviation (4, I)
+
+    def __init__(self, numbers: tuple[Variable, ...]) -> None:
+        super().__init__()
+        inputs: list[NumberInput] = []
+        self.inputs_of_number: list[int] = []  # for each input, how many inputs its number has
+        for column, variable in enumerate(numbers):
+            if variable.period:
+                count = len(variable.means)
+                frequencies, phases = wave_parameters(variable.period, count // 2)
+                fields = zip([column] * count, frequencies, phases, variable.means, variable.deviations, strict=True)
+                inputs += itertools.starmap(NumberInput, fields)
+                self.inputs_of_number += [count] * count
+            else:
+                number_itself = NumberInput(
+                    column, frequency=0.0, phase=0.0, mean=variable.mean, deviation=variable.deviation
+                )
+                inputs.append(number_itself)
+                self.inputs_of_number.append(1)
+        columns, *constants = zip(*inputs, strict=True)
+        self.register_buffer("column", torch.tensor(columns), persistent=False)
+        self.register_buffer("constants", float32_bits(constants), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
+        frequency, phase, mean, deviation = self.constants.view(torch.float32)
+        values = numbers[:, self.column]
+        values = torch.where(frequency > 0, torch.sin(values * frequency + phase), values)
+        standardized: Tensor = (values - mean) / deviation
+        return standardized.nan_to_num(0.0)
+
+    def weight_factors(self) -> Tensor:
+        """Return factors (I,) on initial weights, so that all waves of a number together count as much as one input."""
+        return torch.tensor(self.inputs_of_number) ** -0.5
+
+
+class WordBag(nn.Module):
+    """The embedding of a text: the sum of the embeddings of its words, divided by the square root of their number.
+
+    Because of the square root, the initial variance of the embedding does not depend on the number of words.
+    """
+
+    shares: Tensor
+
+    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
+        """Create the table; `initial_std` is the initial standard deviation of the values of a word's embedding."""
+        super().__init__()
+        self.table = nn.Parameter(normal((len(variable.values), size), initial_std))
+        self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
+
+    def forward(self, words: IdLists) -> Tensor:
+        """Return the embeddings (B, k); a text without known words has the mean embedding of all training texts."""
+        word_counts = words.sizes[:, None]
+        has_words = word_counts > 0
+        total = F.embedding_bag(words.ids, self.table, words.offsets, mode="sum", include_last_offset=True)
+        embeddings = total / word_counts.clamp(min=1).to(total.dtype).sqrt()
+        mean_embedding = self.shares @ self.table
+        return torch.where(has_words, embeddings, mean_embedding)
+
+
+class WordSequence(nn.Module):
+    """The embedding of a text that is read word by word: a linear map of the last hidden state of a GRU."""
+
+    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
+        """Create the encoder; `initial_std` is about the initial standard deviation of its outputs."""
+        super().__init__()
+        self.table = nn.Parameter(normal((len(variable.values), SEQUENCE_SIZE), 1.0))
+        self.gru = nn.GRU(SEQUENCE_SIZE, SEQUENCE_SIZE, batch_first=True)
+        self.weight = nn.Parameter(normal((size, SEQUENCE_SIZE), initial_std, SEQUENCE_SIZE**-0.5))
+
+    def forward(self, words: IdLists) -> Tensor:
+        """Return the embeddings (B, k); the embedding of a text without known words is zero."""
+        padded_words = words.padded()
+        if not padded_words.shape[1]:
+            return self.weight.new_zeros(len(padded_words), len(self.weight))
+        states, _ = self.gru(F.embedding(padded_words.clamp(min=0), self.table))
+        # The states after the last word of a text are those of padding.
+        last_states = states[torch.arange(len(states), device=states.device), words.sizes.clamp(min=1) - 1]
+        return F.linear(last_states * (words.sizes > 0)[:, None], self.weight)
+
+
+class VectorMap(nn.Module):
+    """The embedding of a vector: a linear map of its standardized numbers."""
+
+    constants: Tensor  # `float32_bits` of mean and deviation (2, D)
+
+    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
+        """Create the map; `initial_std` is the initial standard deviation of its outputs."""
+        super().__init__()
+        width = len(variable.means)
+        self.weight = nn.Parameter(normal((size, width), initial_std, width**-0.5))
+        self.register_buffer("constants", float32_bits([variable.means, variable.deviations]), persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map vectors (B, D) to embeddings (B, k); the embedding of a missing or mean vector is zero."""
+        mean, deviation = self.constants.view(torch.float32)
+        standardized = ((vectors - mean) / deviation).nan_to_num(0.0)
+        return F.linear(standardized.to(self.weight.dtype), self.weight)
+
+
+def float32_bits(values: Sequence[Sequence[float]]) -> Tensor:
+    """Return float32 numbers as integers of the same bits.
+
+    As a floating-point buffer, a mean such as the year 2015 would be rounded if a module is converted to bfloat16.
+    """
+    return torch.tensor(values, dtype=torch.float32).view(torch.int32)
+
+
+class VariableEmbeddings(nn.Module):
+    """Embeddings (B, k) of all variables except numbers.
+
+    A category has a table, a text a `WordBag`, a sequence a `WordSequence`, a vector a `VectorMap`. Subclasses embed
+    the numbers; the attribute `inputs` standardizes the numbers for them.
+    """
+
+    def __init__(self, schema: ContextSchema, size: int, initial_std: float) -> None:
+        super().__init__()
+        self.schema = schema
+        self.tables = nn.ParameterList(
+            normal((len(variable.values), size), initial_std) for variable in schema.categories
+        )
+        self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
+
+    def add_texts_and_vectors(self, size: int, initial_std: float) -> None:
+        """Create the embeddings of texts and vectors.
+
+        Subclasses call this separately, because the order in which parameters are created determines their random
+        initial values.
+        """
+        encoders = {"text": WordBag, "sequence": WordSequence}
+        self.texts = nn.ModuleList(
+            encoders[variable.kind](variable, size, initial_std) for variable in self.schema.texts
+        )
+        self.vectors = nn.ModuleList(VectorMap(variable, size, initial_std) for variable in self.schema.vectors)
+
+    def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """Return the embeddings (B, k) of categories, texts and vectors.
+
+        `override` maps names of variables to embeddings that replace theirs.
+        """
+        override, schema = override or {}, self.schema
+        variables = (*schema.categories, *schema.texts, *schema.vectors)
+        for name in override:
+            check_choice("context variable", name, [variable.name for variable in variables])
+        # One function per variable, so that embeddings which `override` replaces are not computed.
+        embed_functions: list[Callable[[], Tensor]] = [
+            *(
+                partial(self.embed_category, column, ids, may_be_missing=context.may_lack_categories)
+                for column, ids in enumerate(context.categories.unbind(1))
+            ),
+            *(partial(encoder, words) for encoder, words in zip(self.texts, context.words, strict=True)),
+            *(partial(vector_map, vector) for vector_map, vector in zip(self.vectors, context.vectors, strict=True)),
+        ]
+        return [
+            override[variable.name] if variable.name in override else embed()
+            for variable, embed in zip(variables, embed_functions, strict=True)
+        ]
+
+    def embed_category(self, column: int, value_ids: Tensor, *, may_be_missing: bool = True) -> Tensor:
+        """Return the embeddings (B, k) of the values `value_ids` (B,) of a category.
+
+        A missing value has the frequency-weighted mean of all embeddings. If no value may be missing, the mean of a
+        large table need not be computed.
+        """
+        table: Tensor = self.tables[column]
+        if not may_be_missing:
+            return table[value_ids]
+        mean_embedding = table.new_tensor(self.schema.categories[column].frequencies()) @ table
+        return torch.where((value_ids == MISSING)[:, None], mean_embedding, table[value_ids.clamp(min=0)])
+
+
+class Prefix(VariableEmbeddings):
+    """Control codes: embeddings that the model reads before the start token (CTRL, Keskar et al. 2019).
+
+    There is one code for each category, text and vector, then one for all numbers, a linear map of their inputs.
+    """
+
+    def __init__(self, schema: ContextSchema, size: int) -> None:
+        initial_std = size**-0.5  # the same standard deviation as for token embeddings
+        super().__init__(schema, size, initial_std)
+        self.add_texts_and_vectors(size, initial_std)
+        self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
+
+    def forward(self, context: Context) -> Tensor:
+        """Return the codes (B, P, E).
+
+        A missing category or text has its mean code over the training texts; a missing number or vector is read as its
+        mean.
+        """
+        codes = self.embeddings(context)
+        if self.inputs is not None and self.linear is not None:
+            codes.append(self.linear(self.inputs(context.numbers).to(self.linear.weight.dtype)))
+        return torch.stack(codes, dim=1)
+
+
+class ContextEncoder(VariableEmbeddings):
+    """The map of contexts to context vectors: embeddings of variables, a network over numbers, and a joint layer."""
+
+    def __init__(self, config: ModelConfig, schema: ContextSchema, initial_std: float = INITIAL_STD) -> None:
+        super().__init__(schema, config.variable_size, initial_std)
+        # The embedding of the unknown value, row 0, starts at zero: training does not change it if no value is rare.
+        # Without a context layer, c is the embedding itself and could stay zero, because the gradient of L(c) R(c) is
+        # zero at c = 0.
+        if config.context_layer != "none":
+            for table in self.tables:
+                table.data[0] = 0.0
+        widths: list[int] = []  # of the network over numbers: its inputs, then the outputs of each layer
+        if self.inputs is not None:
+            widths = [len(self.inputs.column), *[config.number_size] * config.number_layers]
+        layers: list[nn.Module] = []
+        for input_size, output_size in itertools.pairwise(widths):
+            layers += [nn.Linear(input_size, output_size), nn.Tanh()]
+        self.network = nn.Sequential(*layers) if layers else None
+        embedded_count = len(schema.categories) + len(schema.texts) + len(schema.vectors)
+        self.variable_sizes = [config.variable_size] * embedded_count + widths[-1:]
+        self.activation = ACTIVATIONS[config.context_layer]
+        self.joint = nn.Linear(sum(self.variable_sizes), config.context_size) if self.activation is not None else None
+        if self.joint is None and self.variable_sizes != [config.context_size]:
+            raise UserError(
+                f"context_layer: none expects one variable whose embedding has context_size ({config.context_size}) "
+                f"numbers, got {', '.join(map(str, self.variable_sizes))}"
+            )
+        if self.network is not None and self.inputs is not None:
+            # Large initial weights let the network distinguish nearby numbers, as random Fourier features do.
+            first_layer = self.network[0]
+            assert isinstance(first_layer, nn.Linear)
+            if not first_layer.weight.is_meta:
+                nn.init.normal_(first_layer.weight, std=2.0)
+                nn.init.normal_(first_layer.bias, std=1.0)
+                with torch.no_grad():
+                    first_layer.weight.mul_(self.inputs.weight_factors())
+        self.add_texts_and_vectors(config.variable_size, initial_std)
+
+    def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Compute the context vectors (B, K) of B contexts.
+
+        `override` maps names of variables to embeddings (B, k) that replace theirs. It cannot name numbers, because all
+        numbers share one embedding.
+        """
+        return self.join(self.variable_embeddings(context, override))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Compute the context vectors (B, K) from the embeddings `parts` of all variables."""
+        if self.joint is None or self.activation is None:
+            return parts[0]
+        return self.activation(self.joint(torch.cat(list(parts), dim=1)))
+
+    def variable_embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers together."""
+        parts = self.embeddings(context, override)
+        if self.inputs is not None:
+            numbers = self.inputs(context.numbers)
+            if self.joint is not None:
+                numbers = numbers.to(self.joint.weight.dtype)
+            parts.append(numbers if self.network is None else self.network(numbers))
+        return parts

@@ -1,0 +1,1 @@
+"""What all commands share: the parser, options, the terminal and streams."""

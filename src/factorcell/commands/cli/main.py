@@ -1,0 +1,227 @@
+"""The command line: `main` finds the command in a table and imports only the modules of this command.
+
+After a user error or an error of the operating system, the exit code is 2, and one line on standard error describes the
+error. After an interrupt, the exit code is 130.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from factorcell.commands.cli import options, parser, streams, terminal
+from factorcell.commands.cli.parser import Parser
+from factorcell.errors import UserError, nearest_hint
+from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
+
+PROG, ABOUT = "factorcell", "Language models that adapt to context."
+
+
+class Command(NamedTuple):
+    """A command of the command line.
+
+    Attributes:
+        name: The word that selects the command.
+        summary: One line for the list of commands.
+        module: The module of `factorcell.commands` with the function `run_NAME`, or `run_NAME_SUBCOMMAND`.
+        subcommands: The commands that may follow the word; a command with subcommands has no function.
+    """
+
+    name: str
+    summary: str
+    module: str = ""
+    subcommands: tuple["Command", ...] = ()
+
+
+BASELINES = (
+    Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`", "baselines"),
+    Command("linear", "logistic regression on TF-IDF of n-grams", "baselines"),
+)
+
+USERS = (
+    Command("list", "print the ids of all stored users", "users"),
+    Command("show", "print the stored texts of a user", "users"),
+    Command("export", "print all data that users entered, one line of JSON per user", "users"),
+    Command("import", "store users from the output of export", "users"),
+    Command("forget", "delete a text of a user and everything learned from it", "users"),
+    Command("delete", "delete users and all their data", "users"),
+    Command("migrate", "let a run learn the texts of all stored users now, not at their next request", "users"),
+    Command("key", "create a server key, store its hash in a file and print the key", "users"),
+)
+
+# Title of a group of commands -> the module of `commands.arguments` that declares their arguments, and the commands.
+GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
+    "train and compare": (
+        "training",
+        (
+            Command("train", "train a model on a table of texts", "training"),
+            Command("compare", "train the models of the papers on the same texts and compare them", "training"),
+            Command("tune", "search for good options in many trials; each trial writes a run folder", "training"),
+            Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
+            Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
+            Command("report", "write an HTML page about one or more runs", "training"),
+            Command("check", "check that the files of a run folder are complete and unchanged", "training"),
+            Command("demo", "train models of place names, generate names and draw maps (minutes)", "demo"),
+        ),
+    ),
+    "evaluate": (
+        "evaluation",
+        (
+            Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
+            Command("classify", "predict the context of each text", "evaluation"),
+            Command("score", "compute the nats and the perplexity of each text", "evaluation"),
+            Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
+            Command("advise", "estimate before training how much each context column lowers the perplexity", "advice"),
+            Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
+        ),
+    ),
+    "complete": (
+        "completion",
+        (
+            Command("complete", "suggest the most probable texts that begin with a prefix", "completion"),
+            Command(
+                "tune-online", "choose how a run learns from new users, using texts of held-out users", "completion"
+            ),
+            Command(
+                "replay", "evaluate completion on a log: complete, score and learn its texts in order of time", "replay"
+            ),
+        ),
+    ),
+    "serve": (
+        "serving",
+        (
+            Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
+            Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
+            Command("export", "write a Transformer in one context for PEFT, transformers or llama.cpp", "export"),
+        ),
+    ),
+    "generate": (
+        "generation",
+        (Command("generate", "generate texts for a context", "generation"),),
+    ),
+    "explain": (
+        "explanation",
+        (
+            Command("explain", "show which tokens of a text make one context more probable than another", "explain"),
+            Command("contexts", "show what a run learned about contexts: neighbours, words, maps", "embeddings"),
+        ),
+    ),
+}
+ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
+RESUME_HINT = "; repeat the command with --resume to continue"
+CHECKPOINT_RESUME_HINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
+# Name of a command -> the module of `commands.arguments` that declares its arguments.
+ARGUMENT_MODULES = {command.name: module for module, commands in GROUPS.values() for command in commands}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit code.
+
+    `words` are the words after the name of the program, by default those of this process.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        importlib.import_module("factorcell.commands.cli.shell").complete()
+    try:
+        streams.prepare()
+        try:
+            return _run_command_line(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()  # an error of writing the buffered output is reported below
+    except BrokenPipeError:  # the process that reads the results has ended
+        streams.discard_output()
+        return 0
+    except (UserError, OSError) as error:
+        streams.discard_output()
+        message = streams.describe_os_error(error) if isinstance(error, OSError) else error.as_command()
+        terminal.notify(f"{PROG}: {message}")
+        return 2
+
+
+def _run_command_line(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code; of all errors, handle only an interrupt."""
+    arguments = argparse.Namespace()
+    try:
+        commands = find_commands(words)
+        words_after_commands = words[len(commands) - 1 :]  # `words` do not contain the root command
+        if commands[-1].subcommands:
+            return _handle_incomplete_line(commands, words_after_commands)
+        arguments = make_parser(commands, words).parse(words_after_commands)
+        _run_command(commands, arguments)
+    except KeyboardInterrupt as stop:  # `stop` has a message if the command has saved its progress
+        default_hint = RESUME_HINT if str(stop) else CHECKPOINT_RESUME_HINT
+        hint = getattr(arguments, "resume_hint", default_hint if hasattr(arguments, "resume") else "")
+        terminal.notify("", f"{str(stop) or 'stopped'}{hint}")
+        return INTERRUPTED_EXIT_CODE
+    return 0
+
+
+def find_commands(words: Iterable[str]) -> list[Command]:
+    """Return the root command, followed by the command and the subcommand that `words` begin with."""
+    commands = [ROOT_COMMAND]
+    for word in words:
+        next_command = next((command for command in commands[-1].subcommands if command.name == word), None)
+        if next_command is None:
+            break
+        commands.append(next_command)
+    return commands
+
+
+def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parser:
+    """Return the parser of the last of `commands`, which begin with the root command.
+
+    The parser has the options of the kinds of tokenizer, backbone and head that `words` select.
+    """
+    _root, command, *_subcommands = commands
+    module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
+    command_parser = Parser(_join_names(commands), commands[-1].summary, options.kinds_from_words(words))
+    getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
+    help_text = "print all warnings, not only the one that can mislead most"
+    command_parser.add_argument("--verbose", action="store_true", help=help_text)
+    return command_parser
+
+
+def _join_names(commands: Sequence[Command]) -> str:
+    return " ".join(command.name for command in commands)
+
+
+def _function_name(commands: Sequence[Command]) -> str:
+    """Return the part of function names that stands for a command, such as `baseline_ngram` for `baseline ngram`."""
+    return "_".join(command.name.replace("-", "_") for command in commands[1:])
+
+
+def _handle_incomplete_line(commands: Sequence[Command], words: Sequence[str]) -> int:
+    """Handle a command line that ends before its command or subcommand, and return the exit code.
+
+    `words` follow `commands` on the line. Print the version for --version, or else the list of commands that can
+    follow. An unknown word ends the process with a message.
+    """
+    prog, last_command = _join_names(commands), commands[-1]
+    is_root = commands == [ROOT_COMMAND]
+    if words and words[0] == "--version" and is_root:
+        terminal.show(f"{PROG} {importlib.import_module('factorcell.io.version').__version__}")
+        return 0
+    if words and words[0] not in ("-h", *parser.HELP_FLAGS):
+        kind = "option" if words[0].startswith("-") else "command"
+        hint = nearest_hint(words[0], [command.name for command in last_command.subcommands])
+        parser.fail(prog, f"unknown {kind} {words[0]!r}{hint}")
+    titled_commands = [(title, group) for title, (_, group) in GROUPS.items()]
+    terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{last_command.summary}\n")
+    for title, subcommands in titled_commands if is_root else [("", last_command.subcommands)]:
+        rows = ((command.name, command.summary) for command in subcommands)
+        terminal.show_help(parser.format_list(title, rows, name_width=16) + "\n")
+    terminal.show(f"{prog} COMMAND --help shows the options of a command.")
+    if is_root:
+        terminal.show(f"{prog} --version shows the version.")
+    return 0 if words else 2
+
+
+def _run_command(commands: Sequence[Command], arguments: argparse.Namespace) -> None:
+    """Call the function of the last of `commands`, within the limits on threads and memory in `arguments`."""
+    module = importlib.import_module(f"factorcell.commands.{commands[-1].module}")
+    run = getattr(module, f"run_{_function_name(commands)}")
+    with terminal.logging_to_standard_error(arguments.verbose):
+        options.set_threads(getattr(arguments, "threads", 0))
+        options.set_max_memory(getattr(arguments, "max_memory", None))
+        run(arguments)

@@ -1,0 +1,383 @@
+"""Options of the command line that several commands share, among them an option for each field of the config."""
+
+import argparse
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from factorcell.commands.cli.parser import Parser, Section
+from factorcell.config import (
+    DEVICES,
+    EXTENSIBLE,
+    MODELS,
+    PRECISIONS,
+    Config,
+    read_options,
+    read_sections,
+    section_types,
+    selected_kinds,
+)
+from factorcell.errors import UserError
+from factorcell.io import memory
+from factorcell.io.findings import Finding, report
+from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, UNKNOWN_POLICIES
+from factorcell.options.extensions import NONE
+from factorcell.options.option_fields import (
+    CHOICE_HELP,
+    KIND_HELP,
+    OPTION_KINDS,
+    TRANSFORMER_OPTIONS,
+    HuggingFaceOptions,
+    OptionType,
+    PretrainedTokenizerOptions,
+    kinds_of_transformer,
+    option_types,
+)
+
+if TYPE_CHECKING:
+    from factorcell.data.columns.schema import ContextSchema
+    from factorcell.runs.run import Run
+    from factorcell.training.plan import Budget
+
+# Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
+COMMON_OPTIONS = (
+    *("text", "context", "user", "time", "max_tokens", "min_context_count"),
+    *("tokenizer", "base", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
+)
+
+Model = TypeVar("Model")
+
+
+def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str, Any] | None = None) -> None:
+    """Add an option for every field of the sections (default: all); unspecified options are absent after parsing.
+
+    The help shows the default of each field. If `run_defaults` is passed, the help shows the defaults in it, and
+    "as in RUN" for all other fields.
+    """
+    if not sections or "training" in sections:
+        add_max_memory(parser)
+    classes = section_types(parser.kinds)
+    for section, field in config_fields(parser.kinds):
+        if not sections or section in sections:
+            has_base = parser.kinds.get("tokenizer") == PretrainedTokenizerOptions.kind
+            is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ())
+            is_automatic = is_automatic and (has_base or field.name not in ONLY_WITH_BASE)
+            default = "automatic" if is_automatic else field.default
+            if run_defaults is not None:
+                default = run_defaults.get(field.name, "as in RUN")
+            is_built_in = parser.kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
+            name = section if field.name == "kind" else field.name
+            help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
+            if field.name == "kind":
+                _add_kind(help_section, section, parser.kinds)
+            else:
+                _add_field(help_section, field, option_types(classes[section])[field.name], default)
+    if not sections and run_defaults is None:
+        # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
+        for field in dataclasses.fields(HuggingFaceOptions):
+            if field.name in TRANSFORMER_OPTIONS and field.name not in option_types(classes["backbone"]):
+                is_rare = field.name not in COMMON_OPTIONS
+                _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
+
+
+def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield (section, field) for each field of a config with these kinds of tokenizer, backbone and head."""
+    for section, section_type in section_types(kinds).items():
+        for field in dataclasses.fields(section_type):
+            yield section, field
+
+
+def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
+    """Return the kinds of tokenizer, backbone and head that a command line selects, or else its --config file."""
+    values: dict[str, str] = {}  # option -> value
+    names_by_flag = {f"--{name}": name for name in (*OPTION_KINDS, "config", *TRANSFORMER_OPTIONS)}
+    for word, next_word in itertools.pairwise((*words, "")):
+        flag, equals, value = word.partition("=")
+        if flag in names_by_flag:
+            values[names_by_flag[flag]] = value if equals else next_word
+    config_path = values.pop("config", "")
+    kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
+    # `specified_options` reports the errors.
+    with suppress(UserError):
+        kinds = kinds_of_transformer(values) | kinds
+    with suppress(UserError, OSError):
+        sections = read_sections(config_path) if config_path else {}
+        kinds = selected_kinds(_without_overridden(sections, kinds, values)) | kinds
+    return kinds
+
+
+def _without_overridden(
+    file_options: Mapping[str, Any], kinds: Mapping[str, str], arguments: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a file without the sections whose kinds a command line with these `arguments` changes.
+
+    A base on the command line replaces an architecture in the file, and the other way round. A pretrained tokenizer is
+    that of the base in the file.
+    """
+    kinds_in_file = Config().kinds | selected_kinds(file_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    replaces_base = "backbone" in changed or "architecture" in arguments
+    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")
+    remaining = {section: dict(content) for section, content in file_options.items() if section not in changed}
+    if arguments.keys() & {*TRANSFORMER_OPTIONS}:
+        for name in TRANSFORMER_OPTIONS:
+            remaining.get("backbone", {}).pop(name, None)
+    return remaining
+
+
+def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
+    """Add the option that selects the kind of a tokenizer, backbone or head."""
+    default = next(iter(OPTION_KINDS[section]))
+    choices = (*OPTION_KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default))
+    placeholder = f"{{{','.join(dict.fromkeys(choices))}}}"
+    help_text = f"{KIND_HELP[section]}; packages may add names (default: {default})"
+    help_section.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=placeholder, help=help_text)
+
+
+def _add_field(help_section: Section, field: dataclasses.Field[Any], option_type: OptionType, default: Any) -> None:
+    """Add the option of a field of the config, with `default` in its help.
+
+    The parser does not check choices and limits, because other packages may add choices; the config checks them.
+    """
+    help_text = field.metadata.get("help", "").replace("%", "%%")  # argparse formats the help with %
+    if default not in (None, "", ()) and not isinstance(default, bool):
+        help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
+    settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text}
+    if option_type.scalar is bool:
+        settings["action"] = argparse.BooleanOptionalAction
+    else:
+        settings |= {"type": _value_parser(option_type), "metavar": field.metadata.get("metavar") or None}
+    if choices := field.metadata.get("choices") or option_type.choices:
+        has_none = option_type.is_list or option_type.is_optional
+        settings["metavar"] = f"{{{','.join(map(str, (NONE, *choices) if has_none else choices))}}}"
+    if option_type.is_list:
+        settings["action"] = "append"
+    help_section.add_argument("--" + field.name.replace("_", "-"), **settings)
+
+
+def _value_parser(option_type: OptionType) -> Callable[[str], Any]:
+    """Return the function that parses a value of an option on the command line."""
+    if not option_type.is_optional:
+        return option_type.scalar
+
+    def parse(text: str) -> Any:
+        return text if text == NONE else option_type.scalar(text)
+
+    parse.__name__ = option_type.scalar.__name__  # for the messages of argparse
+    return parse
+
+
+def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the config options that a command specifies, by section.
+
+    Options on the command line override the options that --model sets; both override the --config file.
+    """
+    file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
+    chosen_kinds = kinds_of_transformer(vars(arguments))
+    chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
+    file_options = _without_overridden(file_options, chosen_kinds, vars(arguments))
+    specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
+    for section, kind in chosen_kinds.items():
+        specified[section]["kind"] = kind
+    kinds = selected_kinds(file_options) | chosen_kinds
+    if getattr(arguments, "model", None):
+        adapt, output_bias = MODELS[arguments.model]
+        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
+    for section, field in config_fields(kinds):
+        if field.name != "kind" and hasattr(arguments, field.name):
+            value = getattr(arguments, field.name)
+            if isinstance(value, list):
+                # For options with choices, the value `none` stands for an empty list.
+                value = tuple(element for element in value if element != NONE or not field.metadata.get("choices"))
+            specified[section][field.name] = value
+    return {section: {**file_options.get(section, {}), **values} for section, values in specified.items()}
+
+
+def prepare_training(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
+    """Set the number of threads that a training command specifies; return its config options and its budget."""
+    from factorcell.training.plan import Budget
+
+    specified = specified_options(arguments)
+    set_threads(Config.from_dict(specified).training.threads)
+    return specified, Budget(arguments.minutes, arguments.preset)
+
+
+def add_training_files(parser: Parser) -> None:
+    """Add the arguments of training commands for the tables, the file of options, and the budget."""
+    add_table(parser, "train")
+    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
+    help_text = "TOML or JSON file of options; options on the command line take precedence"
+    parser.add_argument("--config", type=Path, help=help_text)
+    help_text = "minutes for each training, with reading and the work after it (default: chosen from the table)"
+    parser.add_argument("--minutes", type=float, help=help_text)
+    help_text = "effort to spend on each training (default: good; with --minutes: best)"
+    parser.add_argument("--preset", choices=PRESETS, help=help_text)
+
+
+def add_table(parser: Parser, name: str = "table") -> None:
+    """Add the table of texts that a command reads."""
+    parser.add_argument(name, type=Path, metavar=name.upper(), help="table of texts: CSV, TSV, JSONL or Parquet")
+
+
+def add_run(parser: Parser, help_text: str = "run folder") -> None:
+    """Add the run folder that a command opens."""
+    parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
+
+
+def add_json(parser: Parser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print rows of JSON")
+
+
+def add_seed(parser: Parser | Section, purpose: str) -> None:
+    """Add --seed, whose help says that it is the seed of `purpose`."""
+    parser.add_argument("--seed", type=int, default=0, help=f"seed of {purpose}")
+
+
+def add_unknown(parser: Parser, default: str = "group") -> None:
+    """Add --unknown, the policy for context values that were not in the training table.
+
+    By default, tables are read as training reads the development table. If the user types the context values on the
+    command line, the default is "error", because an unknown value is then probably a typing mistake.
+    """
+    help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
+    help_text += "missing values (expected)"
+    parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
+
+
+def add_output(parser: Parser | Section, flag: str, help_text: str, *, folder: bool = False, **settings: Any) -> None:
+    """Add the option of an output file, or with `folder` of an output folder.
+
+    The parser checks that it can be written, before the command begins its work.
+    """
+    path_type = partial(writable_path, folder=folder)
+    parser.add_argument(flag, type=path_type, help=help_text, **{"metavar": "FILE", **settings})
+
+
+def writable_path(text: str, folder: bool) -> Path:
+    """Return `text` as a path, or raise an error if it cannot be written; argparse calls this for output arguments."""
+    from factorcell.io import files
+
+    try:
+        files.check_writable(text, folder)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
+
+
+def add_threads(parser: Parser | Section) -> None:
+    """Add --threads."""
+    parser.add_argument("--threads", type=int, default=0, help="number of threads; 0: one per core")
+
+
+def add_max_memory(parser: Parser) -> None:
+    """Add --max-memory."""
+    help_text = "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)"
+    parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=help_text)
+
+
+def add_computing(parser: Parser, unknown: str = "group") -> None:
+    """Add the options of commands that compute with a model; `unknown` is the default of one of them."""
+    add_unknown(parser, unknown)
+    add_json(parser)
+    computing = parser.section("computing")
+    add_threads(computing)
+    computing.add_argument("--device", default="auto", choices=DEVICES, help=CHOICE_HELP["device"])
+    computing_rare = parser.section("computing", is_rare=True)
+    computing_rare.add_argument("--precision", default="auto", choices=PRECISIONS, help=CHOICE_HELP["precision"])
+    add_max_memory(parser)
+
+
+def add_no_ngram_mixture(section: Parser | Section) -> None:
+    """Add --no-ngram-mixture."""
+    help_text = "use the neural model alone, even if the run has a mixture with n-gram counts"
+    section.add_argument("--no-ngram-mixture", action="store_true", help=help_text)
+
+
+def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
+    """Open a model on the device and with the precision that `arguments` specify."""
+    return open_model(folder, device=arguments.device, precision=arguments.precision)
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads; 0: one per core."""
+    import torch
+
+    torch.set_num_threads(count or memory.usable_cores())
+
+
+def set_max_memory(gib: float | None) -> None:
+    """Limit the memory of this process and of its child processes to `gib` GiB, unless `gib` is None."""
+    if gib is not None:
+        os.environ[memory.LIMIT_VARIABLE] = str(gib)
+
+
+def add_context(parser: Parser, repetition: str = "repeatable, or joined by ';'") -> None:
+    """Add --context, which sets the value of one context column; the help explains its `repetition`."""
+    help_text = f"value of a context column ({repetition}; all other columns have their expected value)"
+    parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=help_text)
+
+
+def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
+    """Return a context, column -> value, from texts as in `parse_context_values`."""
+    values = parse_context_values(texts, option)
+    for name, values_of_column in values.items():
+        if len(values_of_column) > 1:
+            actual = " and ".join(map(repr, values_of_column))
+            raise UserError(f"{option}: expected one value of {name}, got {actual}")
+    return {name: value for name, (value,) in values.items()}
+
+
+def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
+    """Return the values of each column, without repetitions, from texts `NAME=VALUE` or `NAME=VALUE; NAME=VALUE`.
+
+    Error messages begin with `option`.
+    """
+    values: dict[str, list[str]] = {}
+    # A semicolon is part of a value unless another NAME= follows it.
+    for part in itertools.chain.from_iterable(re.split(r";\s*(?=[^;=]+=)", text) for text in texts):
+        name, equals, value = part.partition("=")
+        if not equals or not name:
+            raise UserError(f"{option}: expected NAME=VALUE, got {part!r}")
+        values.setdefault(name, [])
+        if value not in values[name]:
+            values[name].append(value)
+    return values
+
+
+def report_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
+    """Report each value in the contexts that is rare, since the model reads all rare values alike."""
+    from factorcell.data.columns.schema import may_contain
+
+    for variable in schema.categories:
+        column = variable.source_column
+        for value in dict.fromkeys(context[column] for context in contexts if column in context):
+            # The Bloom filter recognizes all rare values, and by coincidence a few other values.
+            if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
+                reason = f"fewer than {variable.min_count} training texts have this value"
+                report(Finding("rare value", f"{column} {value!r} is rare ({reason}); read as the unknown value"))
+
+
+def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
+    """Raise a `UserError` if a context is invalid, and report each of their rare values."""
+    for context in contexts:
+        run.read([""], [context], unknown=unknown)
+    report_rare_values(run.schema, *contexts)
+
+
+def find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:
+    """Return the specified training table, or that of a run; report the `consequence` if there is none."""
+    from factorcell.runs.run import training_table
+
+    table = specified or training_table(run)
+    if table is None:
+        problem = f"{run.folder} records no existing training table"
+        report(Finding("no evidence", f"{consequence}: {problem}; add --train TABLE"))
+    return table

@@ -1,0 +1,310 @@
+"""Read the context columns of a table: determine their kinds and encode their values with a schema."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import HISTORY_COLUMN, DataConfig
+from factorcell.data.columns.number_reader import NumberReader
+from factorcell.data.columns.prompts import PromptReader, earlier_texts
+from factorcell.data.columns.readers import CategoryReader, ColumnReader, TextReader, VectorReader
+from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS, ContextSchema, Variable
+from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
+from factorcell.data.ragged import Ragged
+from factorcell.data.tables.chunks import Table
+from factorcell.data.tables.tables import open_table
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.errors import UserError, check_choice
+from factorcell.io.findings import Finding, report
+from factorcell.options.choices import check_unknown
+
+GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
+MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
+MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
+
+# `NumberReader` reads the columns of all other kinds.
+READERS: dict[str, type[ColumnReader]] = {
+    "category": CategoryReader,
+    "text": TextReader,
+    "sequence": TextReader,
+    "prompt": PromptReader,
+    "vector": VectorReader,
+}
+
+
+class ContextColumns:
+    """The readers of all context columns of a table.
+
+    Without a `schema`, the method `corpus_fields` creates a new one. The config or the first rows of a column determine
+    the kind of its variable; all values of the column determine the other fields of the variable.
+
+    Attributes:
+        readers: A reader for each variable.
+        names: The columns that the table contains, once for each variable.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        config: DataConfig,
+        schema: ContextSchema | None = None,
+        unknown: str = "error",
+        optional: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """Create a reader for each variable.
+
+        Args:
+            table: The table.
+            config: The options of the columns.
+            schema: The schema of a trained model, or None in training.
+            unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
+                "expected" (read as a missing value).
+            optional: The names of variables for which the policy is "expected"; their columns may be missing, and
+                `config.missing` does not apply to them.
+            tokenizer: The tokenizer that splits prompts, with or without a vocabulary; None if there are no prompts.
+
+        Raises:
+            UserError: A column is missing, or the policy is unknown.
+        """
+        check_unknown(unknown)
+        self.config, self.schema = config, schema
+        self.readers = list[ColumnReader]()
+        self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
+        self.is_dropped = list[NDArray[np.bool_]]()  # whether each row of each chunk is dropped
+        for variable in _new_variables(table, config) if schema is None else schema.variables:
+            column = variable.source_column
+            policy = "expected" if variable.name in optional else unknown
+            if schema is None:
+                policy = "error"
+            elif policy == "error" and config.anonymous and column == config.user:
+                policy = "group"  # the schema has no names of users, so all users are unknown
+            if column not in (*table.columns, HISTORY_COLUMN) and policy != "expected":
+                raise table.missing_column_error(column, (("unknown", "expected"),))
+            reader_class = READERS.get(variable.kind, NumberReader)
+            reader = reader_class(variable, table.name, policy, is_known=schema is not None)
+            if isinstance(reader, CategoryReader):
+                reader.is_private = column == config.user
+            if isinstance(reader, PromptReader) and tokenizer is not None:
+                reader.read_with(tokenizer, config)
+            if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
+                self.times = []
+            self.readers.append(reader)
+        self.names = [reader.column for reader in self.readers if reader.column in table.columns]
+        self.table_name = table.name
+        # The columns that must not be empty. An empty text as context is a text without words.
+        self.required_columns = dict.fromkeys(
+            reader.column
+            for reader in self.readers
+            if reader.column in table.columns
+            and reader.unknown != "expected"
+            and not isinstance(reader, (TextReader, PromptReader))
+        )
+
+    def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> Sequence[int]:
+        """Add a chunk of `row_count` rows, and return the indices in the chunk of the rows that were not dropped.
+
+        `row_offset` is the number of rows of the table before this chunk.
+        """
+        is_dropped = self._has_empty_column(chunk, row_count, row_offset)
+        self.is_dropped.append(is_dropped)
+        indices: Sequence[int] = range(row_count)
+        rows: Sequence[int] = range(row_offset + 1, row_offset + 1 + row_count)
+        has_dropped = bool(is_dropped.any())
+        if has_dropped:
+            indices = np.flatnonzero(~is_dropped).tolist()
+            rows = [row_offset + 1 + index for index in indices]
+        for reader in self.readers:
+            values = chunk.get(reader.column) or [None] * row_count
+            reader.add([values[index] for index in indices] if has_dropped else values, rows)
+        if self.times is not None:
+            moments = chunk.get(self.config.time) or [None] * row_count
+            self.times += [_seconds_or_first(moments[index]) for index in indices]
+        return indices
+
+    def _has_empty_column(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> NDArray[np.bool_]:
+        """Return whether a required column of each row is empty (row_count,); all false if empty columns are read.
+
+        Raises:
+            UserError: A column is empty, and the option `missing` is "error".
+        """
+        has_empty_column = np.zeros(row_count, dtype=bool)
+        for column in self.required_columns if self.config.missing != "expected" else ():
+            is_empty = np.fromiter(map(is_missing, chunk[column]), dtype=bool, count=row_count)
+            if self.config.missing == "error" and is_empty.any():
+                row = row_offset + int(np.argmax(is_empty)) + 1
+                problem = f"{self.table_name} row {row}: {column} is empty; fill it in or leave the row out"
+                if self.schema is not None:
+                    raise UserError(problem, (("unknown", "expected"),))
+                raise UserError(problem, (("missing", "expected"), ("missing", "drop")))
+            has_empty_column |= is_empty
+        return has_empty_column
+
+    def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
+        """Return whether training never saw the value of each row (rows,), for each category of a known schema.
+
+        A text counts if training saw none of its words.
+        """
+        if self.schema is None:
+            return {}
+        return {
+            variable.name: reader.is_unseen(variable)
+            for reader, variable in zip(self.readers, self.schema.variables, strict=True)
+            if isinstance(reader, (CategoryReader, TextReader))
+            and not (self.config.anonymous and reader.column == self.config.user)
+        }
+
+    def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the fields of a `Corpus` that come from context columns, including its schema.
+
+        `text_fields` are the fields of the corpus that come from texts: earlier texts of a user are read from them.
+        Without prompts, they are not read.
+        """
+        is_dropped = np.concatenate(self.is_dropped)
+        row_count = int((~is_dropped).sum())
+        schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
+        categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
+        vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
+        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors}
+        encoded_by_kind |= dict.fromkeys(WORD_KINDS, words)
+        for reader, variable in zip(self.readers, schema.variables, strict=True):
+            if isinstance(reader, PromptReader):
+                assert text_fields is not None
+                texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
+                if variable.source_column == HISTORY_COLUMN and self.times is not None:
+                    times = np.array(self.times)
+                    prompts.append(earlier_texts(texts, self._users(), times, self.config, tokenizer.specials))
+                else:
+                    prompts.append(reader.ids_of_rows(tokenizer))
+                continue
+            encoded_by_kind.get(variable.kind, numbers).append(reader.encode(variable))
+            if isinstance(reader, CategoryReader) and reader.is_private and self.config.anonymous:
+                schema = schema.anonymize([variable.name])
+        return {
+            "schema": schema,
+            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),
+            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, row_count).T),
+            "vectors": tuple(vectors),
+            "words": tuple(words),
+            "prompts": tuple(prompts),
+            "users": self._users(),
+            "dropped": is_dropped if is_dropped.any() else np.zeros(0, np.bool_),
+        }
+
+    def _users(self) -> NDArray[np.int32]:
+        """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
+        readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
+        return readers[0].provisional_ids() if readers else np.zeros(0, np.int32)
+
+
+def _seconds_or_first(value: Any) -> float:
+    """Return a time in seconds; values that are not times are before all times."""
+    seconds = to_seconds(value)
+    return -np.inf if seconds is None else seconds
+
+
+def parse_column(text: str) -> tuple[str, str | None, float]:
+    """Parse `NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD`; return the name, the kind or None, and the period or 0."""
+    name, colon, kind_and_period = text.rpartition(":")
+    if not colon:
+        return text, None, 0.0
+    kind, equals, period_text = kind_and_period.partition("=")
+    check_choice("kind of context column", kind, COLUMN_KINDS)
+    if kind != "cyclic":
+        if equals:
+            raise UserError(f"context column {text!r}: a period can be set only for the kind cyclic")
+        return name, kind, PERIODS.get(kind, 0.0)
+    period = to_number(period_text)
+    if period is None or period <= 0:
+        example = f"a period above 0, as in {name}:cyclic=24"
+        raise UserError(f"context column {text!r}: expected {example}, got {period_text!r}")
+    return name, kind, period
+
+
+def with_context(options: DataConfig, *columns: str) -> DataConfig:
+    """Return `options` with `columns` as the only context columns."""
+    return replace(options, context=columns, user="", time="", prompt=(), prompt_history=0, anonymous=False)
+
+
+def check_columns(source: Any, config: DataConfig) -> None:
+    """Raise `UserError` if a table lacks the text column or a context column of training.
+
+    A command that reads several tables calls this function first, so that it fails before its work begins.
+    """
+    table = open_table(source)
+    context_columns = [name for name, _, _ in map(parse_column, config.columns)]
+    for name in (config.text, *context_columns):
+        if name not in (*table.columns, HISTORY_COLUMN):
+            error = table.missing_column_error(name)
+            if name == config.text:
+                raise error
+            raise UserError(f"{error.message}; the table must have every context column of training")
+
+
+def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
+    """Return the variables of a training table, before their values are read.
+
+    A variable has the name of its column. The kind is appended to the name for the parts of a time, such as `hour`, and
+    for a column that has several variables.
+    """
+    declarations = [parse_column(text) for text in config.columns]
+    columns = [column for column, _, _ in declarations]
+    names = []
+    for column, kind, _ in declarations:
+        if column not in (*table.columns, HISTORY_COLUMN):
+            raise table.missing_column_error(column)
+        is_repeated = columns.count(column) > 1
+        name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column
+        if name in names or (kind is None and is_repeated):
+            is_user_or_time = column in (config.user, config.time)
+            remedy = "--user or --time already adds it" if is_user_or_time else "set a different kind for each use"
+            if kind is None and not is_user_or_time:
+                remedy += f", such as {column}:category"
+            raise UserError(f"context column {name!r} is specified twice; {remedy}")
+        names.append(name)
+    guessed_kinds = _guess_kinds(table, [column for column, kind, _ in declarations if kind is None])
+    return [
+        Variable(name, kind or guessed_kinds[column], column=column if column != name else "", period=period)
+        for name, (column, kind, period) in zip(names, declarations, strict=True)
+    ]
+
+
+def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
+    """Guess the kind of each column, number or category, from about the first `GUESS_ROWS` rows.
+
+    The kind is number if all values are numbers, unless they are at most `MAX_RATINGS` different whole numbers. If most
+    but not all values are numbers, a finding names the first value that is not a number.
+    """
+    numbers_by_column = {name: list[float]() for name in names}
+    # For each column, the row number and the value of each value that is not a number.
+    others_by_column = {name: list[tuple[int, Any]]() for name in names}
+    rows_read = 0
+    for chunk in table.chunks(names) if names else ():
+        for name in names:
+            for row, value in enumerate(chunk[name], rows_read + 1):
+                if (number := to_number(value)) is not None:
+                    numbers_by_column[name].append(number)
+                elif not is_missing(value):
+                    others_by_column[name].append((row, value))
+        rows_read += len(chunk[names[0]])
+        if rows_read >= GUESS_ROWS:
+            break
+    kinds = dict.fromkeys(names, "category")
+    for name, rows_and_values in others_by_column.items():
+        distinct_numbers = set(numbers_by_column[name])
+        if len(distinct_numbers) <= MAX_RATINGS and all(map(float.is_integer, distinct_numbers)):
+            continue
+        other_count = len(rows_and_values)
+        if not other_count:
+            kinds[name] = "number"
+        elif other_count <= (1 - MIN_NUMBER_SHARE) * (len(numbers_by_column[name]) + other_count):
+            row, value = rows_and_values[0]
+            like_others = f", like {other_count - 1:,} other values" if other_count > 1 else ""
+            problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{like_others}"
+            remedy = f"set {name}:number or {name}:category"
+            text = f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"
+            report(Finding("mixed kinds", text))
+    return kinds

@@ -1,0 +1,305 @@
+"""The schema of a model's context: the context variables, each with statistics of its column in the training table.
+
+The schema stores the frequent values of a category, and the mean and standard deviation of a number. Training groups
+the other values of a category as rare. A Bloom filter (Bloom 1970) recognizes the rare values without storing their
+names. A value that training never saw passes the filter with the probability
+
+    (1 - exp(-k n / m))^k < 1 %      n values in a filter of m bits; each value sets k bits
+
+The filter has no false negatives: a rare value is never reported as unseen. The filter does not protect a name that can
+be guessed, because anyone who has the filter can test a name (docs/privacy.md).
+"""
+
+import hashlib
+import math
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from factorcell.errors import UserError, check_choice
+from factorcell.io import files
+
+UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: all rare values, and unseen values with `unknown="group"`
+MISSING = -1  # the id of a missing category value
+EXPECTED_READING = "read as the expected value of the column"  # clause of notices about missing values
+TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
+# The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
+PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
+COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "sequence", "prompt", "vector")
+WORD_KINDS = ("text", "sequence")  # kinds of columns of texts that become part of the context vector
+# The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
+# days of a week is a weighted sum of the waves plus a constant.
+HARMONICS = 3
+BITS_PER_VALUE = 12  # m / n of every Bloom filter that has more than the minimum size
+PROBES = 7  # k of every Bloom filter; a change would make the filters in run folders invalid
+MIN_BITS = 1024  # minimum m; in a smaller filter, different values share their bits too often
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One context variable. A field that does not apply to the kind of the variable has its default value.
+
+    Attributes:
+        name: The name of the variable.
+        kind: One of `COLUMN_KINDS`.
+        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text or sequence, the words.
+        counts: The number of training texts with each value of a category.
+        rare_count: How many values of a category were grouped as rare.
+        mean: The mean of a number, periodic or not, in training.
+        deviation: The standard deviation of a number, periodic or not, in training.
+        low: The smallest number in training; only for numbers that are not periodic.
+        high: The largest number in training; only for numbers that are not periodic.
+        column: The column of the table, if its name differs from `name`.
+        period: The period of a periodic number; 0 for other kinds.
+        means: For a vector of D numbers, the mean of each number (D,); for a periodic number, the mean of each of its
+            waves (`wave_parameters`).
+        deviations: The standard deviations of the same numbers or waves.
+        shares: For a text or sequence, the weight of each word in the mean embedding of all training texts.
+        min_count: For a category, the minimum number of training texts of a frequent value.
+        rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
+            rare values, or after `ContextSchema.anonymize`.
+        classes: For a category of a class column of a data set, the name of each class number.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    rare_count: int = 0
+    mean: float = 0.0
+    deviation: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+    column: str = ""
+    period: float = 0.0
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    min_count: int = 0
+    rare_filter: str = ""
+    classes: tuple[str, ...] = ()
+
+    @property
+    def source_column(self) -> str:
+        """The column of the table that contains the variable."""
+        return self.column or self.name
+
+    @cached_property
+    def index_by_value(self) -> dict[str, int]:
+        """The index of each value in `values`; cached, because every request needs it."""
+        return {value: index for index, value in enumerate(self.values)}
+
+    @property
+    def is_all_rare(self) -> bool:
+        """Whether the variable is a category without frequent values: all values are read as the unknown value."""
+        return self.kind == "category" and len(self.values) == 1
+
+    @property
+    def counts_by_value(self) -> dict[str, float]:
+        """The number of training texts with each value of a category."""
+        return dict(zip(self.values, map(float, self.counts), strict=True))
+
+    def frequencies(self) -> list[float]:
+        """Return the share of training texts with each value; all shares are equal if all counts are 0."""
+        total = sum(self.counts)
+        return [count / total if total else 1 / len(self.counts) for count in self.counts]
+
+    def describe(self) -> str:
+        """Return a one-line description of the variable: its name, its kind and its statistics."""
+        if self.kind == "number":
+            return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
+        if self.period:
+            return f"{self.name}: {self.kind}, period {self.period:g}, mean {self.mean:.4g}"
+        if self.kind in WORD_KINDS:
+            return f"{self.name}: {self.kind}, {len(self.values):,} words"
+        if self.kind == "prompt":
+            return f"{self.name}: prompt"
+        if self.kind == "vector":
+            return f"{self.name}: vector of {len(self.means):,} numbers"
+        if not self.rare_count:
+            return f"{self.name}: category, {len(self.values) - 1:,} values, none rare"
+        rare_values = f"{self.rare_count:,} rare values (each in fewer than {self.min_count} texts) grouped as one"
+        if self.rare_count == 1:
+            rare_values = f"1 rare value (in fewer than {self.min_count} texts)"
+        return f"{self.name}: category, {len(self.values) - 1:,} values, and {rare_values}"
+
+
+@dataclass(frozen=True)
+class ContextSchema:
+    """The context variables of a model.
+
+    Args:
+        variables: The variables, in the order in which the context columns were specified.
+    """
+
+    variables: tuple[Variable, ...] = ()
+
+    @property
+    def categories(self) -> tuple[Variable, ...]:
+        """The categorical variables, in the order of the columns of `Context.categories`."""
+        return tuple(variable for variable in self.variables if variable.kind == "category")
+
+    def columns(self, without: str = "") -> list[str]:
+        """Return the name of each column that contains a variable, once each, except the column `without`."""
+        names = dict.fromkeys(variable.source_column for variable in self.variables)
+        return [name for name in names if name != without]
+
+    @property
+    def numbers(self) -> tuple[Variable, ...]:
+        """The numeric variables, periodic or not, in the order of the columns of `Context.numbers`."""
+        return tuple(variable for variable in self.variables if variable.kind == "number" or variable.period)
+
+    @property
+    def vectors(self) -> tuple[Variable, ...]:
+        """The vector variables, in the order of `Context.vectors`."""
+        return tuple(variable for variable in self.variables if variable.kind == "vector")
+
+    @property
+    def texts(self) -> tuple[Variable, ...]:
+        """The variables of kind text or sequence, in the order of `Context.words`."""
+        return tuple(variable for variable in self.variables if variable.kind in WORD_KINDS)
+
+    @property
+    def prompts(self) -> tuple[Variable, ...]:
+        """The prompts, in the order of `Context.prompts`."""
+        return tuple(variable for variable in self.variables if variable.kind == "prompt")
+
+    @property
+    def embedded(self) -> "ContextSchema":
+        """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
+        return ContextSchema(tuple(variable for variable in self.variables if variable.kind != "prompt"))
+
+    def named_categories(self, user: str) -> list[Variable]:
+        """Return the categories with frequent values, whose names a model can read, without the column `user`."""
+        return [variable for variable in self.categories if not variable.is_all_rare and variable.source_column != user]
+
+    def variable(self, name: str) -> Variable:
+        """Return a variable by its name.
+
+        Raises:
+            UserError: The schema has no variable of this name; the message lists the names.
+        """
+        check_choice("context variable", name, [variable.name for variable in self.variables])
+        return next(variable for variable in self.variables if variable.name == name)
+
+    def anonymize(self, names: Collection[str]) -> "ContextSchema":
+        """Return a schema in which the values of the categories `names` are replaced by `<1>`, `<2>` and so on.
+
+        `<1>` replaces the most frequent value. The filters of rare values are removed too, so that no value can be
+        recovered. In a table that is read with the new schema, all values of these categories are unknown.
+        """
+
+        def with_placeholders(variable: Variable) -> Variable:
+            placeholders = tuple(f"<{number}>" for number in range(1, len(variable.values)))
+            return replace(variable, values=(UNKNOWN_VALUE, *placeholders), rare_filter="")
+
+        return ContextSchema(
+            tuple(
+                with_placeholders(variable) if variable.name in names and variable.kind == "category" else variable
+                for variable in self.variables
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schema as a dict that can be written as JSON."""
+        return {"variables": [asdict(variable) for variable in self.variables]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
+        """Return the schema that `to_dict` converted to `content`.
+
+        Raises:
+            UserError: `content` is not a valid schema.
+        """
+        try:
+            fields_of_variables: list[dict[str, Any]] = [
+                {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+                for fields in content["variables"]
+            ]
+            variables = tuple(Variable(**fields) for fields in fields_of_variables)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"not a context schema ({error})") from None
+        if len({variable.name for variable in variables}) < len(variables):
+            raise UserError("not a context schema (two variables have the same name)")
+        for variable in variables:
+            _check_fields(variable)
+        return cls(variables)
+
+    @classmethod
+    def load(cls, path: Path) -> "ContextSchema":
+        """Return the schema in a JSON file.
+
+        Raises:
+            UserError: The file does not exist or is damaged.
+        """
+        try:
+            return cls.from_dict(files.read_json(path))
+        except UserError as error:
+            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+
+
+def _check_fields(variable: Variable) -> None:
+    """Raise `UserError` unless the fields of a variable have valid types, ranges and lengths."""
+    for name, hint in typing.get_type_hints(Variable).items():
+        if not _has_type(getattr(variable, name), hint):
+            raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
+    check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
+    nonnegative_numbers = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
+    if min(nonnegative_numbers) < 0:
+        raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
+    if min([variable.deviation, *variable.deviations]) <= 0:
+        raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
+    fields_of_equal_length = {"category": ("values", "counts"), **dict.fromkeys(WORD_KINDS, ("values", "shares"))}
+    first, second = fields_of_equal_length.get(variable.kind, ("means", "deviations"))
+    if len(getattr(variable, first)) != len(getattr(variable, second)):
+        raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Return whether `value` has the type `hint` of a field; a float may be an integer, but must be finite."""
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint
+
+
+def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
+    """Return the frequencies w and the phases p of the waves sin(w x + p) that encode a periodic number x.
+
+    Each harmonic has two waves: a sine (p = 0) and a cosine (p = pi / 2).
+    """
+    frequencies = [2 * math.pi * harmonic / period for harmonic in range(1, harmonics + 1) for _ in range(2)]
+    return frequencies, [0.0, math.pi / 2] * harmonics
+
+
+def bloom_filter(names: Collection[str]) -> str:
+    """Return the Bloom filter of `names` in hexadecimal digits; an empty string without names."""
+    if not names:
+        return ""
+    bit_count = max(MIN_BITS, BITS_PER_VALUE * len(names))
+    filter_bytes = bytearray(math.ceil(bit_count / 8))
+    for name in names:
+        for position in _probe_positions(name, 8 * len(filter_bytes)):
+            filter_bytes[position // 8] |= 1 << (position % 8)
+    return filter_bytes.hex()
+
+
+def may_contain(filter_bytes: bytes, name: str) -> bool:
+    """Return whether a Bloom filter may contain `name`; False is certain, True may be a coincidence."""
+    if not filter_bytes:
+        return False
+    positions = _probe_positions(name, 8 * len(filter_bytes))
+    return all((filter_bytes[position // 8] >> (position % 8)) & 1 for position in positions)
+
+
+def _probe_positions(name: str, bit_count: int) -> list[int]:
+    """Return the positions of a name's bits in a filter, computed from two hashes (Kirsch and Mitzenmacher 2006)."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    first = int.from_bytes(digest[:8], "little")
+    # `bit_count` is a multiple of 8 and `PROBES` is less than 8, so all positions differ if the step is odd.
+    step = int.from_bytes(digest[8:], "little") | 1
+    return [(first + probe * step) % bit_count for probe in range(PROBES)]

@@ -1,0 +1,1 @@
+"""Tables from files, frames, data sets and lists, in chunks of rows."""

@@ -1,0 +1,201 @@
+"""Read CSV, TSV and JSON Lines files as tables."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from factorcell.data import content
+from factorcell.data.content import Content
+from factorcell.data.tables import chunks
+from factorcell.data.tables.chunks import Chunk, Table, format_names
+from factorcell.errors import UserError
+from factorcell.io.escapes import escape_hidden
+from factorcell.io.findings import Finding, report
+
+ENDINGS_BY_DELIMITER = {",": ".csv", "\t": ".tsv"}  # endings of file names
+DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
+
+# `CsvRows` limits the length of rows, so the module csv must not set a lower limit for fields.
+csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))
+
+
+def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
+    """Collect rows, each with its length in characters, into chunks.
+
+    A chunk has at most `CHUNK_ROWS` rows, and ends after the row with which it exceeds `MAX_ROW_LENGTH` characters.
+    """
+    chunk_rows, chunk_length = list[Sequence[Any]](), 0
+    for length, row in rows:
+        chunk_rows.append(row)
+        chunk_length += length
+        if len(chunk_rows) == chunks.CHUNK_ROWS or chunk_length > content.MAX_ROW_LENGTH:
+            yield _to_chunk(chunk_rows, columns)
+            chunk_rows, chunk_length = [], 0
+    if chunk_rows:
+        yield _to_chunk(chunk_rows, columns)
+
+
+def _to_chunk(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> Chunk:
+    """Return the values of `rows` as a list for each column."""
+    values_by_column = zip(*rows, strict=True)
+    return {name: list(values) for name, values in zip(columns, values_by_column, strict=True)}
+
+
+class CsvRows:
+    """Iterates over the rows of a CSV file (RFC 4180), or of a TSV file, whose quotes are ordinary characters.
+
+    Attributes:
+        lines: The lines of the current row.
+        first_line_number: The number of the first of these lines in the file.
+        length: The number of characters of these lines.
+    """
+
+    def __init__(self, file: Content, delimiter: str) -> None:
+        self.file, self.delimiter = file, delimiter
+        self.lines, self.first_line_number, self.length = list[str](), 1, 0
+
+    def _read_lines(self) -> Iterator[str]:
+        """Yield the lines of the file, after adding each to the lines of the current row."""
+        for line in self.file.lines(""):
+            self.lines.append(line)
+            self.length += len(line)
+            if self.length > content.MAX_ROW_LENGTH:
+                cause = f"a quote that opens a field may not be closed: {QUOTING_HELP}"
+                raise self.error(f"a row is longer than {content.MAX_ROW_LENGTH:,} characters; {cause}")
+            yield line
+
+    def __iter__(self) -> Iterator[list[str]]:
+        quoting: Any = csv.QUOTE_MINIMAL if self.delimiter == "," else csv.QUOTE_NONE
+        reader = csv.reader(self._read_lines(), delimiter=self.delimiter, quoting=quoting, strict=True)
+        try:
+            for row in reader:
+                yield row
+                self.first_line_number += len(self.lines)
+                self.lines.clear()
+                self.length = 0
+        except csv.Error as error:
+            # The module csv has two errors about quotes: "expected after" for text after a closing quote, and another
+            # for a file that ends within quotes.
+            if "expected after" not in str(error):
+                raise self.error(f"the quote that opens a field of this row is not closed; {QUOTING_HELP}") from None
+            row_start = f" of a row that begins in line {self.first_line_number}" if len(self.lines) > 1 else ""
+            problem = f"text follows the closing quote of a field{row_start}"
+            last_line = escape_hidden(self.lines[-1].strip())
+            self.first_line_number += len(self.lines) - 1  # the message names the last line
+            raise self.error(f"{problem} ({last_line:.40}); {QUOTING_HELP}") from None
+
+    def error(self, message: str) -> UserError:
+        """Return an error about the current row."""
+        return UserError(f"{self.file.path} line {self.first_line_number}: {message}")
+
+    def has_lines_like_rows(self, column_count: int) -> bool:
+        """Return whether the current row has one quoted field, and each line would be a row without the quotes."""
+        quote_count = sum(line.count('"') for line in self.lines)
+        delimiter_counts = {line.count(self.delimiter) for line in self.lines if line.strip()}
+        return quote_count == 2 and delimiter_counts <= {column_count - 1}
+
+
+def open_csv(file: Content) -> Table:
+    """Open a CSV or TSV file."""
+    path = file.path
+    delimiter = "\t" if path.name.lower().removesuffix(file.compression).endswith(".tsv") else ","
+    names = _read_header(file, delimiter)
+    index_by_name = {name: index for index, name in enumerate(names)}
+
+    def read_rows(columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the length of each row and its values in `columns`."""
+        csv_rows = CsvRows(file, delimiter)
+        indices = [index_by_name[name] for name in columns]
+        suspicious_line_numbers = list[int]()  # of the first lines of rows that may contain other rows
+        has_multiline_texts = False
+        for row_number, row in enumerate(csv_rows):
+            if row_number == 0:  # the header
+                continue
+            if not row and len(names) > 1:
+                continue  # in a file with one column, an empty line is a row with an empty text
+            if len(row or [""]) != len(names):
+                last_line_number = csv_rows.first_line_number + len(csv_rows.lines) - 1
+                problem = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
+                if last_line_number > csv_rows.first_line_number:
+                    problem += f"; the row ends in line {last_line_number}"
+                    problem += f"; if its quotes are part of a text, {QUOTING_HELP}"
+                raise csv_rows.error(problem)
+            if len(csv_rows.lines) > 1 and not has_multiline_texts:
+                suspicious_line_numbers.append(csv_rows.first_line_number)
+                has_multiline_texts = not csv_rows.has_lines_like_rows(len(names))
+            yield csv_rows.length, [row[index] for index in indices] if row else [""]
+        if suspicious_line_numbers and not has_multiline_texts and len(names) > 1:
+            others = (
+                f", like {len(suspicious_line_numbers) - 1:,} other fields" if len(suspicious_line_numbers) > 1 else ""
+            )
+            problem = f"a quoted field spans lines that look like rows{others}; if its quotes are text, {QUOTING_HELP}"
+            report(Finding("quotes", f"{path} line {suspicious_line_numbers[0]}: {problem}"))
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        return to_chunks(read_rows(columns), columns)
+
+    hint = _delimiter_hint(names, delimiter)
+    return Table(str(path), names, read, file.digest, header_hint=hint, estimate_rows=file.line_count)
+
+
+def _read_header(file: Content, delimiter: str) -> tuple[str, ...]:
+    """Return the names of the columns from the first row."""
+    csv_rows = CsvRows(file, delimiter)
+    try:
+        names = next(iter(csv_rows), [])
+    except UserError:
+        names = next(csv.reader(csv_rows.lines[:1], delimiter=delimiter), [])
+        if not _delimiter_hint(names, delimiter):  # another delimiter explains the error about quotes
+            raise
+    if not names:
+        raise UserError(f"{file.path} line 1: expected the names of the columns, got an empty line")
+    return tuple(names)
+
+
+def _delimiter_hint(names: Sequence[str], delimiter: str) -> str:
+    """Return a hint for messages about a header that seems to use another delimiter; an empty string otherwise."""
+    if len(names) != 1:
+        return ""
+    other_delimiters = (mark for mark in DELIMITER_NAMES if mark != delimiter)
+    most_frequent = max(other_delimiters, key=names[0].count)
+    if most_frequent not in names[0]:
+        return ""
+    expected, actual = DELIMITER_NAMES[delimiter], DELIMITER_NAMES[most_frequent]
+    ending = ENDINGS_BY_DELIMITER.get(most_frequent)
+    remedy = f"name the file {ending}" if ending else f"save it with {expected}"
+    return f"; expected {expected} in a {ENDINGS_BY_DELIMITER[delimiter]} file, got {actual}; {remedy}"
+
+
+def open_json_lines(file: Content) -> Table:
+    """Open a JSON Lines file; if a line lacks a key, the value is missing."""
+
+    def read_rows() -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the length of each row and the row."""
+        for line_number, line in enumerate(file.lines(), 1):
+            if line.strip():
+                yield len(line), _parse_json_row(line, f"{file.path} line {line_number}")
+
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        selected_values = ((length, [row.get(name) for name in columns]) for length, row in read_rows())
+        return to_chunks(selected_values, columns)
+
+    columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
+    return Table(str(file.path), columns, read, file.digest, estimate_rows=file.line_count)
+
+
+def _parse_json_row(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line; error messages begin with `where`."""
+    try:
+        row = json.loads(line)
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)  # a `JSONDecodeError` has its message without the position in `msg`
+        raise UserError(f"{where}: not valid JSON ({reason})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row

@@ -1,0 +1,1 @@
+"""Tokenizers, their vocabularies, and the tokens of the texts of a table."""

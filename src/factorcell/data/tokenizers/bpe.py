@@ -1,0 +1,352 @@
+"""Tokenizer of pieces of words: byte-pair encoding of the bytes of a text (Sennrich et al. 2016; Radford et al. 2019).
+
+`BpeTokenizer` wraps a tokenizer of the library `tokenizers`. `train` makes one from the words of the training texts;
+`from_library` takes that of a pretrained model. The token strings are those of the library: each stands for a sequence
+of bytes, so every text has tokens, and a character may be cut. Byte-level tokenizers (GPT-2, Llama 3, Qwen) write a
+byte as one letter of a fixed alphabet, such as `Ġ` for a space. Tokenizers with byte fallback (Llama 2, Gemma) write a
+space as `▁` and a byte without a token of its own as `<0xE2>`.
+"""
+
+import bisect
+import codecs
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import regex
+
+from factorcell.data.text_folds import lower_case
+from factorcell.data.tokenizers.base_tokenizer import Tokenizer
+from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
+from factorcell.errors import UserError
+from factorcell.io.extras import missing_package_error
+from factorcell.options.option_fields import BpeOptions, TokenizerOptions
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# Words, numbers of at most three digits, and punctuation, each with the space before it; other white space.
+WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 32_000  # bounds of the vocabulary that `default_vocabulary` chooses
+MAX_TRAINING_WORDS = 20_000_000  # counts of words are scaled down to this sum, which takes a minute to learn from
+WORDS_PER_LINE = 1_000
+SPECIAL_KEYS = ("unk_token", "bos_token", "eos_token")  # keys of the file of special tokens, in the order of `Specials`
+SPACE = "\u2581"  # ▁, a space in tokenizers with byte fallback
+BYTE_TOKEN = regex.compile("<0x([0-9A-F]{2})>")
+SURROGATE = regex.compile("[\ud800-\udfff]")
+# The end of a text whose tokens may change with the characters that follow, because patterns such as `\s+(?!\S)` and
+# `'re` look at them.
+UNSTABLE_END = regex.compile(r"(?:\s+|['’]\w{0,2})$")
+
+
+def _byte_by_letter() -> dict[str, int]:
+    """Return the byte of each letter of the byte-level alphabet, as in GPT-2."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_BY_LETTER = _byte_by_letter()
+
+
+def default_vocabulary(word_count: int) -> int:
+    """Return the size of the vocabulary for training texts of `word_count` words in total."""
+    # Of 1,000, 4,000 and 16,000, the largest size had the fewest bits per byte on 0.9 million words of news.
+    size = 16_000 * math.sqrt(max(1, word_count) / 1e6)
+    return int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, size)) / 500) * 500
+
+
+def import_library() -> Any:
+    """Return the module `tokenizers`, or raise a `UserError` that tells how to install it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise missing_package_error("the tokenizer bpe", "tokenizers", "bpe") from None
+    return tokenizers
+
+
+class BpeTokenizer(Tokenizer):
+    """Splits into pieces of words by byte-pair encoding; no text has an out-of-vocabulary token.
+
+    Args:
+        options: The options.
+        library_tokenizer: A tokenizer of the library whose tokens stand for bytes; without it, the tokenizer can only
+            `split` into words and `train`.
+        specials: The ids of the special tokens, three different ones; they may be anywhere in the vocabulary. By
+            default, those of a tokenizer that `train` made.
+
+    Raises:
+        UserError: The tokens do not stand for bytes, or the special ids are not three ids of the vocabulary.
+    """
+
+    Options: ClassVar[type[TokenizerOptions]] = BpeOptions
+    FILES: ClassVar[tuple[str, ...]] = ("tokenizer.json", "special_tokens_map.json")
+    is_subword = True
+    unit = "piece"
+
+    def __init__(
+        self,
+        options: Any,
+        library_tokenizer: "tokenizers.Tokenizer | None" = None,
+        specials: Specials = SPECIAL_IDS,
+    ) -> None:
+        super().__init__(options)
+        self._specials = specials
+        self._library = _new_library_tokenizer() if library_tokenizer is None else library_tokenizer
+        self._library.encode_special_tokens = True  # a text that contains "<s>" does not contain a special token
+        self._library.no_truncation()
+        self._library.no_padding()
+        self.is_trained = library_tokenizer is not None
+        if self.is_trained:
+            if len({*specials}) != len(specials) or not all(0 <= special < len(self) for special in specials):
+                size = f"of {len(self):,} tokens"
+                raise UserError(f"tokenizer: expected three different special ids {size}, got {tuple(specials)}")
+            self._bytes_by_id = self._find_bytes()
+
+    @cached_property
+    def tokens(self) -> Sequence[str]:
+        """The token of each id, special tokens included."""
+        id_by_token = self._library.get_vocab(with_added_tokens=True)
+        tokens = [""] * (1 + max(id_by_token.values(), default=-1))
+        for token_id in id_by_token.values():  # an added token that is normalized has another text in the vocabulary
+            tokens[token_id] = str(self._library.id_to_token(token_id))
+        return tokens
+
+    @cached_property
+    def _id_by_token(self) -> dict[str, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens) if token}
+
+    @property
+    def specials(self) -> Specials:
+        """The ids of the unknown token, the start token and the end token."""
+        return self._specials
+
+    @property
+    def bytes_by_id(self) -> Sequence[bytes]:
+        """The bytes for which each token stands; none for special tokens."""
+        return self._bytes_by_id
+
+    def _find_bytes(self) -> list[bytes]:
+        content = json.loads(self._library.to_str())
+        is_byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
+        if not is_byte_level and not content["model"].get("byte_fallback"):
+            expected = "expected a byte-level tokenizer, or one with byte fallback"
+            raise UserError(f"tokenizer: {expected}, got {content['model'].get('type')}")
+        added = {item["id"]: item for item in content["added_tokens"]}
+        bytes_by_id = []
+        for token_id, token in enumerate(self.tokens):
+            if token_id in self._specials or (token_id in added and added[token_id]["special"]):
+                bytes_by_id.append(b"")
+            elif token_id in added:
+                bytes_by_id.append((token if is_byte_level else token.replace(SPACE, " ")).encode())
+            elif is_byte_level:
+                bytes_by_id.append(bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER))
+            elif match := BYTE_TOKEN.fullmatch(token):
+                bytes_by_id.append(bytes.fromhex(match[1]))
+            else:
+                bytes_by_id.append(token.replace(SPACE, " ").encode())
+        return bytes_by_id
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether the tokens of a text begin with a space that the text does not contain, as in Llama 2."""
+        return self._to_bytes(self._library.encode("a", add_special_tokens=False).tokens) == b" a"
+
+    def split(self, text: str) -> list[str]:
+        """Return the pieces of a text, or its words if the tokenizer has no vocabulary."""
+        (tokens,) = self.split_all([text])
+        return tokens
+
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the pieces of each text, or its words if the tokenizer has no vocabulary."""
+        normalized = [self.normalize(text) for text in texts]
+        if not self.is_trained:
+            split_words = self._library.pre_tokenizer.pre_tokenize_str
+            return [[word for word, _ in split_words(text)] for text in normalized]
+        encodings = self._library.encode_batch(normalized, add_special_tokens=False)
+        return [encoding.tokens for encoding in encodings]
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text of `tokens`, without a character at its end whose bytes are incomplete."""
+        content = self._to_bytes(tokens)
+        if self.is_trained and self.adds_space:
+            content = content.removeprefix(b" ")
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(content)
+
+    def _to_bytes(self, tokens: Iterable[str]) -> bytes:
+        return b"".join(self._bytes_by_id[token_id] for token_id in self.encode(tokens))
+
+    def readable(self, token: str) -> str:
+        """Return the text of a token, with a byte of an incomplete character in hexadecimal, or a special token.
+
+        The end token is `</s>`, as in other tokenizers, also if a pretrained tokenizer has another one.
+        """
+        if token == self.tokens[self.specials.end]:
+            return SPECIAL_TOKENS[SPECIAL_IDS.end]
+        return self._to_bytes([token]).decode("utf-8", "backslashreplace") or token
+
+    def encode(self, tokens: Iterable[str]) -> list[int]:
+        """Return the id of each token."""
+        id_by_token, unknown = self._id_by_token, self._specials.unknown
+        return [id_by_token.get(token, unknown) for token in tokens]
+
+    def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
+        """Return the ids of the pieces of each word."""
+        cut = self._library.model.tokenize
+        return [tuple(piece.id for piece in cut(word)) for word in words]
+
+    def normalize(self, text: str) -> str:
+        """Return `text` in lower case if the options require it, with U+FFFD in place of halves of surrogate pairs."""
+        text = SURROGATE.sub("\ufffd", text)
+        return lower_case(text) if self.options.lowercase else text
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the pieces of each text are certainly those of exactly its normalized text."""
+        return self._restores_all_texts
+
+    @cached_property
+    def _restores_all_texts(self) -> bool:
+        if not self.is_trained:
+            return True
+        is_byte_level = "ByteLevel" in json.dumps(json.loads(self._library.to_str())["pre_tokenizer"])
+        has_all_bytes = BYTE_BY_LETTER.keys() <= self._id_by_token.keys()
+        return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
+
+    def may_begin(self, tokens: Sequence[str]) -> bool:
+        """Return whether a text may have tokens that begin with `tokens`; false only if certainly no text has.
+
+        The first tokens of a text are the tokens of its beginning, because byte-pair encoding merges the pairs within a
+        word in an order that does not depend on what follows. Tokens at an end that is an incomplete character or
+        unstable (`UNSTABLE_END`) may change, and are not compared. The last word may be the beginning of a longer one,
+        so its pieces count as well if the tokenizer never cuts this word, because it is in the vocabulary.
+        """
+        contents = [self._bytes_by_id[token_id] for token_id in self.encode(tokens)]
+        if not all(contents):
+            return False  # a special token
+        space = b" " if self.adds_space else b""
+        content = b"".join(contents)
+        if content in (b"", space):
+            return True
+        try:
+            text = codecs.getincrementaldecoder("utf-8")("strict").decode(content.removeprefix(space))
+        except UnicodeDecodeError:
+            return False
+        unstable = UNSTABLE_END.search(text)
+        stable_text = text[: unstable.start()] if unstable else text
+        # The ends of characters, in bytes; tokens after the last one that is also the end of a token are not compared.
+        character_ends = {len(space), *accumulate((len(c.encode()) for c in stable_text), initial=len(space))}
+        count = sum(1 for _ in takewhile(lambda end: end <= max(character_ends), accumulate(map(len, contents))))
+        while count and len(b"".join(contents[:count])) not in character_ends:
+            count -= 1
+        if count < len(tokens):
+            return self.may_begin(tokens[:count])
+        return self.can_follow(tokens, ()) or self._split_last_word(text) == tokens
+
+    def _split_last_word(self, text: str) -> list[str] | None:
+        """Return the tokens of `text`, with its last word cut into pieces also if the vocabulary has the whole word.
+
+        Return None if the tokenizer itself cuts such words.
+        """
+        if self._always_merging is None:
+            return None
+        whole, cut = (
+            library.encode(self.normalize(text), add_special_tokens=False)
+            for library in (self._library, self._always_merging)
+        )
+        last = max((number for number in whole.word_ids if number is not None), default=0)
+        first_tokens = [token for token, number in zip(whole.tokens, whole.word_ids, strict=True) if number != last]
+        return first_tokens + [token for token, number in zip(cut.tokens, cut.word_ids, strict=True) if number == last]
+
+    @cached_property
+    def _always_merging(self) -> Any:
+        """A copy of the library's tokenizer that also merges the pairs of words in the vocabulary; None if it does so.
+
+        Llama 3 leaves such words whole (`ignore_merges`), so a longer word may not begin with the tokens of its
+        beginning.
+        """
+        if not getattr(self._library.model, "ignore_merges", False):
+            return None
+        always_merging = import_library().Tokenizer.from_str(self._library.to_str())
+        always_merging.model.ignore_merges = False
+        always_merging.encode_special_tokens = True
+        return always_merging
+
+    def certain_tokens(self, text: str) -> list[str]:
+        """Return the first tokens of every text that begins with `text`: those before its last two words."""
+        unstable = UNSTABLE_END.search(text)
+        encoding = self._library.encode(text[: unstable.start()] if unstable else text, add_special_tokens=False)
+        word_numbers = [number for number in encoding.word_ids if number is not None]
+        count = bisect.bisect_left(word_numbers, word_numbers[-1] - 1) if word_numbers else 0
+        return encoding.tokens[:count]
+
+    def train(self, counts: Mapping[str, int]) -> Self:
+        """Return a tokenizer whose pieces are learned from the words of the training texts."""
+        library = import_library()
+        total = sum(counts.values())
+        size = self.options.max_vocabulary or default_vocabulary(total)
+        trained = _new_library_tokenizer()
+        pre_tokenizer, trained.pre_tokenizer = trained.pre_tokenizer, library.pre_tokenizers.WhitespaceSplit()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size + len(SPECIAL_TOKENS),
+            min_frequency=self.options.min_count,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        trained.train_from_iterator(_repeat_words(counts, max(1.0, total / MAX_TRAINING_WORDS)), trainer)
+        trained.pre_tokenizer = pre_tokenizer
+        return type(self)(self.options, trained)
+
+    @classmethod
+    def from_library(cls, library_tokenizer: "tokenizers.Tokenizer", specials: Specials) -> Self:
+        """Return the tokenizer of a pretrained model, which is a `tokenizers.Tokenizer`, with these special ids."""
+        return cls(BpeOptions(), library_tokenizer, specials)
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of each file: the tokenizer of the library, and the names of the special tokens."""
+        names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self._specials, strict=True)}
+        texts = (self._library.to_str(pretty=True), json.dumps(names, indent=2, ensure_ascii=False) + "\n")
+        return {name: text.encode() for name, text in zip(self.FILES, texts, strict=True)}
+
+    @classmethod
+    def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
+        """Return the tokenizer with these options and the content of its files, which `contents` returned.
+
+        Raises:
+            ValueError: A file is damaged.
+        """
+        library_tokenizer, names = (contents[name].decode() for name in cls.FILES)
+        library = import_library()
+        try:
+            wrapped = library.Tokenizer.from_str(library_tokenizer)
+            ids = [wrapped.token_to_id(json.loads(names)[key]) for key in SPECIAL_KEYS]
+        except Exception as error:  # the library raises `Exception` itself
+            raise ValueError(f"{error}") from None
+        if None in ids:
+            raise ValueError("a special token is not in the vocabulary")
+        return cls(options, wrapped, Specials(*ids))
+
+
+def _new_library_tokenizer() -> Any:
+    """Return a byte-level tokenizer of the library without pieces."""
+    library = import_library()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    words = library.pre_tokenizers.Split(library.Regex(WORD_PATTERN), "isolated")
+    letters = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([words, letters])
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+def _repeat_words(counts: Mapping[str, int], divisor: float) -> Iterator[str]:
+    """Yield lines in which each word occurs as often as its count divided by `divisor`, rounded."""
+    for word, count in sorted(counts.items()):
+        remaining = round(count / divisor)
+        while remaining > 0:
+            size = min(remaining, WORDS_PER_LINE)
+            yield " ".join([word] * size)
+            remaining -= size

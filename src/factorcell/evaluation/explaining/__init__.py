@@ -1,0 +1,1 @@
+"""Explanations: which words are evidence for a context, and the embeddings of contexts."""

@@ -1,0 +1,425 @@
+"""Context adapters for a causal language model of `transformers` in a training loop of your own.
+
+The interface follows the library PEFT. The weights of the model stay frozen, and its linear maps get a change that
+depends on the context of each text (`adapted_modules`):
+
+    schema = read_schema(rows, ["section", "year:number"])         # `context_reading`
+    model = get_context_model(base, ContextConfig(rank=8), schema)
+    loss = model(input_ids, labels=labels, context=rows).loss      # a context per text
+    model.save_pretrained("adapters")
+
+Shapes: B texts, K context, V tokens of the vocabulary.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from factorcell.adapters.encoder import FROZEN_BASE_STD, ContextEncoder
+from factorcell.config import Config
+from factorcell.data.columns.context import Context
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.errors import UserError
+from factorcell.hf.context_base import (
+    Digests,
+    base_digests,
+    bias_names,
+    check_argument_names,
+    check_base,
+    check_options,
+    check_tensors,
+    declare_biases,
+    ignore_frozen,
+    keep_trained,
+    refused,
+    report_other_base,
+    tensors_to_save,
+    train_loaded,
+)
+from factorcell.hf.context_config import ContextConfig
+from factorcell.hf.context_reading import ContextReader
+from factorcell.io import files
+from factorcell.nn.backbones.adapted_modules import (
+    Adaptation,
+    AdaptedModules,
+    add_output_bias,
+    applied,
+    checkpoint_contexts,
+    with_constant,
+)
+from factorcell.nn.backbones.backbone import BackboneSizes
+
+CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
+BASE_DIGESTS = "base_digests"  # in the tensor file, the digests of the base's tensors that it does not store
+FILE_FORMAT = 1
+NO_CONTEXT = (
+    "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
+    "or {} for the expected context, got None"
+)
+
+_THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
+
+
+def get_context_model(model: Any, config: ContextConfig, schema: ContextSchema) -> "ContextModel":
+    """Add context adapters to a causal language model of `transformers`, whose weights become frozen.
+
+    The linear maps of `model` are replaced in place.
+
+    Args:
+        model: The model.
+        config: The options of the adapters.
+        schema: The context variables.
+
+    Returns:
+        The model with adapters, which computes as `model` before training.
+
+    Raises:
+        UserError: The options do not fit the model or the schema.
+    """
+    return ContextModel(model, config, schema)
+
+
+class ContextModel(nn.Module):
+    """A causal language model whose weights depend on the context of each text.
+
+    Only the tensors of the context are trained, and `state_dict` contains no others.
+
+    Attributes:
+        base: The model of `transformers` with adapted linear maps.
+        context_config: The options of the adapters; `config` is that of the base.
+        schema: The context variables.
+        encoder: The map of contexts to context vectors.
+        trained_names: The names of the parameters that files store: those of the adapters, and those of the base that
+            were trainable when tensors were saved or loaded.
+
+    The base may be divided among several devices: each adapter is on the device of the map that it changes.
+    """
+
+    push_to_hub = refused("push_to_hub", "save_pretrained, and then upload_folder of huggingface_hub")
+    generate_batch = refused("generate_batch", "generate")
+    init_continuous_batching = refused("init_continuous_batching", "generate")
+    continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
+
+    def __init__(
+        self, model: Any, config: ContextConfig, schema: ContextSchema, *, folder: str | Path | None = None
+    ) -> None:
+        """Add adapters to `model`, new ones or those in `folder`; an error leaves the model as it was."""
+        super().__init__()
+        check_base(model)
+        check_options(config, schema)
+        self.base, self.context_config, self.schema = model, config, schema
+        size = config.context_size if schema.variables else 0
+        layers, head = model.base_model, model.get_output_embeddings()
+        self.maps = AdaptedModules(
+            layers,
+            BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
+            targets=() if isinstance(config.target_modules, str) else config.target_modules,
+            prefix=next(name for name, module in model.named_modules() if module is layers),
+            head=head,
+            shared_rank=config.shared_rank,
+            scaling=config.alpha / config.rank,
+        )
+        sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
+        self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
+        bias_shape = (size + 1, len(head.weight))
+        self.output_bias = (
+            nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
+        )
+        self._reader = ContextReader(schema)
+        adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
+        adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
+        self.trained_names = set(adapters)
+        self._base_digests = base_digests(model)
+        tensors: dict[str, Tensor] = {}
+        if folder is not None:
+            tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
+            check_tensors(tensors, adapters, model, Path(folder))
+            report_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+        # The model changes from here on, where nothing is refused any more.
+        self.maps.attach()
+        model.requires_grad_(False)
+        for values in adapters.values():
+            values.requires_grad_()
+        self._has_adapters = True
+        self._head = (head,)  # in a tuple, so that it is not also a part of this module
+        self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
+        self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
+        if tensors:
+            self.load_state_dict(tensors)
+        self.train(model.training)
+        if getattr(model, "is_activation_checkpointing", False):
+            self.activation_checkpointing_enable()  # again, so that layers read their context
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of this model or else of the base, such as `config` of a model of `transformers`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base":
+                raise
+            return getattr(self.base, name)
+
+    def _get_name(self) -> str:
+        """Return the class name of the base, by which the Trainer with label smoothing recognizes a language model."""
+        return type(self.base).__name__
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        context: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Call the base with the weights of the context of each text.
+
+        Args:
+            input_ids: Token ids (B, T).
+            attention_mask: Which tokens are not padding (B, T).
+            labels: Targets (B, T) of the loss.
+            context: A mapping from columns to values, for all texts or for each text; the result of `read_contexts`;
+                context vectors (B, K) or (1, K); or {} for the expected context, which is also that of None unless
+                the pass is one of training: with gradients, and with labels or in training mode.
+            **options: Other arguments of the base.
+
+        Returns:
+            The output of the base.
+
+        Raises:
+            UserError: A column or a value is unknown, the number of contexts is not that of the texts, or training has
+                no contexts.
+        """
+        check_argument_names(options)
+        inputs = options.get("inputs_embeds") if input_ids is None else input_ids
+        is_training = torch.is_grad_enabled() and (self.training or labels is not None)
+        with applied(self._adapt(context, inputs, needs_context=is_training)):
+            return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:
+        """Call `generate` of the base; the beams and samples of a text have the context of the text.
+
+        Args:
+            inputs: Token ids (B, T) of the prompts.
+            context: As for `forward`; None is the expected context.
+            **options: Other arguments of `generate` of the base.
+        """
+        check_argument_names(options)
+        prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
+        adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
+        if isinstance(adaptation.contexts, Tensor):
+            shifts = self.maps.condition(adaptation.contexts)
+            shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
+            adaptation = Adaptation(self.maps, shifts, adaptation.count, adaptation.output_bias)
+        with applied(adaptation):
+            return self.base.generate(inputs, **options)
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Compute as the unadapted base in this block and thread."""
+        outer = getattr(_THREAD, "disabled", ())
+        _THREAD.disabled = (*outer, self)
+        try:
+            with applied(Adaptation(self.maps)):
+                yield
+        finally:
+            _THREAD.disabled = outer
+
+    def read_contexts(self, source: Any, *, unknown: str = "group") -> Context:
+        """Read the context columns of a table, for training and evaluation.
+
+        Args:
+            source: A table of any supported type with all context columns; other columns are ignored.
+            unknown: How to read a value that the schema does not have: group, expected or error.
+        """
+        return self._reader.read_table(source, unknown)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _read(self, context: Any) -> Context:
+        """Return the contexts of a mapping or a table; `torch.compile` does not compile this method."""
+        return self._reader.read_mappings({} if context is None else context)
+
+    def context_vectors(self, context: Any = None) -> Tensor:
+        """Return the context vectors (B, K) of contexts, or (1, K) of one context; `context` is as for `forward`."""
+        if isinstance(context, Tensor):
+            size = 0 if self.encoder is None else self.context_config.context_size
+            if context.dim() != 2 or context.shape[1] != size:
+                raise UserError(f"context: expected vectors (texts, {size}), got a tensor {tuple(context.shape)}")
+            return context if self.encoder is None else context.to(next(self.encoder.parameters()).dtype)
+        if not isinstance(context, Context):
+            context = self._read(context)
+        if self.encoder is None:
+            return torch.zeros(len(context), 0, device=self.base.device)
+        return cast(Tensor, self.encoder(context.to(self.base.device)))
+
+    def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
+        """Return the adaptation of a pass, without shifts if the adapters are disabled."""
+        self._check_adapters()
+        if any(model is self for model in getattr(_THREAD, "disabled", ())):
+            return Adaptation(self.maps)
+        if context is None and needs_context and self.encoder is not None:
+            raise UserError(NO_CONTEXT)
+        vectors = self.context_vectors(context)
+        if inputs is not None and len(vectors) not in (1, len(inputs)):
+            raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
+        vectors = with_constant(vectors)
+        return Adaptation(self.maps, vectors, len(vectors), self._bias(vectors))
+
+    def _bias(self, vectors: Tensor) -> Tensor | None:
+        """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
+        if self.output_bias is None:
+            return None
+        if self.base.get_output_embeddings() is not self._head[0]:
+            problem = "expected the output layer that the base had in get_context_model, got another"
+            raise UserError(f"output_bias: {problem}; replace or resize it before")
+        return vectors.to(self.output_bias.device) @ self.output_bias
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Compute the activations of each layer again in the backward pass, which needs less memory.
+
+        Args:
+            activation_checkpointing_kwargs: Arguments of `torch.utils.checkpoint.checkpoint`.
+            **options: Other arguments of this method of the base.
+
+        Raises:
+            UserError: `use_reentrant` is set, with which layers cannot read their context.
+        """
+        arguments = dict(activation_checkpointing_kwargs or {})
+        if arguments.setdefault("use_reentrant", False):
+            raise UserError("use_reentrant: expected False, with which layers can read their context, got True")
+        arguments.setdefault("context_fn", checkpoint_contexts)
+        self.base.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, **options)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Call `activation_checkpointing_enable`, whose former name this is.
+
+        Without this method, the call would reach the base, whose layers would be computed again without their context.
+        """
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
+        """Call this method of the base; raise `UserError` if there is an output bias, which has a value per token."""
+        if self.output_bias is not None:
+            raise UserError("resize_token_embeddings: call it before get_context_model with an output bias")
+        return self.base.resize_token_embeddings(*arguments, **options)
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """Return the number of trained values and the number of all values."""
+        counts = [(parameter.numel(), parameter.requires_grad) for parameter in self.parameters()]
+        return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
+
+    def print_trainable_parameters(self) -> None:
+        """Print the number of trained values, the number of all values and their ratio."""
+        trained, total = self.get_nb_trainable_parameters()
+        share = 100 * trained / total
+        sys.stdout.write(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}\n")
+
+    def save_pretrained(
+        self, folder: str | Path, *, state_dict: Mapping[str, Any] | None = None, is_main_process: bool = True
+    ) -> None:
+        """Write the trained tensors, the options and the schema into a folder; the base is not stored.
+
+        Args:
+            folder: The folder, which is created if it does not exist; the files of an earlier call are replaced.
+            state_dict: The complete tensors, if several processes share them, as with FSDP.
+            is_main_process: Whether this process writes the files.
+        """
+        if not is_main_process:
+            return
+        self._check_adapters()
+        path = Path(folder)
+        if path.is_file():
+            raise UserError(f"{path}: expected a folder, got a file")
+        path.mkdir(parents=True, exist_ok=True)
+        base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
+        files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
+        state = self.state_dict() if state_dict is None else state_dict
+        tensors = tensors_to_save(self, state)
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
+        files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
+
+    @classmethod
+    def from_pretrained(cls, model: Any, folder: str | Path) -> Self:
+        """Add the context adapters that `save_pretrained` wrote to their base.
+
+        Args:
+            model: The base: the same model of `transformers`, without adapters.
+            folder: The folder.
+
+        A finding says if the base seems to have other weights than in training.
+
+        Raises:
+            UserError: A file is missing or damaged, or the base does not have the same maps.
+        """
+        check_base(model)
+        path = Path(folder)
+        content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)
+        if content.get("model_type") != model.config.model_type:
+            raise UserError(
+                f"{path}: expected a base of type {content.get('model_type')}, as in training, got "
+                f"{model.config.model_type}"
+            )
+        names = {field.name for field in fields(ContextConfig)}
+        try:
+            config = ContextConfig(**{name: value for name, value in content.items() if name in names})
+        except (TypeError, UserError) as error:
+            raise UserError(f"{path / CONFIG_FILE}: {error}") from None
+        return cls(model, config, ContextSchema.load(path / SCHEMA_FILE), folder=path)
+
+    def unload(self) -> Any:
+        """Remove the adapters, and return the plain model of `transformers` with its former weights.
+
+        This object cannot be used again.
+        """
+        self._check_adapters()
+        self.maps.restore()
+        return self._without_hook()
+
+    @torch.no_grad()
+    def merge_and_unload(self, context: Any = None) -> Any:
+        """Multiply the change of one context into the weights, and return the plain model of `transformers`.
+
+        This object cannot be used again. A map whose bias the context changes gets a bias. A finding says if the
+        architecture has no place for such a bias, so that it would be lost in a file.
+        """
+        self._check_adapters()
+        vectors = with_constant(self.context_vectors(context))
+        if len(vectors) != 1:
+            raise UserError(f"context: expected one, got {len(vectors):,}")
+        former = bias_names(self.base)
+        self.maps.restore(self.maps.condition(vectors))
+        if (change := self._bias(vectors)) is not None:
+            head = self.base.get_output_embeddings()
+            bias = change[0].to(head.weight.dtype)
+            head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
+        plain = self._without_hook()
+        declare_biases(plain, former)
+        return plain
+
+    def _digests_without(self, tensors: Mapping[str, Tensor]) -> Digests:
+        """Return the digests of the tensors of the base that are not among `tensors`."""
+        return {name: digest for name, digest in self._base_digests.items() if f"base.{name}" not in tensors}
+
+    def _without_hook(self) -> Any:
+        """Return the base without the hook of this object, whose adapters have been removed."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._has_adapters = False
+        return self.base
+
+    def _check_adapters(self) -> None:
+        if not self._has_adapters:
+            raise UserError("this model has lost its adapters; use the model that unload or merge_and_unload returned")

@@ -1,0 +1,1 @@
+"""Files, folders, locks, digests, processes, progress and findings. Imports `options` only."""

@@ -1,0 +1,361 @@
+"""Reading and atomic writing of files: bytes, JSON, rows of JSON lines, and tensors.
+
+After a crash, a file has either its old or its new content. If the manifest of a folder (`digests`) lists a file,
+reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. The
+header of such a file contains a SHA-256 of its tensors and metadata, so reading detects damage in any folder.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from factorcell.errors import UserError, check_format
+from factorcell.io import digests, input_files, lock
+from factorcell.io.finite import to_json
+
+Row = dict[str, Any]  # a row of a file of JSON lines
+
+PARTIAL = ".partial"  # suffix of a file that is being written
+
+
+def encode(text: str) -> bytes:
+    """Return `text` in UTF-8, with an escape for each lone surrogate, such as a byte of a file name that is not UTF-8.
+
+    The escape is the one of JSON, so that a JSON reader restores the surrogate.
+    """
+    return text.encode("utf-8", "backslashreplace")
+
+
+def write(path: str | Path, content: bytes | str) -> None:
+    """Replace the file `path` atomically: the old file stays until the new file is on disk.
+
+    Text is encoded by `encode`. If the manifest of the folder lists the file, the manifest is updated first.
+    If `path` is a device or a pipe, the content is written to it directly.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():  # also true for an empty path, which means the working directory
+        raise UserError(f"{path}: cannot be saved (Is a directory)")
+    content = encode(content) if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        return
+    manifest = digests.read(path.parent)
+    if path.name in manifest:
+        manifest = digests.with_replacement(manifest, path, digests.sha256_of(content))
+        _replace(path.parent / digests.FILE, digests.encode(manifest))
+    _replace(path, content)
+
+
+def check_writable(path: str | Path, is_folder: bool = False) -> None:
+    """Check, before long work, that `path` can be written as a file or, if `is_folder`, created as a folder.
+
+    The check changes nothing. It does not open devices and pipes, because closing a pipe would end the input of the
+    reader of the pipe.
+
+    Raises:
+        UserError: `path` cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir() and not is_folder:
+        raise UserError(f"{path}: cannot be saved (Is a directory)")
+    if path.exists() and not (path.is_file() or is_folder):
+        return
+    existing_folder = path if is_folder else path.parent
+    while is_folder and not existing_folder.exists() and existing_folder != existing_folder.parent:
+        existing_folder = existing_folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing_folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
+
+
+def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
+    """Create the manifest of a new `folder`, which lists the files with these `names` without digests."""
+    _replace(Path(folder, digests.FILE), digests.encode(dict.fromkeys(names, ())))
+
+
+def read(path: str | Path) -> bytes:
+    """Return the content of the file `path`.
+
+    Raises:
+        UserError: The file cannot be read or does not match the manifest of its folder.
+    """
+    path = Path(path)
+    for _ in range(2):  # a writer may replace the file and its digest between the two reads
+        content = input_files.read_bytes(path)
+        if digests.accepts(path, digests.sha256_of(content)):
+            return content
+    raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write `content` to a temporary file on disk, then rename it to `path`; raise `UserError` if this fails."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        assurance = "; the previous file is unchanged" if path.exists() else ""
+        raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
+
+
+def _sync(folder: Path) -> None:
+    """Write the directory entries of `folder` to disk, if the system supports it."""
+    with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
+    """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
+
+    Such files are the manifest, files with names in `first_files`, and partly written files. Hidden files and hidden
+    folders at the top level are ignored.
+    """
+    folder = Path(folder)
+    if not folder.exists():  # checked first, because another process may create the folder before the next check
+        return True
+    if not folder.is_dir():
+        return False
+    paths = (path for visible in input_files.list_visible(folder) for path in (visible, *visible.rglob("*")))
+    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
+    if digests.FILE in names:
+        names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *first_files}
+    return not names
+
+
+def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
+    """Return the error about a folder that exists already; its message suggests `resume` if `resumable`."""
+    if not resumable:
+        return UserError(f"{folder}: exists already; choose another folder")
+    return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
+
+
+def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Create `folder`, or empty it except for its lock and hidden files.
+
+    Raises:
+        UserError: The folder exists and is not new (`is_new`), or it cannot be created.
+    """
+    folder = Path(folder)
+    if not is_new(folder, first_files):
+        raise folder_exists_error(folder, resumable=resumable)
+    try:
+        paths = input_files.list_visible(folder)
+        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # delete the manifest last
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != lock.FILE:
+                path.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be created ({error.strerror})") from None
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Replace the file `path` by `content` as JSON, with null for numbers that are not finite."""
+    write(path, to_json(content, indent=1) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read the JSON file `path`; raise a `UserError` that names the file if the file is damaged."""
+    content = read(path)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: damaged ({error})") from None
+
+
+def write_versioned(path: str | Path, content: Mapping[str, Any], file_format: int) -> None:
+    """Replace the file `path` by `content` as JSON, with the number `file_format` as the entry `format`."""
+    write_json(path, {"format": file_format, **content})
+
+
+def read_versioned(path: str | Path, newest: int, source: str | Path | None = None) -> dict[str, Any]:
+    """Read a file that `write_versioned` wrote, and return its content without the format number.
+
+    Args:
+        path: The file.
+        newest: The newest format that the caller can read.
+        source: What error messages about the format name, such as the folder of the file; by default `path`.
+
+    Raises:
+        UserError: The file is damaged or has a newer format.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: damaged (expected an object, got a {type(content).__name__})")
+    check_format(content.pop("format", None), newest, source or path)
+    return content
+
+
+def require_finite_number(value: Any, path: Path, entry: str) -> float:
+    """Return the `value` of an `entry` of the file `path` as a float; raise `UserError` if it is not finite."""
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise UserError(f"{path}: {entry} is {value!r:.40}; it must be a finite number")
+    return float(value)
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Replace the file `path` by a safetensors file of `tensors`, `facts` (values for JSON) and a checksum of both."""
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    facts_json = json.dumps(facts, sort_keys=True)
+    metadata = {"facts": facts_json, "sha256": _digest(cpu_tensors, facts_json)}
+    write(path, to_safetensors(cpu_tensors, metadata))
+
+
+def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the content of a safetensors file, which is the same for the same tensors and metadata."""
+    return _sort_metadata(save(dict(tensors), dict(metadata)))
+
+
+def _sort_metadata(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file by name; safetensors writes them in a random order."""
+    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors.
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:header_end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    new_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    new_header += b" " * (-len(new_header) % 8)  # the tensors after the header must be aligned to 8 bytes
+    return b"".join((len(new_header).to_bytes(8, "little"), new_header, memoryview(content)[header_end:]))
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Return a context manager that opens a safetensors file, even if its name is not UTF-8."""
+    with path.open("rb") as file:
+        has_utf_8_name = encode(str(path)) == os.fsencode(path)
+        name = str(path) if has_utf_8_name else f"/dev/fd/{file.fileno()}"  # safetensors requires a UTF-8 name
+        with safe_open(name, framework="pt") as opened:
+            yield opened
+
+
+def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and facts of a file that `save_tensors` wrote.
+
+    Raises:
+        UserError: The file is missing, truncated or altered.
+    """
+    tensors, facts, _ = load_with_checksum(path)
+    return tensors, facts
+
+
+def load_with_checksum(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
+    """Return the tensors and facts of a file that `save_tensors` wrote, and their checksum (32 bytes).
+
+    Raises:
+        UserError: The file is missing, truncated or altered.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file")
+    try:
+        with open_tensors(path) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
+    facts_json, checksum = metadata.get("facts", "null"), metadata.get("sha256", "")
+    if checksum != _digest(tensors, facts_json):
+        raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
+    return tensors, json.loads(facts_json), bytes.fromhex(checksum)
+
+
+def _digest(tensors: Mapping[str, Tensor], facts_json: str) -> str:
+    digest = hashlib.sha256(facts_json.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # A contiguous tensor of one element may have any stride, but `view` requires a stride of 1.
+        flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
+    """Append one row to a file of JSON lines."""
+    append_rows(path, [row])
+
+
+def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
+    path = Path(path)
+    content = _encode_rows(rows)
+    old_size = None  # unknown until the file is open
+    if path.is_symlink():  # in the cache of a hub, the target belongs to other snapshots too
+        write(path, read(path))
+    try:
+        with path.open("ab+") as file:
+            old_size = _cut_incomplete_line(file)
+            file.write(content)
+    except OSError as error:
+        if old_size is not None:
+            with suppress(OSError):  # remove partly written rows; closing the file may have written a part of them
+                os.truncate(path, old_size)
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _cut_incomplete_line(file: BinaryIO) -> int:
+    """Truncate `file` after its last complete line, in case a writer was killed; return the new size in bytes."""
+    size = file.seek(0, os.SEEK_END)
+    tail_size = min(size, 1)  # 0 for an empty file
+    file.seek(size - tail_size)
+    if file.read(tail_size) in (b"", b"\n"):
+        return size
+    file.seek(0)
+    new_size = file.read().rfind(b"\n") + 1
+    file.truncate(new_size)
+    return new_size
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Return all rows of a file of JSON lines except an incomplete last row; no rows if the file does not exist."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in read(path).split(b"\n")[:-1]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{path} line {len(rows) + 1}: not a row of JSON") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {len(rows) + 1}: a row of JSON must be an object")
+        rows.append(row)
+    return rows
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the file `path` by rows as JSON lines, with null for numbers that are not finite."""
+    write(path, _encode_rows(rows))
+
+
+def _encode_rows(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return encode("".join(to_json(row) + "\n" for row in rows))

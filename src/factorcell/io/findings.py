@@ -1,0 +1,72 @@
+"""Findings: sentences about what may mislead, with its cause and a remedy.
+
+The logger `factorcell` is the only channel for remarks. Facts about the progress of a command or a function, such as
+chosen options, have the level INFO. Findings have the level WARNING, which Python shows unless `logging` is configured
+otherwise. A process logs equal findings only once.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from factorcell.io.escapes import escape_hidden
+
+LOG = logging.getLogger("factorcell")
+NAMES = (  # of all findings, from those that can mislead most to those that can mislead least
+    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect", "weak model"),
+    *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
+    *("more errors", "unknown words", "outlier", "outside range", "unseen values", "rare value", "mixed kinds"),
+    *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "mixture", "lost bias", "no locks"),
+    "no cache",
+)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape hidden characters, such as those of file names and values, which could control a terminal."""
+    record.msg, record.args = escape_hidden(record.getMessage()), ()
+    return True
+
+
+LOG.addFilter(_escape)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A remark about something that may mislead.
+
+    Attributes:
+        name: One of `NAMES`.
+        text: The sentence.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def rank(self) -> int:
+        """The position of the name in `NAMES`; a finding with a lower rank can mislead more."""
+        return NAMES.index(self.name)
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Return different findings, those that can mislead most first."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.rank)
+
+
+def report(*findings: Finding) -> None:
+    """Log findings that this process has not logged before."""
+    for finding in ranked(findings):
+        log_once(finding)
+
+
+@lru_cache(maxsize=1000)
+def log_once(finding: Finding) -> None:
+    """Log a finding as a warning, whose record has it as the attribute `finding`."""
+    LOG.warning("%s", finding.text, extra={"finding": finding})
+
+
+def show() -> None:
+    """Let the handlers of the logger show the findings that they have collected, before work that takes long."""
+    for handler in LOG.handlers:
+        handler.flush()

@@ -1,0 +1,264 @@
+"""Pretrained models of the Hugging Face library `transformers`: their files, configs and tokenizers.
+
+A pretrained model is a folder, a GGUF file, or a model of the hub that was downloaded before. Files are read without
+network access; only `download_if_missing`, which training calls at its start, downloads a model of the hub. Code in the
+folder of a model is never executed.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import logging
+import os
+import re
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from factorcell.errors import UserError
+from factorcell.io.digests import sha256_of
+from factorcell.io.extras import missing_package_error
+from factorcell.options.option_fields import HuggingFaceOptions
+
+HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
+MAX_LAYERS = 1000  # more would take too long to create
+# Settings of a model that change its logits after the output layer, which the softmax head does not compute.
+UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "logits_scaling": (None, 1)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a pretrained model.
+
+    Attributes:
+        folder: The folder with config.json and the weights, or with the GGUF file.
+        gguf_file: The name of the GGUF file, or None.
+    """
+
+    folder: Path
+    gguf_file: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.folder if self.gguf_file is None else self.folder / self.gguf_file)
+
+    def weight_files(self) -> list[Path]:
+        """Return the files with the weights, sorted by name.
+
+        Raises:
+            UserError: There are none.
+        """
+        if self.gguf_file is not None:
+            return [self.folder / self.gguf_file]
+        pattern = "model*.safetensors"  # other names are those of adapters, or of the same weights in another format
+        paths = sorted(self.folder.glob(pattern))
+        if not paths:
+            raise UserError(f"{self.folder}: expected weights in files {pattern}, got none")
+        return paths
+
+    def version(self) -> tuple[int, ...]:
+        """Return numbers that change when the weights are replaced: the sizes and times of their files."""
+        statistics = [path.stat() for path in self.weight_files()]
+        return tuple(number for file in statistics for number in (file.st_size, file.st_mtime_ns))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names."""
+        digests = []
+        for path in self.weight_files():
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
+
+
+_QUIET_LOCK = threading.RLock()
+
+
+def transformers() -> Any:
+    """Import `transformers`.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise missing_package_error("a backbone of kind huggingface", error.name, "transformers") from None
+    return transformers
+
+
+def architectures() -> Collection[str]:
+    """Return the names of the architectures of causal language models in `transformers`.
+
+    Raises:
+        UserError: `transformers` is not installed.
+    """
+    names: Collection[str] = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return names
+
+
+def find_source(base: str) -> Source:
+    """Return the files of the pretrained model `base`, which must be on this machine.
+
+    Raises:
+        UserError: The files are missing.
+    """
+    path = Path(base)
+    if path.is_dir():
+        return Source(path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{path}: expected a folder with a model, or a GGUF file; got another file")
+        return Source(path.parent, path.name)
+    if not HUB_NAME.fullmatch(base):
+        raise UserError(f"base {base!r}: there is no such file or folder")
+    return Source(_hub_folder(base))
+
+
+def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
+    """Return `options` with the digest of the weights of the base, and the full path of its files.
+
+    Raises:
+        UserError: The base is missing, or it has another digest than that in `options`.
+    """
+    if not options.is_pretrained:
+        return options
+    source = find_source(options.base)
+    read_config(source)  # raises the error about a model that is not supported
+    digest = source.digest()
+    if options.base_digest not in ("", digest):
+        raise wrong_digest_error(source, options.base_digest, digest)
+    # The run may be opened from another folder. A link stays as it is: the file may have a name without an ending.
+    base = os.path.abspath(options.base) if Path(options.base).exists() else options.base
+    return replace(options, base=base, base_digest=digest)
+
+
+def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
+    """Return the error that the weights of a base have another digest than expected."""
+    return UserError(f"{source}: expected weights with SHA-256 {expected[:12]}, as in training, got {actual[:12]}")
+
+
+def download_if_missing(options: HuggingFaceOptions) -> None:
+    """Find the config and weights of the pretrained model in `options`; download a model of the hub if it lacks them.
+
+    Raises:
+        UserError: Files are missing, or the model cannot be downloaded.
+    """
+    base = options.base
+    try:
+        source = find_source(base)
+        read_config(source)
+        source.weight_files()
+    except UserError:
+        if Path(base).exists() or not HUB_NAME.fullmatch(base):
+            raise
+        _hub_folder(base, downloads=True)
+
+
+def _hub_folder(name: str, *, downloads: bool = False) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not downloads))
+    except Exception as error:  # the library raises errors of many kinds if the network or the model is missing
+        problem = f"base {name!r}: this pretrained model is not on this machine"
+        if not downloads:
+            raise UserError(f"{problem}; download it with `hf download {name}`") from None
+        architecture = name if name in architectures() else "llama"
+        message = f"{problem} and cannot be downloaded ({first_line(error)})"
+        raise UserError(message, [("architecture", architecture)], "to train a new model") from None
+
+
+def read_config(source: Source) -> Any:
+    """Return the `transformers` config of a pretrained model.
+
+    Raises:
+        UserError: The config is missing or damaged, or the model is not a supported causal language model.
+    """
+    path = source.folder / (source.gguf_file or "config.json")
+    if not path.is_file():
+        raise UserError(f"{source.folder}: expected a model with a config.json, got none")
+    return _read_config(source, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@functools.lru_cache(maxsize=4)  # reading the config of a GGUF file takes seconds
+def _read_config(source: Source, time: int, size: int) -> Any:
+    library = transformers()
+    try:
+        with quiet(library):
+            config = library.AutoConfig.from_pretrained(
+                source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
+            )
+    except ImportError as error:
+        raise missing_package_error(str(source), error.name, "transformers") from None
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise UserError(f"{source}: the config of the model cannot be read ({first_line(error)})") from None
+    if type(config) not in library.AutoModelForCausalLM._model_mapping:
+        raise UserError(f"{source}: expected a causal language model, got the architecture {config.model_type}")
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if not (isinstance(layers, int) and 0 < layers <= MAX_LAYERS):
+        raise UserError(f"{source}: num_hidden_layers: expected 1 to {MAX_LAYERS}, got {layers!r}")
+    check_supported(config, str(source))
+    return config
+
+
+def check_supported(config: Any, where: str) -> None:
+    """Raise `UserError` if a model with this `transformers` config changes its logits after the output layer."""
+    for name, neutral_values in UNSUPPORTED.items():
+        if getattr(config, name, None) not in neutral_values:
+            raise UserError(f"{where}: models with {name} are not supported")
+
+
+def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, int | None]]:
+    """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, and its special ids.
+
+    The ids are those of the unknown token, the start token and the end token; an id is None if there is no such token.
+
+    Raises:
+        UserError: The files of the tokenizer are missing or damaged, or it is not one of the library `tokenizers`.
+    """
+    read_config(source)  # raises the error about a folder without a supported model
+    library = transformers()
+    try:
+        with quiet(library):
+            tokenizer = library.AutoTokenizer.from_pretrained(
+                source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise UserError(f"{source}: the tokenizer of the model cannot be read ({first_line(error)})") from None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{source}: expected a tokenizer with a tokenizer.json, got {type(tokenizer).__name__}")
+    # Without the files of a tokenizer, `transformers` may make one of special tokens and a sign for spaces.
+    special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}.union(
+        tokenizer.all_special_tokens
+    )
+    if len(backend.get_vocab().keys() - special_tokens) <= 1:
+        raise UserError(f"{source}: expected a tokenizer with a tokenizer.json, got one without tokens of texts")
+    return backend, (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+
+
+def first_line(error: Exception) -> str:
+    return f"{error!s:.200}".strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet(library: Any) -> Iterator[None]:
+    """Show neither progress bars nor notices of `transformers` in this block, except errors.
+
+    The block changes standard error and the logger of the whole process, so other threads wait before their blocks.
+    """
+    with _QUIET_LOCK:
+        logger = logging.getLogger("transformers")
+        level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
+        library.utils.logging.disable_progress_bar()
+        logger.setLevel(logging.ERROR)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars that the library does not disable
+                yield
+        finally:
+            logger.setLevel(level)
+            if has_bars:
+                library.utils.logging.enable_progress_bar()

@@ -1,0 +1,336 @@
+"""An n-gram language model with interpolated modified Kneser-Ney smoothing, as a baseline for neural models.
+
+    p_n(w | h)  = (c(h w) - D(c(h w))) / c(h .) + backoff(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
+    backoff(h)  = sum_w D(c(h w)) / c(h .)
+
+p_n is the model of order n, w a token, and h its history, the n - 1 preceding tokens; h' is h without its first token.
+p_0 is the uniform distribution. At the highest order, and for n-grams at the beginning of a text, c is the number of
+occurrences of an n-gram; otherwise it is the number of distinct tokens that precede the n-gram. c(h .) is the sum of
+c(h w) over all tokens w. The discount D has three values per order: for c = 1, for c = 2, and for c of at least 3. The
+start token occurs in histories only.
+
+The id of an n-gram is its index in the sorted `keys` of its order; its key is (id of its first n - 1 tokens) * V + (id
+of its last token). Therefore one binary search per order finds the n-grams of all targets. The id -1 stands for an
+n-gram that was not counted.
+
+Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.columns.columns import with_context
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
+from factorcell.errors import UserError
+from factorcell.io import files, lock
+from factorcell.io.progress import progress_bar
+from factorcell.nn.reading import TextModel
+from factorcell.options import limits
+
+ORDERS = range(1, 13)
+DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # higher orders hardly lower the perplexity
+TOKENS = 1 << 20  # approximate number of tokens in a block of texts
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
+FORMAT = 1  # version of the format of an n-gram model's folder
+FILE, TABLES = "ngram.json", "ngrams.safetensors"  # names of the files of options and of n-grams
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NGramCounts:
+    """The n-grams of one order: sorted `keys` (M,) and Kneser-Ney `counts` (M,)."""
+
+    keys: Ids
+    counts: Ids
+
+
+class OrderTables:
+    """Lookup tables of one order n: the first term of p_n(w | h), `discounted` (M + 1,), and `backoff` (P + 1,).
+
+    The last element of both arrays is for the id -1. `vocabulary_size` is V, and `history_count` is P.
+    """
+
+    def __init__(self, grams: NGramCounts, history_count: int, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.discounts = estimate_discounts(grams.counts)
+        discounts_of_grams = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
+        history_ids = grams.keys // vocabulary_size
+        total_counts = np.bincount(history_ids, grams.counts, history_count)  # c(h .)
+        total_discounts = np.bincount(history_ids, discounts_of_grams, history_count)
+        backoff = np.divide(total_discounts, total_counts, out=np.ones(history_count), where=total_counts > 0)
+        self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
+        self.discounted = np.append((grams.counts - discounts_of_grams) / total_counts[history_ids], 0.0)
+        self.backoff = np.append(backoff, 1.0)
+
+    def find(self, history_ids: Ids, tokens: Ids) -> Ids:
+        """Return the ids (T,) of the n-grams with the histories `history_ids` (T,) and the last tokens `tokens` (T,).
+
+        The id of an n-gram that was not counted is -1.
+        """
+        keys = history_ids * self.vocabulary_size + tokens
+        ids = np.searchsorted(self.keys, keys)
+        return np.where(self.keys[ids] == keys, ids, -1)
+
+    def followers(self, history_ids: Ids) -> tuple[Ids, Ids]:
+        """Return all counted n-grams that extend one of the histories `history_ids` (T,) by one token.
+
+        The two results are, for each n-gram, the index of its history in `history_ids`, and the id of the n-gram.
+        """
+        first_ids = np.searchsorted(self.keys, history_ids * self.vocabulary_size)
+        end_ids = np.searchsorted(self.keys, (history_ids + 1) * self.vocabulary_size)
+        follower_counts = end_ids - first_ids  # 0 for the id -1
+        history_indices = np.repeat(np.arange(len(history_ids)), follower_counts)
+        # The n-grams of a history have consecutive ids; the result lists the histories one after the other.
+        first_places = np.cumsum(follower_counts) - follower_counts
+        return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, follower_counts)
+
+
+def counts_from_tensors(tensors: Mapping[str, Tensor], order: int) -> list[NGramCounts]:
+    """Return the counts of orders 1 to `order` from the tensors of a file; a missing tensor raises a `KeyError`."""
+    return [
+        NGramCounts(*(tensors[f"{name}{n}"].numpy().astype(np.int64) for name in ("keys", "counts")))
+        for n in range(1, order + 1)
+    ]
+
+
+def estimate_discounts(counts: Ids) -> tuple[float, ...]:
+    """Estimate the discounts of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1, 2, 3 and 4.
+
+    Returns `FALLBACK_DISCOUNTS` if no n-gram has count 1, 2 or 3, or if an estimate is not positive.
+    """
+    _, ones, twos, threes, fours, _ = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
+    if not (ones and twos and threes):
+        return FALLBACK_DISCOUNTS
+    y = ones / (ones + 2 * twos)  # Y in Chen and Goodman
+    estimates = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
+    return estimates if min(estimates) > 0 else FALLBACK_DISCOUNTS
+
+
+def count_ngrams(corpus: Corpus, order: int) -> list[NGramCounts]:
+    """Return the Kneser-Ney counts of the orders from 1 to `order`, or to the length of the longest text if shorter."""
+    vocabulary_size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
+    keys = [np.arange(vocabulary_size)]  # `keys` and `counts` have an array for each order
+    counts = [np.bincount(target_ids(corpus), minlength=vocabulary_size)]
+    ids = tokens  # id of the n-gram that ends at each token; -1 if it would reach into the previous text
+    for _ in progress_bar(range(1, order), desc="counting", unit="orders"):
+        history_ids = _preceding_ids(ids, begins)
+        is_inside = history_ids >= 0
+        if not is_inside.any():
+            break
+        ngram_keys, ngram_ids, ngram_counts = np.unique(
+            history_ids[is_inside] * vocabulary_size + tokens[is_inside], return_inverse=True, return_counts=True
+        )
+        suffix_ids = np.empty(len(ngram_keys), dtype=np.int64)
+        suffix_ids[ngram_ids] = ids[is_inside]  # id of each n-gram without its first token
+        predecessor_counts = np.bincount(suffix_ids, minlength=len(keys[-1]))  # distinct tokens before each n-gram
+        counts[-1] = np.where(predecessor_counts > 0, predecessor_counts, counts[-1])  # no token precedes a start token
+        ids = np.full(len(tokens), -1)
+        ids[is_inside] = ngram_ids
+        keys.append(ngram_keys)
+        counts.append(ngram_counts)
+    return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
+
+
+def _preceding_ids(ids: Ids, begins: Ids) -> Ids:
+    """Return the ids of the n-grams that end one token earlier, -1 at the beginning of a text."""
+    preceding_ids = np.empty(len(ids), dtype=np.int64)
+    preceding_ids[1:] = ids[:-1]
+    preceding_ids[begins] = -1  # `begins` are the positions of the start tokens
+    return preceding_ids
+
+
+class NGram(TextModel):
+    """An n-gram model with a tokenizer and the options for reading texts.
+
+    The model reads no context. It implements the protocol `Scorer`.
+    """
+
+    def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
+        self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
+        self.schema = ContextSchema()
+        history_counts = [1, *(len(order_counts.keys) for order_counts in grams[:-1])]
+        self.order_tables = [
+            OrderTables(order_counts, history_count, len(tokenizer))
+            for order_counts, history_count in zip(grams, history_counts, strict=True)
+        ]
+        self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
+
+    @classmethod
+    def fit(
+        cls,
+        source: Any,
+        config: Config,
+        folder: str | Path,
+        *,
+        order: int | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> "NGram":
+        """Count the n-grams of a table or corpus and save the model in a new folder.
+
+        Args:
+            source: A table, or a corpus.
+            config: The options for reading the table.
+            folder: The folder, which must not exist.
+            order: The length of the longest n-grams; by default 4, for characters 9.
+            tokenizer: The tokenizer of another model, to predict the same targets as that model. By default, the
+                tokenizer of `source` if that is a corpus, else a tokenizer that is trained on `source`.
+        """
+        folder, data = Path(folder), with_context(config.data)
+        chosen_tokenizer = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
+        config = Config(data=data, tokenizer=chosen_tokenizer.options)
+        if order is None:
+            order = DEFAULT_CHARACTER_ORDER if chosen_tokenizer.is_character_level else DEFAULT_ORDER
+        [order] = limits.check(order=order)
+        with lock.training_lock(folder):
+            files.create_new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
+            is_corpus = isinstance(source, Corpus)
+            corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer)
+            model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
+            model._save()
+        return model
+
+    def _save(self) -> None:
+        files.create_manifest(self.folder, (FILE, *self.tokenizer.FILES))
+        files.save_tensors(self.folder / TABLES, self.to_tensors(), {"vocabulary": len(self.tokenizer)})
+        self.tokenizer.save(self.folder)
+        reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
+        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading_options}, FORMAT)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the n-grams of all orders as tensors for a file; `counts_from_tensors` is the inverse."""
+        tensors = {}
+        for order, order_counts in enumerate(self.grams, 1):
+            tensors[f"keys{order}"] = torch.from_numpy(order_counts.keys)
+            tensors[f"counts{order}"] = torch.from_numpy(order_counts.counts.astype(np.int32))
+        return tensors
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "NGram":
+        """Open the n-gram model in a folder; raise a `UserError` if its files are invalid."""
+        folder = Path(folder)
+        saved = files.read_versioned(folder / FILE, FORMAT, folder)
+        tensors, metadata = files.load_tensors(folder / TABLES)
+        if type(saved.get("order")) is not int or saved["order"] not in ORDERS:
+            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {saved.get('order')!r}")
+        sections = {name: values for name, values in saved.items() if name in ("data", "tokenizer")}
+        config = Config.from_dict(sections, str(folder / FILE))
+        tokenizer = load_tokenizer(config, folder)
+        tensor_names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
+        if (
+            set(tensors) != tensor_names
+            or not isinstance(metadata, dict)
+            or metadata.get("vocabulary") != len(tokenizer)
+        ):
+            raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
+        return cls(folder, config, tokenizer, counts_from_tensors(tensors, saved["order"]))
+
+    def nats(self, corpus: Corpus) -> Floats:
+        """Return the nats of all targets of `corpus`, -log p(w | h)."""
+        blocks = self.blocks(corpus)
+        return np.concatenate([-np.log(self.target_probabilities(histories, grams)) for histories, grams, _ in blocks])
+
+    def target_probabilities(self, histories: list[Ids], grams: list[Ids]) -> Floats:
+        """Return p(w | h) (T,) from the ids of the history and of the n-gram of each target, (T,) for each order."""
+        *_, probabilities = self.target_probabilities_by_order(histories, grams)
+        return probabilities
+
+    def target_probabilities_by_order(self, histories: list[Ids], grams: list[Ids]) -> Iterator[Floats]:
+        """Yield p_n(w | h) (T,) for each order n from 1 on; the arguments are those of `target_probabilities`."""
+        probabilities = np.full(len(grams[0]), self.uniform)
+        for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
+            probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
+            yield probabilities
+
+    def look_up(self, tokens: Ids, begins: Ids) -> tuple[list[Ids], list[Ids]]:
+        """Return the ids of the history and of the n-gram of each token (T,) of joined texts, for each order.
+
+        `begins` are the indices of the first tokens of the texts.
+        """
+        grams = list(self.gram_ids(tokens, begins))
+        histories = [np.zeros(len(tokens), dtype=np.int64), *(_preceding_ids(ids, begins) for ids in grams[:-1])]
+        return histories, grams
+
+    def gram_ids(self, tokens: Ids, begins: Ids) -> Iterator[Ids]:
+        """Yield, for each order, the id of the n-gram that ends at each token (T,), as in `look_up`."""
+        ids = tokens
+        yield ids
+        for tables in self.order_tables[1:]:
+            ids = tables.find(_preceding_ids(ids, begins), tokens)
+            yield ids
+
+    def empty_histories(self, count: int) -> Ids:
+        """Return the ids (count, orders) of the histories of `count` texts before their start tokens."""
+        histories = np.full((count, len(self.order_tables)), -1, dtype=np.int64)
+        histories[:, 0] = 0
+        return histories
+
+    def extend_histories(self, histories: Ids, tokens: Ids) -> Ids:
+        """Return the ids (T, orders) of histories after one more token each, `tokens` (T,)."""
+        extended = np.empty_like(histories)
+        extended[:, 0] = 0
+        for order, tables in enumerate(self.order_tables[:-1]):
+            extended[:, order + 1] = tokens if order == 0 else tables.find(histories[:, order], tokens)
+        return extended
+
+    @property
+    def size(self) -> int:
+        """The number of n-grams."""
+        return sum(len(order_counts.keys) for order_counts in self.grams)
+
+    def uniform_probabilities(self, count: int) -> Floats:
+        """Return p_0 of every token (count, V): the start token has probability 0, all others the same."""
+        probabilities = np.full((count, len(self.tokenizer)), self.uniform)
+        probabilities[:, self.tokenizer.specials.start] = 0.0
+        return probabilities
+
+    def probabilities_by_order(self, histories: list[Ids]) -> Iterator[Floats]:
+        """Yield p_n(w | h) of every token w (T, V) for each order n; the argument is as in `probabilities`."""
+        probabilities = self.uniform_probabilities(len(histories[0]))
+        for tables, history_ids in zip(self.order_tables, histories, strict=True):
+            probabilities = tables.backoff[history_ids, None] * probabilities
+            rows, gram_ids = tables.followers(history_ids)
+            probabilities[rows, tables.keys[gram_ids] % tables.vocabulary_size] += tables.discounted[gram_ids]
+            yield probabilities
+
+    def probabilities(self, histories: list[Ids]) -> Floats:
+        """Return p(w | h) of every token w (T, V).
+
+        `histories` has an array (T,) for each order, with the id of the history of each target.
+        """
+        *_, probabilities = self.probabilities_by_order(histories)
+        return probabilities
+
+    def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
+        """Yield three results for each block of texts: ids of histories, ids of n-grams, and the targets (T,).
+
+        The two results of ids are lists with an array (T,) for each order: the history or n-gram of each target.
+        """
+        if corpus.tokenizer.tokens != self.tokenizer.tokens:
+            raise UserError(
+                f"{self.folder}: expected texts read with the vocabulary of the model, got another vocabulary"
+            )
+        offsets = np.asarray(corpus.offsets)
+        block_of_text = offsets[:-1] // TOKENS
+        first_texts = np.flatnonzero(np.diff(block_of_text, prepend=-1))
+        for first_text, end_text in zip(first_texts, [*first_texts[1:], len(corpus)], strict=True):
+            tokens = corpus.tokens[offsets[first_text] : offsets[end_text]].astype(np.int64)
+            begins = offsets[first_text:end_text] - offsets[first_text]
+            is_target = np.ones(len(tokens), dtype=bool)
+            is_target[begins] = False
+            histories, grams = self.look_up(tokens, begins)
+            histories = [history_ids[is_target] for history_ids in histories]
+            grams = [gram_ids[is_target] for gram_ids in grams]
+            yield histories, grams, tokens[is_target]

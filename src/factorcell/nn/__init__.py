@@ -1,0 +1,34 @@
+"""The language model: backbones, heads, output biases and compiled kernels; and the parts that other packages add."""
+
+from typing import TYPE_CHECKING
+
+from factorcell.io.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from factorcell.adapters.adapted_linear import AdaptedLinear as AdaptedLinear
+    from factorcell.adapters.adapters import Adapter as Adapter
+    from factorcell.adapters.adapters import LayerSizes as LayerSizes
+    from factorcell.adapters.adapters import Shift as Shift
+    from factorcell.nn.backbones.backbone import Backbone as Backbone
+    from factorcell.nn.backbones.backbone import BackboneSizes as BackboneSizes
+    from factorcell.nn.backbones.backbone import Footprint as Footprint
+    from factorcell.nn.backbones.recurrent_loop import CellState as CellState
+    from factorcell.nn.backbones.recurrent_loop import RecurrentStep as RecurrentStep
+    from factorcell.nn.head import Head as Head
+    from factorcell.nn.head import HeadSizes as HeadSizes
+    from factorcell.nn.language_model import LanguageModel as LanguageModel
+    from factorcell.nn.scoring import Scorer as Scorer
+    from factorcell.nn.scoring import Tally as Tally
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "factorcell.adapters.adapted_linear": ("AdaptedLinear",),
+        "factorcell.adapters.adapters": ("Adapter", "LayerSizes", "Shift"),
+        "backbones.backbone": ("Backbone", "BackboneSizes", "Footprint"),
+        "backbones.recurrent_loop": ("CellState", "RecurrentStep"),
+        "head": ("Head", "HeadSizes"),
+        "language_model": ("LanguageModel",),
+        "scoring": ("Scorer", "Tally"),
+    },
+)

@@ -1,0 +1,1 @@
+"""Backbones, which turn the tokens read so far into a vector: recurrent layers and models of `transformers`."""

@@ -1,0 +1,57 @@
+"""The device and the number type of computations, by fixed rules, and the number of threads in forked processes.
+
+With `auto`, the same options compute in the same way on every machine of a kind:
+
+    device       a GPU if there is one, except for recurrent layers with layer normalization
+    number type  float32, but bfloat16 for a pretrained base on a GPU
+
+Recurrent layers with layer normalization are slower on a GPU: they wait for the launches of their kernels
+(docs/speed.md).
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+
+from factorcell.errors import UserError
+from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+CPU = torch.device("cpu")
+
+
+@cache
+def compute_on_one_thread_after_fork() -> None:
+    """Let PyTorch compute on one thread in processes that are forked from now on.
+
+    PyTorch uses GNU's OpenMP library. In a forked process, this library would wait forever for threads that exist only
+    in the parent process; with one thread it does not wait. PyTorch's DataLoader also limits its workers to one thread.
+    Spawned processes still compute on all threads.
+    """
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch finds a GPU."""
+    return torch.cuda.is_available() and torch.cuda.device_count() > 0
+
+
+def find_device(name: str, backbone: Any) -> torch.device:
+    """Return the device for a model with the options `backbone`; `name` is "cpu", "cuda" or "auto"."""
+    is_slow_on_gpu = isinstance(backbone, RecurrentOptions) and backbone.layer_norm
+    if name == "cpu" or (name == AUTO and (is_slow_on_gpu or not has_gpu())):
+        return CPU
+    if not has_gpu():
+        raise UserError("device: cuda needs a GPU, but PyTorch finds none; choose auto or cpu")
+    return torch.device("cuda", 0)
+
+
+def find_precision(name: str, device: torch.device, backbone: Any) -> str:
+    """Return the number type of matrix products, "float32" or "bfloat16"; `name` may also be "auto"."""
+    if name != AUTO:
+        return name
+    is_pretrained = isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained
+    return BFLOAT16 if is_pretrained and device.type == "cuda" else FLOAT32

@@ -1,0 +1,133 @@
+"""Choice of the next tokens of many texts in one compiled call: sampled tokens, or the most probable tokens.
+
+The call does not return logits. `generation/choosing.py` specifies sampling and constraints, and implements them in
+PyTorch.
+
+Shapes: N texts, V vocabulary, D size of a vector, C contexts, S tokens per text, M forbidden pairs of text and token.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signature import checked_shape
+from factorcell.nn.kernels.signatures import DRAWING, SOFTMAX
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """A table (V, D) in the memory layout of an `instruction_set`; `size` is V, and `width` is D."""
+
+    packed: Tensor
+    size: int
+    width: int
+    is_bfloat16: bool
+    instruction_set: int
+
+    @classmethod
+    def of(cls, table: Tensor) -> "PackedTable":
+        """Pack a copy of `table` for the current instruction set and precision."""
+        size, width = checked_shape("table", table, 2)
+        is_bfloat16, instruction_set = library.uses_bfloat16(), library.instruction_set()
+        rows, texts, parts, next_job = 0, 1, 1, 0
+        numbers = (rows, size, width, texts, parts, library.thread_count(size), int(is_bfloat16), next_job)
+        structure = SOFTMAX.checked_arguments(numbers, {})
+        packed = torch.empty(
+            library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set)
+        )
+        arrays = {**library.dense_arrays(table=table), "packed": packed}
+        library.call(
+            "softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, "packing", packed=len(packed)), instruction_set
+        )
+        return cls(packed, size, width, is_bfloat16, instruction_set)
+
+
+@dataclass(frozen=True)
+class ForbiddenTokens:
+    """Tokens that a text must not continue with.
+
+    The tokens in `banned` are forbidden in every text. Token `tokens[i]` (M,) is forbidden in the text with the index
+    `rows[i]` (M,); `rows` is sorted. A text in which every token is forbidden continues with the token `end`.
+    """
+
+    banned: Sequence[int]
+    rows: Tensor
+    tokens: Tensor
+    end: int
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """A request for S sampled tokens per text.
+
+    `places` (N, S) are uniform random numbers in [0, 1). Each number selects the token at this share of the cumulative
+    sum of weights; the weight of a token is probability ** (1 / `temperature`). Only the `top_k` most probable tokens
+    (0: all) can be sampled. `top_p` restricts them further, to the smallest set of most probable tokens whose weights
+    sum to at least the share `top_p` of the weights of these `top_k` tokens.
+    """
+
+    places: Tensor
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def select(self, rows: Tensor) -> "SampleRequest":
+        """Return the request for the texts of `rows` (N',)."""
+        return replace(self, places=self.places[rows])
+
+
+@dataclass(frozen=True)
+class TopRequest:
+    """A request for the `count` most probable tokens per text, in order of descending probability."""
+
+    count: int
+
+    def select(self, rows: Tensor) -> "TopRequest":
+        """Return the request for the texts of `rows` (N',)."""
+        return self
+
+
+TokenRequest = SampleRequest | TopRequest
+
+
+def next_tokens(
+    values: Tensor,
+    table: PackedTable,
+    bias: Tensor,
+    context: Tensor,
+    forbidden: ForbiddenTokens,
+    request: TokenRequest,
+) -> tuple[Tensor, Tensor]:
+    """Choose the next tokens of each text.
+
+    The logits of a text are its row of `values` (N, D) times the table, plus the row of `bias` (C, V) that `context`
+    (N,) selects.
+
+    Returns:
+        Tokens (N, S), and their log probabilities (N, S) under the model without constraints. If a text allows fewer
+        than S tokens, the others are `forbidden.end` with a log probability of -inf.
+    """
+    if isinstance(request, SampleRequest):
+        sampling = request
+    else:
+        # Only the number of columns of `places` matters: the compiled code receives no places.
+        sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
+    _, count = checked_shape("places", sampling.places, 2)
+    ends = torch.bincount(forbidden.rows, minlength=len(values)).cumsum(0)
+    banned = torch.tensor(forbidden.banned, dtype=torch.int64)
+    tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
+    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
+    threads, next_job = library.thread_count(len(values)), 0
+    numbers = (*sizes, sampling.top_k, forbidden.end, threads, int(table.is_bfloat16), next_job)
+    arrays = library.dense_arrays(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
+    arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
+    arrays["tokens"] = tokens
+    arrays["places"] = request.places if isinstance(request, SampleRequest) else None
+    doubles = (sampling.temperature, sampling.top_p)
+    arguments = DRAWING.checked_arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
+    library.call("drawing", arguments, table.instruction_set)
+    return tokens, log_probs

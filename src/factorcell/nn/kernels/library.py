@@ -1,0 +1,171 @@
+"""Access to the compiled kernels of native/: loading the library, selecting an instruction set, and making calls.
+
+The installation builds the C++ code if there is a compiler. The code does not depend on PyTorch: it receives addresses
+of arrays, so one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL selects an
+instruction set, `off` for plain PyTorch, or `triton` for the GPU kernels, interpreted on a CPU.
+"""
+
+import ctypes
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factorcell.errors import check_choice
+
+LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py uses this name for every version of Python
+
+# Instruction sets in the order of their numbers in the compiled code, with the number of floats per vector.
+LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
+VARIANTS = tuple(LANES)
+BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfloat16
+
+FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
+
+# Options of mallopt by name: the number of the option, and its value in bytes.
+MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled code; if it is missing, log a warning once and return None."""
+    if LIBRARY.exists():
+        try:
+            loaded = ctypes.CDLL(str(LIBRARY))
+        except OSError as error:
+            log.warning("%s cannot be loaded (%s); using plain PyTorch, which is slower", LIBRARY, error)
+            return None
+        loaded.factorcell_packed_table.restype = ctypes.c_int64
+        loaded.factorcell_packed_weight.restype = ctypes.c_int64
+        loaded.factorcell_softmax_room.restype = ctypes.c_int64
+        return loaded
+    log.warning(
+        "no compiled kernels (the installation builds them if there is a C++ compiler); using plain PyTorch, which is "
+        "slower"
+    )
+    return None
+
+
+def variant() -> str | None:
+    """Return the name of the instruction set that the compiled code uses; None if that code is missing or disabled."""
+    setting = os.environ.get("FACTORCELL_KERNEL", "")
+    compiled = None if setting in ("off", "triton") else library()
+    if compiled is None:
+        return None
+    supported = VARIANTS[: compiled.factorcell_best() + 1]  # in ascending order
+    return check_choice("FACTORCELL_KERNEL", setting, ["off", "triton", *supported]) if setting else supported[-1]
+
+
+def instruction_set() -> int:
+    """Return the number of the instruction set that the compiled code uses.
+
+    Raises:
+        ValueError: The compiled code is missing or disabled.
+    """
+    name = variant()
+    if name is None:
+        raise ValueError("the compiled kernels are missing or switched off; call `supports` first")
+    return VARIANTS.index(name)
+
+
+def supports(*arrays: Tensor) -> bool:
+    """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the CPU."""
+    are_supported = all(array.device.type == "cpu" and array.dtype in FLOATS for array in arrays)
+    return are_supported and variant() is not None
+
+
+@cache
+def retain_freed_memory() -> None:
+    """Let this process keep up to 1 GB of freed memory for its next step.
+
+    By default glibc returns the memory of large arrays to the system, which fills it with zeros before each new use.
+    Filling takes up to a third of the time of a training step.
+    """
+    if os.name == "nt":
+        return  # Windows has no glibc, and cannot open the process itself as a library
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in MALLOC.values():
+            mallopt(option, value)
+
+
+def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context manager in which matrix products on `device` multiply numbers of the type `name`.
+
+    `name` is float32, bfloat16, or auto. With auto the type is float32 until the faster type has been measured. Sums of
+    products are float32.
+    """
+    return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
+
+
+def autocasts_to_bfloat16(device: torch.device) -> bool:
+    """Whether matrix products on `device` currently multiply bfloat16 numbers."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def uses_bfloat16() -> bool:
+    """Whether the compiled code currently multiplies bfloat16: autocast is on and the processor supports it."""
+    return autocasts_to_bfloat16(torch.device("cpu")) and has_bfloat16()
+
+
+def has_bfloat16() -> bool:
+    """Whether the instruction set of the compiled code can multiply bfloat16 numbers."""
+    return variant() in BFLOAT16_VARIANTS
+
+
+def product(left: Tensor, right: Tensor, is_bfloat16: bool) -> Tensor:
+    """Return the matrix product of two float32 arrays in float32; if `is_bfloat16`, convert them to bfloat16 first."""
+    return (left.bfloat16() @ right.bfloat16()).float() if is_bfloat16 else left @ right
+
+
+def convert_array(array: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `array` as a contiguous array for the compiled code, with floats converted to `dtype`."""
+    return (array.to(dtype) if array.dtype in FLOATS else array).contiguous()
+
+
+def dense_arrays(**arrays: Tensor | None) -> dict[str, Tensor | None]:
+    """Return `arrays` by name as contiguous arrays for the compiled code, with floats converted to float32."""
+    return {name: None if array is None else convert_array(array, torch.float32) for name, array in arrays.items()}
+
+
+def thread_count(jobs: int) -> int:
+    """Return the number of threads for `jobs` jobs: at most one per job, and at most as many as PyTorch uses."""
+    return max(1, min(torch.get_num_threads(), jobs))
+
+
+def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> None:
+    """Call a compiled function.
+
+    Args:
+        function: The name of the function without the prefix `factorcell_`.
+        arguments: The result of `Signature.checked_arguments`.
+        instruction_set: The number of the instruction set.
+        *flags: Further arguments, such as whether to run backward.
+
+    Raises:
+        ValueError: The processor does not support the instruction set, or the compiled code is missing.
+        MemoryError: The function cannot allocate its working memory.
+    """
+    compiled = require_library()
+    highest = compiled.factorcell_best()
+    if not 0 <= instruction_set <= highest:
+        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {highest} on this processor")
+    compiled_function = getattr(compiled, f"factorcell_{function}")
+    has_failed = compiled_function(ctypes.byref(arguments), *map(int, flags), instruction_set)
+    if has_failed:
+        raise MemoryError(f"not enough memory for the compiled {function}")
+
+
+def require_library() -> ctypes.CDLL:
+    """Return the compiled code; raise `ValueError` if it is missing."""
+    compiled = library()
+    if compiled is None:
+        raise ValueError("the compiled kernels are missing; call `supports` first")
+    return compiled

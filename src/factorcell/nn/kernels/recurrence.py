@@ -1,0 +1,313 @@
+"""The recurrence of `Cell.forward` (coupled cell) in one compiled call per direction.
+
+    z = input_reduced[t] + g L      [i, f, o] = input_gates[t] + b + s (W g) + z R        g = h feed
+    f = sigmoid(f + 1)              m = f m + (1 - f) tanh(i) keep[t]                     h = tanh(m) sigmoid(o)
+
+W multiplies the hidden state h; L R is its low-rank change, and s a factor on its product. b is the bias, and i, f, o
+are the gates. feed and keep are dropout factors. Layer normalization replaces each x of i, f, o and the m inside the
+tanh by gain (x - mean) / deviation + shift. If the compiled code is missing, `Cell` runs a loop in Python instead,
+which has the same results and takes several times as long. Variables `of_x` are gradients of the loss with respect to
+x.
+
+Shapes: B texts, T steps, H hidden, R rank.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signature import checked_shape
+from factorcell.nn.kernels.signatures import RECURRENCE
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """W (H, 3H), copied to the memory layouts that the compiled forward and backward passes read.
+
+    A caller that passes it to many calls saves the time in which each call would pack W itself. The layouts depend on
+    the `instruction_set`, and on whether products are in bfloat16.
+    """
+
+    forward: Tensor
+    backward: Tensor
+    instruction_set: int
+    is_bfloat16: bool
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "PackedWeight":
+        """Pack W for the current instruction set and precision."""
+        instruction_set, is_bfloat16 = library.instruction_set(), library.uses_bfloat16()
+        dense_weight = weight.detach().float().contiguous()
+        hidden, _ = checked_shape("weight", dense_weight, 2)
+        sequences, steps, rank, threads, next_job = 1, 1, 0, 1, 0
+        numbers = (sequences, steps, hidden, rank, threads, int(is_bfloat16), next_job)
+
+        def pack(*, backward: bool) -> Tensor:
+            packed = torch.empty(_packed_size(numbers, backward, instruction_set))
+            arrays = {"weight": dense_weight, "packed": packed}
+            arguments = RECURRENCE.checked_arguments(numbers, arrays, "packing", packed=len(packed))
+            library.call("recurrence_pack", arguments, instruction_set, backward)
+            return packed
+
+        return cls(pack(backward=False), pack(backward=True), instruction_set, is_bfloat16)
+
+
+@dataclass(frozen=True)
+class RecurrenceInputs:
+    """Arguments of the recurrence.
+
+    Args:
+        input_gates: What the inputs contribute to the gates (B, T, 3H).
+        bias: b (B, 3H).
+        input_reduced: What the inputs contribute to z (B, T, R).
+        weight: W (H, 3H).
+        left: L (B, H, R).
+        right: R (B, R, 3H).
+        keep: Dropout factors (T, B, H) on the candidate tanh(i).
+        norm: Layer normalization (8, H): gains of i, f, o and m, then their shifts.
+        scale: s (B, 3H), a factor on the product with W.
+        feed: Dropout factors (B, H) on h in the products with W and L.
+        hidden: First h (B, H).
+        memory: First m (B, H).
+        lengths: Steps of each text (B,); after them the state of the text does not change and its outputs are zero.
+        packed: The packed form of `weight`, to save the time of packing it in every call.
+    """
+
+    input_gates: Tensor
+    bias: Tensor
+    input_reduced: Tensor | None
+    weight: Tensor
+    left: Tensor | None
+    right: Tensor | None
+    keep: Tensor | None
+    norm: Tensor | None
+    scale: Tensor | None
+    feed: Tensor | None
+    hidden: Tensor
+    memory: Tensor
+    lengths: Tensor | None
+    packed: PackedWeight | None = None
+
+    def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
+        """Return these arguments with all arrays except `lengths` converted to `dtype`."""
+        arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
+        converted = {
+            name: array.to(dtype) for name, array in arrays.items() if array is not None and array.dtype != torch.long
+        }
+        return replace(self, **converted)
+
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        """Return all fields except `packed`, in their order."""
+        return tuple(getattr(self, name) for name in ARRAY_FIELDS)
+
+
+ARRAY_FIELDS = tuple(field.name for field in fields(RecurrenceInputs) if field.name != "packed")
+# The backward pass does not read the arrays before `weight`, the contributions of the inputs and the bias.
+WEIGHT_INDEX = ARRAY_FIELDS.index("weight")
+LEADING_ARGUMENTS = 4  # arguments of `_Recurrence.forward` after `ctx` and before the arrays; they have no gradients
+
+
+def supports(inputs: RecurrenceInputs) -> bool:
+    """Whether `run` supports `inputs`: float arrays on the CPU that are not empty, with one W for all texts."""
+    is_weight_shared = inputs.weight.dim() == 2
+    return is_weight_shared and inputs.input_gates.numel() > 0 and library.supports(inputs.input_gates, inputs.weight)
+
+
+def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the recurrence; within autocast, compute products in bfloat16 if the processor supports it.
+
+    Returns:
+        Hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
+    """
+    arrays = inputs.arrays()
+    needs_backward = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
+    instruction_set, is_bfloat16, packed = library.instruction_set(), library.uses_bfloat16(), inputs.packed
+    packed_forms: tuple[Tensor | None, Tensor | None] = (None, None)
+    # A weight that was packed for another instruction set or precision is packed again.
+    if packed is not None and (packed.instruction_set, packed.is_bfloat16) == (instruction_set, is_bfloat16):
+        packed_forms = (packed.forward, packed.backward)
+    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(
+        needs_backward, is_bfloat16, instruction_set, packed_forms, *arrays
+    )  # type: ignore[no-untyped-call]
+    return result
+
+
+def _call(
+    arrays: Mapping[str, Tensor | None], rank: int, *, backward: bool, is_bfloat16: bool, instruction_set: int
+) -> None:
+    """Check `arrays` and call the compiled recurrence in one direction."""
+    gates_name = "gates" if backward else "input_gates"
+    batch, steps, gate_columns = checked_shape(gates_name, cast(Tensor, arrays[gates_name]), 3)
+    hidden, next_job = gate_columns // 3, 0
+    numbers = (batch, steps, hidden, rank, library.thread_count(batch), int(is_bfloat16), next_job)
+    packed_size = _packed_size(numbers, backward, instruction_set) if arrays.get("packed") is not None else 0
+    direction = "backward" if backward else "forward"
+    cases = [direction]
+    if rank > 0:
+        cases.append(f"{direction} with a rank")
+    if arrays.get("norm") is not None:
+        cases.append(f"{direction} with normalization")
+    arguments = RECURRENCE.checked_arguments(numbers, arrays, *cases, packed=packed_size)
+    library.call("recurrence", arguments, instruction_set, backward)
+
+
+def _packed_size(numbers: tuple[int, ...], backward: bool, instruction_set: int) -> int:
+    """Return the number of floats of a packed W, given the integer fields `numbers` of `RECURRENCE`."""
+    structure = RECURRENCE.checked_arguments(numbers, {})
+    size: int = library.require_library().factorcell_packed_weight(
+        ctypes.byref(structure), int(backward), instruction_set
+    )
+    return size
+
+
+def _rank(left: Tensor | None) -> int:
+    """Return the rank of L (B, H, R), or 0 without L."""
+    if left is None:
+        return 0
+    _, _, rank = checked_shape("left", left, 3)
+    return rank
+
+
+def _arrays_for_compiled_code(is_bfloat16: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Return `arrays` with the names and the element types that the compiled code expects."""
+    compiled_names = {"hidden": "first_hidden", "memory": "first_memory"}
+    bfloat16_names = ("input_gates", "left", "right") if is_bfloat16 else ()
+    dtypes = {name: torch.bfloat16 if name in bfloat16_names else torch.float32 for name in arrays}
+    return {
+        compiled_names.get(name, name): None if array is None else library.convert_array(array, dtypes[name])
+        for name, array in arrays.items()
+    }
+
+
+def _forward(
+    inputs: Mapping[str, Tensor | None],
+    needs_backward: bool,
+    is_bfloat16: bool,
+    instruction_set: int,
+    packed: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Run the forward pass on `inputs`, the arrays of `RecurrenceInputs`.
+
+    Returns:
+        h (B, T, H), the last h and m (B, H), then arrays for the backward pass: m, the gates, z, and 1 / deviation of
+        the layer normalization, each with shape (B, T, width), or (B, 0, width) without `needs_backward`.
+    """
+    weight, rank = cast(Tensor, inputs["weight"]), _rank(inputs["left"])
+    batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
+    hidden, _ = checked_shape("weight", weight, 2)
+    saved_steps = steps if needs_backward else 0
+    results = {"outputs": weight.new_empty(batch, steps, hidden)}
+    results |= {name: weight.new_empty(batch, hidden) for name in ("last_hidden", "last_memory")}
+    widths = {"memories": hidden, "gates": 3 * hidden, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
+    results |= {name: weight.new_empty(batch, saved_steps, width) for name, width in widths.items()}
+    nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
+    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
+    _call(arrays, rank, backward=False, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
+    return tuple(results.values())
+
+
+def _backward(
+    inputs: Mapping[str, Tensor | None], is_bfloat16: bool, instruction_set: int, packed: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Run the backward pass.
+
+    `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
+    with respect to h, the last h and the last m.
+
+    Returns:
+        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` per text (B, 8,
+        H).
+    """
+    weight, gates, rank = cast(Tensor, inputs["weight"]), cast(Tensor, inputs["gates"]), _rank(inputs["left"])
+    batch, steps, hidden = *gates.shape[:2], weight.shape[0]
+    results = {
+        "input_gates_gradient": torch.empty_like(gates, dtype=torch.bfloat16 if is_bfloat16 else torch.float32),
+        "bias_gradient": gates.new_empty(batch, 3 * hidden),
+        "reduced_gradient": gates.new_empty(batch, steps, rank),
+        "first_hidden_gradient": gates.new_empty(batch, hidden),
+        "first_memory_gradient": gates.new_empty(batch, hidden),
+        "norm_gradient": gates.new_empty(batch, 0 if inputs["norm"] is None else 8, hidden),
+    }
+    nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
+    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
+    _call(arrays, rank, backward=True, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
+    return tuple(results.values())
+
+
+class _Recurrence(torch.autograd.Function):
+    """The autograd function of the recurrence.
+
+    In the backward pass, the kernel runs through the steps in reverse. Matrix products over all steps then give the
+    gradients of W, L and R.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        needs_backward: bool,
+        is_bfloat16: bool,
+        instruction_set: int,
+        packed: tuple[Tensor | None, Tensor | None],
+        *arrays: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = dict(zip(ARRAY_FIELDS, arrays, strict=True))
+        packed_forward, packed_backward = packed
+        outputs, last_hidden, last_memory, *saved = _forward(
+            inputs, needs_backward, is_bfloat16, instruction_set, packed_forward
+        )
+        ctx.save_for_backward(*arrays[WEIGHT_INDEX:], outputs, *saved, packed_backward)
+        ctx.set_materialize_grads(False)
+        ctx.is_bfloat16, ctx.instruction_set = is_bfloat16, instruction_set
+        ctx.dtype, ctx.has_reduced = cast(Tensor, inputs["input_gates"]).dtype, inputs["input_reduced"] is not None
+        return outputs, last_hidden, last_memory
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *arrays, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
+        weight, left, right, _, norm, scale, feed, hidden, *_ = arrays
+        inputs = dict(zip(ARRAY_FIELDS[WEIGHT_INDEX:], arrays, strict=True))
+        inputs |= {
+            "outputs": outputs,
+            "memories": memories,
+            "gates": gates,
+            "inverse": inverse if norm is not None else None,
+        }
+        inputs |= dict(
+            zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True)
+        )
+        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(
+            inputs, ctx.is_bfloat16, ctx.instruction_set, packed
+        )
+        previous_hidden = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
+        if feed is not None:
+            previous_hidden = previous_hidden * feed[:, None]
+        of_product, of_scale = of_gates, None
+        if scale is not None:
+            products = library.product(previous_hidden.flatten(0, 1), weight, ctx.is_bfloat16).view_as(of_gates)
+            of_scale = (of_gates * products).sum(1)
+            of_product = (of_gates * scale[:, None]).to(of_gates.dtype)
+        of_weight = None
+        if ctx.needs_input_grad[LEADING_ARGUMENTS + WEIGHT_INDEX]:  # not in online learning, where W is fixed
+            of_weight = library.product(previous_hidden.flatten(0, 1).T, of_product.flatten(0, 1), ctx.is_bfloat16)
+        of_left = None if left is None else (previous_hidden.transpose(1, 2) @ of_reduced).to(left.dtype)
+        of_right = None if right is None else (reduced.transpose(1, 2).to(of_gates.dtype) @ of_gates).to(right.dtype)
+        array_gradients = {
+            "input_gates": of_gates.to(ctx.dtype),
+            "bias": of_bias,
+            "input_reduced": of_reduced if ctx.has_reduced else None,
+            "weight": of_weight,
+            "left": of_left,
+            "right": of_right,
+            "norm": None if norm is None else of_norm.sum(0),
+            "scale": of_scale,
+            "hidden": of_hidden,
+            "memory": of_memory,
+        }
+        return *(None,) * LEADING_ARGUMENTS, *(array_gradients.get(name) for name in ARRAY_FIELDS)

@@ -1,0 +1,352 @@
+"""The language model p(text given context): a context encoder, token embeddings, a backbone and a head.
+
+`condition` computes everything that depends only on the context. From its result, `forward` computes the nats of all
+targets of a batch, and `step` the probabilities after one token of each text; both give the same probabilities.
+
+Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.adapters.adapters import weight_adapters
+from factorcell.adapters.encoder import ContextEncoder, Prefix
+from factorcell.adapters.initial import normal
+from factorcell.config import Config
+from factorcell.data.columns.context import Context, IdLists
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.corpus import Batch
+from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, Specials
+from factorcell.errors import UserError
+from factorcell.io import pretrained
+from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, BackboneState, Conditions
+from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
+from factorcell.nn.backbones.recurrent import RecurrentBackbone
+from factorcell.nn.devices import AUTO, FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
+from factorcell.nn.head import Head, HeadSizes
+from factorcell.nn.output import RowValues, SampledRows, Samples, SoftmaxHead
+from factorcell.nn.value_names import ValueNames
+from factorcell.options.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
+
+MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
+MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
+
+BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone, "huggingface": HuggingFaceBackbone}
+HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Everything that B contexts determine in a model.
+
+    Attributes:
+        conditions: The conditions of the backbone.
+        start: The state of the backbone before the start token of the text, after control codes, names and prompts.
+        head: The conditions of the head.
+    """
+
+    conditions: Conditions
+    start: BackboneState
+    head: Conditions
+
+    def select(self, rows: Tensor) -> "Conditioning":
+        """Return the conditioning of the contexts `rows` (B',), which may repeat."""
+        return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
+
+
+def with_identified_base(config: Config) -> Config:
+    """Return `config` with the digest of the weights of a pretrained backbone, and the number type of its weights."""
+    backbone = config.backbone
+    if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
+        return config
+    backbone = pretrained.identify(backbone)
+    if backbone.base_precision == AUTO:
+        device = find_device(config.training.device, backbone)
+        number_type = FLOAT32 if backbone.train_base else find_precision(AUTO, device, backbone)
+        backbone = replace(backbone, base_precision=number_type)
+    return replace(config, backbone=backbone)
+
+
+def max_prompt_length(config: Config, schema: ContextSchema) -> int:
+    """Return the largest number of tokens of all prompts of a text, each with a start token."""
+    return (1 + config.data.max_prompt_tokens) * len(schema.prompts)
+
+
+def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> None:
+    """Raise `UserError` if a backbone that reads at most `limit` tokens cannot read the longest text."""
+    max_tokens = config.data.max_tokens
+    if limit is not None and max_tokens + prefix_length > limit:
+        raise UserError(
+            f"max_tokens: expected at most {limit - prefix_length:,}, because the base reads at most {limit:,} tokens "
+            f"with names, prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
+        )
+
+
+def head_class(kind: str) -> type[Head]:
+    """Return the class of the head `kind`: built in, registered, or from an installed package."""
+    cls: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
+    return cls
+
+
+class LanguageModel(nn.Module):
+    """p(text given context): a context encoder, token embeddings, a backbone and a head.
+
+    Attributes:
+        max_tokens: The largest number of tokens of a text that the model can read, with its start token and prompts;
+            None: there is no limit.
+
+    Args:
+        config: The config, which names the kinds of the backbone and the head.
+        vocabulary_size: The number of tokens, V.
+        schema: The context variables.
+        specials: The ids of special tokens.
+        names: The names of values that the model reads before each text; None if it reads none.
+        known_count: The number of tokens that a pretrained backbone knows; by default all.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        vocabulary_size: int,
+        schema: ContextSchema,
+        specials: Specials = SPECIAL_IDS,
+        names: ValueNames | None = None,
+        known_count: int | None = None,
+    ) -> None:
+        compute_on_one_thread_after_fork()
+        super().__init__()
+        model = config.model
+        self.config, self.specials, self.names = model, specials, names
+        embedded = schema.embedded
+        adapt = weight_adapters(model) if embedded.variables else ()
+        has_encoder = bool(embedded.variables and (adapt or model.output_bias))
+        backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
+        context_std = backbone_class.context_std(config.backbone)
+        self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
+        embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
+        self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
+        self.is_adapted = has_encoder or self.prefix is not None or names is not None or bool(schema.prompts)
+        self.embedding = nn.Parameter(normal((vocabulary_size, embedding_size), embedding_size**-0.5))
+        context_size = model.context_size if self.encoder else 0
+        sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
+        self.backbone: Backbone = backbone_class(config.backbone, sizes)
+        code_count = 0 if self.prefix is None else len(embedded.variables)
+        prompt_tokens = max_prompt_length(config, schema) + (names.max_length if names else 0)
+        limit = self.backbone.max_tokens
+        _check_max_tokens(config, limit, code_count + prompt_tokens)
+        self.max_tokens = None if limit is None else limit - code_count - (names.max_length if names else 0)
+        output_table, is_pretrained = self.embedding, False
+        known_count = vocabulary_size if known_count is None else known_count
+        if (tables := self.backbone.token_tables(vocabulary_size, known_count, specials.end)) is not None:
+            (self.embedding, output_table), is_pretrained = tables, True
+        head_sizes = HeadSizes(
+            vector_size=self.backbone.size,
+            model=model,
+            schema=embedded if self.encoder else ContextSchema(),
+            variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
+            specials=specials,
+            is_pretrained=is_pretrained,
+            bias=self.backbone.output_bias(vocabulary_size, known_count),
+        )
+        self.head: Head = head_class(config.head.kind)(config.head, output_table, head_sizes)
+        self._frozen_names = frozenset(name for name, value in self.named_parameters() if not value.requires_grad)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.embedding.device
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of tokens, V."""
+        return len(self.embedding)
+
+    def condition(
+        self,
+        context: Context,
+        override: Mapping[str, Tensor] | None = None,
+        packed: Any = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
+    ) -> Conditioning:
+        """Compute everything that B contexts determine.
+
+        Args:
+            context: The values of the context variables of B texts.
+            override: Embeddings (B, k) by names of variables, which replace the embeddings of these variables.
+            packed: The result of `backbone.pack` for the current weights. It saves time if the same weights are used in
+                many calls with few texts each.
+            embed: Returns the embeddings of the tokens of names and prompts; by default those of `embedding`.
+
+        Raises:
+            UserError: `override` names an unknown variable, or the model has control codes.
+        """
+        if override and self.prefix is not None:
+            raise UserError(f"override of {', '.join(override)}: a model with control codes does not support it")
+        parts = [] if self.encoder is None else self.encoder.variable_embeddings(context, override)
+        vector = self.embedding.new_zeros(len(context), 0) if self.encoder is None else self.encoder.join(parts)
+        conditions = self.backbone.condition(vector, packed)
+        start = self.backbone.start(conditions, len(context))
+        if self.prefix is not None:
+            _, start = self.backbone(self.prefix(context), conditions, start)
+        prompts = self._names_and_prompts(context)
+        if any(len(prompt.ids) for prompt in prompts):
+            tokens = reduce(IdLists.join, prompts)
+            ids = tokens.padded().clamp(min=0)
+            inputs = F.embedding(ids, self.embedding) if embed is None else embed(ids)
+            _, start = self.backbone(inputs, conditions, start, tokens.sizes)
+        return Conditioning(conditions, start, self.head.condition(vector, parts, context))
+
+    def _names_and_prompts(self, context: Context) -> tuple[IdLists, ...]:
+        """Return the names and prompts of B texts."""
+        return context.prompts if self.names is None else (self.names(context), *context.prompts)
+
+    def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
+        """Multiply the changes of weights into the weights, which saves time if a context has many tokens.
+
+        Args:
+            conditioning: The conditioning of B contexts.
+            shared: Whether there is a single context, in which any number of texts are read.
+        """
+        conditions = self.backbone.fold(conditioning.conditions, shared)
+        return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
+
+    def fold_head(self, conditioning: Conditioning) -> Conditioning:
+        """Add the changes of the softmax bias to the bias, which saves time if a context has many tokens."""
+        return Conditioning(conditioning.conditions, conditioning.start, self.head.fold(conditioning.head))
+
+    @property
+    def texts_at_once(self) -> int:
+        """The largest number of texts whose contexts take at most `MAX_CONTEXT_VALUES` values; at least 1.
+
+        A context of a Transformer with context adapters takes millions of values.
+        """
+        footprint = self.backbone.footprint()
+        name_tokens = 0 if self.names is None else self.names.max_length
+        return max(1, MAX_CONTEXT_VALUES // max(1, footprint.conditions + name_tokens * footprint.state))
+
+    def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
+        """Compute the exact nats of all targets.
+
+        If no gradient is needed, texts are read in parts of `MAX_STEPS` tokens, which limits memory.
+
+        Args:
+            batch: B texts with their contexts.
+            conditioning: The conditioning of these contexts, if the caller has computed it.
+
+        Returns:
+            Negative log-likelihoods (B, T) in nats, zero on padding.
+        """
+        conditioning = conditioning or self.condition(batch.context)
+        steps = batch.tokens.shape[1] - 1
+        steps_at_once = steps if torch.is_grad_enabled() else MAX_STEPS
+        state, nats = conditioning.start, []
+        for first in range(0, steps, steps_at_once):
+            tokens = batch.tokens[:, first : first + steps_at_once + 1]
+            lengths = (batch.lengths - first).clamp(0, steps_at_once)
+            inputs = F.embedding(tokens[:, :-1], self.embedding)
+            vectors, state = self.backbone(inputs, conditioning.conditions, state, lengths)
+            nats.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
+        return torch.cat(nats, 1).masked_fill(~batch.mask(), 0.0)
+
+    def sampled_rows(self, batch: Batch, samples: Samples) -> SampledRows:
+        """Return the rows that a step with a sampled loss reads of the tables in `head.row_tables`."""
+        read_ids = [tokens.ids for tokens in self._names_and_prompts(batch.context)]
+        tokens = torch.cat([batch.tokens.flatten(), *read_ids])
+        rows: SampledRows = self.head.sampled_rows(tokens, samples, batch.context.categories)
+        return rows
+
+    def sampled_nats(
+        self,
+        batch: Batch,
+        samples: Samples,
+        sampled_rows: SampledRows | None = None,
+        row_values: RowValues | None = None,
+        conditioning: Conditioning | None = None,
+    ) -> Tensor:
+        """Compute the sampled loss of all targets, for training.
+
+        Args:
+            batch: B texts with their contexts.
+            samples: The negative samples.
+            sampled_rows: The rows that this step reads of the tables in `head.row_tables`, if the caller has computed
+                them.
+            row_values: The values of these rows, if the caller has read them; gradients then exist only for these rows.
+            conditioning: The conditioning of these contexts, if the caller has computed it.
+
+        Returns:
+            Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
+        """
+        sampled_rows = sampled_rows or self.sampled_rows(batch, samples)
+        # Without values from the caller, read them here: gradients then exist for whole tables.
+        row_values = row_values or [
+            [F.embedding(rows, table) for table in tables]
+            for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
+        ]
+        positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
+        if self.head.row_tables()[0][0] is self.embedding:
+            (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
+            embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
+            conditioning = conditioning or self.condition(batch.context, embed=embed)
+            inputs = F.embedding(positions[:, :-1], embedding_rows)
+        else:
+            conditioning = conditioning or self.condition(batch.context)
+            inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
+        vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
+        nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
+        return nats.masked_fill(~batch.mask(), 0.0)
+
+    def step(
+        self, token: Tensor, conditioning: Conditioning, state: BackboneState | None = None
+    ) -> tuple[Tensor, BackboneState]:
+        """Read one token of each text.
+
+        Args:
+            token: Token ids (B,).
+            conditioning: The conditioning of B contexts.
+            state: The state before the token; by default the state before the start token.
+
+        Returns:
+            Log probabilities (B, V) of the next token, and the state after `token`.
+        """
+        state = conditioning.start if state is None else state
+        vectors, next_state = self.backbone.step(self.embedding[token], conditioning.conditions, state)
+        return self.head.log_probabilities(vectors, conditioning.head), next_state
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias.
+
+        The weights of a pretrained model are excluded unless they are trained.
+        """
+        persistent_names = self.state_dict().keys()
+        return {
+            **self.own_parameters(),
+            **{name: buffer for name, buffer in self.named_buffers() if name in persistent_names},
+        }
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, without those of a pretrained model that is not trained."""
+        return {name: value for name, value in self.named_parameters() if name not in self._frozen_names}
+
+    def describe_size(self) -> str:
+        """Return the number of parameters as a text, and how many of them are trained if some are not."""
+        count, trained = self.parameter_count(), self.trained_count()
+        return f"{count:,} parameters" + (f", of which {trained:,} are trained" if trained < count else "")
+
+    def trained_count(self) -> int:
+        """Return the number of values in the parameters that training can change."""
+        return sum(parameter.numel() for parameter in self.own_parameters().values())
+
+    def parameter_count(self) -> int:
+        """Return the number of values in all parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _embed_rows(tokens: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of the tokens `ids`; `rows` (U, E) are those of the ascending `tokens` (U,)."""
+    return F.embedding(torch.searchsorted(tokens, ids).clamp(max=len(tokens) - 1), rows)

@@ -1,0 +1,274 @@
+"""The softmax head, which computes logits from hidden states h.
+
+    logits = E P h + b + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
+
+E are the token embeddings of the input layer, P is a projection, b a bias per token and c the context vector. a(c) is
+the sum of all biases that depend on the context (`output_bias`), such as Q c. The bias b + a(c) (B, V) is computed once
+for all tokens of a text. The product [P h, c] . [E, Q] would compute Q c too, but it copies E, which takes longer.
+
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A step of
+training with a sampled loss reads only U tokens and M buckets of the hash table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.adapters.initial import normal
+from factorcell.data.columns.context import Context
+from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.nn.head import Head, HeadSizes
+from factorcell.nn.kernels import library, softmax
+from factorcell.nn.kernels.drawing import PackedTable
+from factorcell.nn.output_bias import TABLES, HashBias, Pairs
+from factorcell.options.option_fields import SoftmaxOptions
+
+MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Negative samples of a sampled softmax.
+
+    Attributes:
+        tokens: Distinct tokens (S,).
+        log_inclusion: Log probability (V,) that a token is among the samples.
+    """
+
+    tokens: Tensor
+    log_inclusion: Tensor
+
+
+class Proposal:
+    """The distribution from which a sampled softmax draws tokens.
+
+    The probability of a token is proportional to its entry in `counts` (V,), how often it was a target of training.
+    """
+
+    def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
+        probabilities = counts.double().clamp(min=0) / counts.sum()
+        # 1 - (1 - q)^draws: the probability that at least one draw gives the token.
+        inclusion = -torch.expm1(draws * torch.log1p(-probabilities))
+        self.probabilities, self.draws = probabilities, draws
+        self.log_inclusion = inclusion.clamp(min=1e-30).log().float().to(device)
+
+    @classmethod
+    def by_rank(cls, tokenizer: Tokenizer, draws: int, device: torch.device | None = None) -> "Proposal":
+        """Estimate the proposal from the order of the vocabulary: token n has the weight log((n + 2) / (n + 1))."""
+        ids = torch.arange(len(tokenizer), dtype=torch.double)
+        weights = torch.log1p(1 / (ids + 1))
+        weights[tokenizer.specials.start] = 0
+        return cls(weights, draws, device)
+
+    def draw(self) -> Samples:
+        """Draw `draws` tokens with replacement from PyTorch's global CPU generator and remove duplicates.
+
+        A token of unigram probability q is among the samples with probability 1 - (1 - q)^draws.
+        """
+        tokens = torch.unique(torch.multinomial(self.probabilities, self.draws, replacement=True))
+        return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
+
+
+@dataclass(frozen=True)
+class ContextBias:
+    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts.
+
+    Attributes:
+        features: Features (B, F) of the biases in `output_bias.TABLES`.
+        categories: Values of the categorical variables (B, C), for the hashed bias.
+        bias: The whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it.
+    """
+
+    features: Tensor
+    categories: Tensor
+    bias: Tensor | None = None
+
+    def select(self, rows: Tensor) -> "ContextBias":
+        """Return the inputs of the contexts `rows` (B',), which may repeat."""
+        return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """The rows of parameter tables that a training step with a sampled loss reads.
+
+    Attributes:
+        tokens: The tokens (U,), ascending, whose rows the step reads in tables with a row per token.
+        pairs: The pairs of a value and one of these tokens that have a hashed bias; None without a hashed bias.
+    """
+
+    tokens: Tensor
+    pairs: Pairs | None
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The rows to read in each group of `SoftmaxHead.row_tables`."""
+        return [self.tokens] if self.pairs is None else [self.tokens, self.pairs.buckets]
+
+
+# The values of the rows in `SampledRows`, in the groups of `SoftmaxHead.row_tables`. The first group has (U, width)
+# values for each table with a row per token; the second has the (M, 1) values of the hash table.
+RowValues = list[list[Tensor]]
+
+
+class SoftmaxHead(Head):
+    """A softmax over the token embeddings of the input layer."""
+
+    Options = SoftmaxOptions
+    has_sampled_loss = True
+
+    start_mask: Tensor
+
+    def __init__(self, options: SoftmaxOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
+        super().__init__(options, embedding, sizes)
+        vocabulary_size, embedding_size = embedding.shape
+        self.embedding = embedding
+        self.is_pretrained = sizes.is_pretrained
+        self.projection = (
+            None
+            if self.is_pretrained
+            else nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
+        )
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size) if sizes.bias is None else sizes.bias.clone())
+        names = sizes.model.output_bias if sizes.schema.variables else ()  # of the adapted biases
+        # Without adapted biases, a frozen base keeps its own, so that other programs can read the run as a plain LoRA.
+        self.bias.requires_grad_(embedding.requires_grad or bool(names))
+        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
+        has_hash = "hash" in names and bool(sizes.schema.categories)
+        self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None
+        start_mask = torch.zeros(vocabulary_size)
+        start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
+        self.register_buffer("start_mask", start_mask, persistent=False)
+
+    def initialize(self, log_probs: Tensor) -> None:
+        """Set the bias to the log probabilities (V,) of the tokens, unless the head is pretrained."""
+        if not self.is_pretrained:
+            self.bias.copy_(log_probs)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return P h (..., E) of hidden states (..., H); a pretrained head has no projection."""
+        return hidden if self.projection is None else hidden @ self.projection
+
+    def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
+        """Compute the inputs of the adapted biases of B contexts.
+
+        Args:
+            vector: Context vectors (B, K).
+            parts: The embedding (B, size) of each variable.
+            context: The values of the variables.
+        """
+        features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
+        return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
+
+    def fold(self, context_bias: ContextBias) -> ContextBias:
+        """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
+        bias = self._bias(context_bias, self.tables(), self.bias + self.start_mask)
+        return ContextBias(context_bias.features, context_bias.categories, bias.expand(len(context_bias.features), -1))
+
+    def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
+        """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
+        if self.hashed is not None:
+            self.hashed.observe(tokens, categories)
+
+    def tables(self) -> list[Tensor]:
+        """Return the tables with a row per token: (V, E), then (V, F) of each bias in the order of the features."""
+        return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
+
+    def row_tables(self) -> list[list[nn.Parameter]]:
+        """Return the tables of which a sampled loss reads only some rows.
+
+        The first group has the tables with a row per token. If there is a hashed bias, the second group has its hash
+        table.
+        """
+        by_token = cast(list[nn.Parameter], self.tables())
+        return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
+
+    def sampled_rows(self, tokens: Tensor, samples: Samples, categories: Tensor) -> SampledRows:
+        """Return the rows that a training step on `tokens` in contexts with `categories` (B, C) reads."""
+        read_tokens = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
+        return SampledRows(read_tokens, None if self.hashed is None else self.hashed.pairs(categories, read_tokens))
+
+    def pack(self) -> PackedTable | None:
+        """Pack the token embeddings for `drawing.next_tokens`; return None if the compiled code cannot read them."""
+        return PackedTable.of(self.embedding.detach()) if library.supports(self.embedding) else None
+
+    def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
+        """Return log probabilities (B, V) of the next token after `hidden` (B, H) in B contexts."""
+        bias = self.fold(context_bias).bias if context_bias.bias is None else context_bias.bias
+        return F.log_softmax(torch.addmm(cast(Tensor, bias), self.project(hidden), self.embedding.T), dim=-1)
+
+    def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
+        """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
+        tables, shared_bias = self.tables(), self.bias + self.start_mask
+        arrays = torch.arange(len(hidden), device=hidden.device), self.project(hidden), targets
+        parts = (torch.split(array, max(1, MAX_BIASES // len(self.embedding))) for array in arrays)
+        nats = []
+        for texts, vectors, part_targets in zip(*parts, strict=True):
+            bias = self._bias(context_bias.select(texts), tables, shared_bias)
+            nats.append(softmax.nats(vectors.flatten(0, 1), self.embedding, bias, part_targets.flatten()))
+        return torch.cat(nats).view(targets.shape)
+
+    def sampled_nats(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        context_bias: ContextBias,
+        samples: Samples,
+        sampled_rows: SampledRows,
+        row_values: RowValues,
+    ) -> Tensor:
+        """Return the nats (B, T) of targets in a softmax over the target and `samples` only, a loss for training.
+
+        Args:
+            hidden: Hidden states (B, T, H).
+            targets: Positions of the targets (B, T) in `sampled_rows.tokens`.
+            context_bias: The inputs of the adapted biases.
+            samples: The negative samples.
+            sampled_rows: The rows that the training step reads of the tables in `row_tables`.
+            row_values: The values of these rows.
+        """
+        token_tables, *bucket_tables = row_values
+        bias = self.bias.index_select(0, sampled_rows.tokens)
+        bucket_values = bucket_tables[0][0] if bucket_tables else None
+        bias = self._bias(context_bias, token_tables, bias, sampled_rows.pairs, bucket_values)
+        sample_columns = torch.searchsorted(sampled_rows.tokens, samples.tokens)
+        log_inclusion = samples.log_inclusion[sampled_rows.tokens]
+        nats = softmax.sampled_nats(
+            self.project(hidden).flatten(0, 1), token_tables[0], bias, targets.flatten(), sample_columns, log_inclusion
+        )
+        return nats.view(targets.shape)
+
+    def _bias(
+        self,
+        context_bias: ContextBias,
+        tables: Sequence[Tensor],
+        shared_bias: Tensor,
+        pairs: Pairs | None = None,
+        bucket_values: Tensor | None = None,
+    ) -> Tensor:
+        """Return `shared_bias` (U,) plus the adapted biases of B contexts (B, U); without adapted biases, as it is.
+
+        Args:
+            context_bias: The inputs of the adapted biases.
+            tables: The values of `tables` for U tokens.
+            shared_bias: The bias of these tokens (U,) in all contexts.
+            pairs: The pairs of the hashed bias for these tokens; by default those of all tokens.
+            bucket_values: The values (M, 1) of the buckets of `pairs`, if the caller has read them.
+        """
+        _, *coefficient_tables = tables
+        features_by_bias = torch.split(context_bias.features, [table.shape[1] for table in coefficient_tables], 1)
+        bias = shared_bias
+        for features, coefficients in zip(features_by_bias, coefficient_tables, strict=True):
+            bias = bias + features @ coefficients.T
+        if self.hashed is None:
+            return bias
+        pairs = self.hashed.pairs(context_bias.categories) if pairs is None else pairs
+        if bucket_values is None:
+            bucket_values = F.embedding(pairs.buckets, self.hashed.weight)
+        return bias + pairs.biases(bucket_values)

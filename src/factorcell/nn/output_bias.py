@@ -1,0 +1,322 @@
+"""Softmax biases that depend on the context: one class each, used by `output.SoftmaxHead`.
+
+    low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
+    low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
+    one_hot         sum_i A_i o_i                              (TACL 2018, section 2.3)
+    sparse          sum_i A_i o_i, most of A_i zero            (thesis, A.2)
+    hash            sum_i H[h_i(w, f_i)] bloom(w, f_i)         (thesis, 3.4 to 3.6)
+
+c is the context vector, c_i the embedding of variable i, f_i its value, o_i that value as a unit vector, and w a token.
+Q, Q_i and A_i are matrices of coefficients with a row per token. H is a hash table, and h_i(w, f_i) a bucket of it.
+bloom(w, f_i) is 1 if training contains the token with this value, and 0 for almost all other pairs. The proximal steps
+of training (`training.proximal`) set coefficients of a sparse bias to zero.
+
+Each class in `TABLES` maps contexts to features (B, F). The bias is the product of these features with the `weight`
+(V, F) of the class. Only the hashed bias has a different form.
+
+Shapes: B texts, V vocabulary, U chosen tokens, K context, F features, C categorical variables, D distinct values of a
+variable in a batch, M buckets that a batch reads, l buckets of the hash table, m bits of the Bloom filter.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from factorcell.data.columns.context import Context
+from factorcell.data.columns.schema import MISSING, ContextSchema
+from factorcell.nn.head import HeadSizes
+from factorcell.options.option_fields import SoftmaxOptions
+
+HASHES = 16  # number of hash functions of the Bloom filter: each pair of a value and a token sets one bit per function
+BATCH_PAIRS = 1 << 19  # largest number of pairs of a value and a token that are looked up at once
+MAX_CACHED_PAIRS = 1 << 27  # results of the filter are cached for variables with at most this many pairs
+
+
+class LowRankBias(nn.Module):
+    """Q c: a low-rank approximation of one bias vector per context."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sizes.model.context_size))
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, K): the context vectors."""
+        return vector
+
+
+class LowRankEachBias(nn.Module):
+    """The sum of Q_i c_i: each variable shifts the bias by its own embedding c_i, without the context vector."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.variable_sizes)))
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, F): the embeddings of all variables."""
+        return torch.cat(list(parts), dim=1)
+
+
+class OneHotBias(nn.Module):
+    """The sum of A_i o_i: a coefficient for every pair of a token and a value of a categorical variable."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.schema = sizes.schema
+        column_count = sum(len(variable.values) for variable in self.schema.categories)
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, column_count))
+
+    def per_column(self, numbers: Sequence[float]) -> Tensor:
+        """Return the number of each column (F,) of `weight`, given the `numbers` (C,) of the categorical variables."""
+        variables = zip(numbers, self.schema.categories, strict=True)
+        return torch.tensor([number for number, variable in variables for _ in variable.values])
+
+    def count_nonzero(self) -> list[dict[str, Any]]:
+        """Return a row for each categorical `variable`: how many `coefficients` it has, and how many are `nonzero`."""
+        nonzero_by_column = (self.weight.detach() != 0).sum(0)
+        counts_by_variable = torch.split(
+            nonzero_by_column, [len(variable.values) for variable in self.schema.categories]
+        )
+        return [
+            {
+                "variable": variable.name,
+                "coefficients": len(self.weight) * len(variable.values),
+                "nonzero": int(nonzero_counts.sum()),
+            }
+            for variable, nonzero_counts in zip(self.schema.categories, counts_by_variable, strict=True)
+        ]
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, F): the unit vector of each value, or the value frequencies for a missing value."""
+        features = [vector[:, :0]]  # no column: without categorical variables, the features are (B, 0)
+        for column, variable in enumerate(self.schema.categories):
+            value_ids = context.categories[:, column, None]
+            unit_vectors = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, value_ids.clamp(min=0), 1.0)
+            frequencies = vector.new_tensor(variable.frequencies())
+            features.append(torch.where(value_ids == MISSING, frequencies, unit_vectors))
+        return torch.cat(features, dim=1)
+
+
+TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
+    "low_rank": LowRankBias,
+    "low_rank_each": LowRankEachBias,
+    "one_hot": OneHotBias,
+    "sparse": OneHotBias,
+}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a value and a token that have a hashed bias, for a batch of B texts and U tokens.
+
+    `biases` builds a table with a row for each distinct value of each variable and a column for each token. The bias of
+    a text is the sum of the rows of its values. A missing value has a row too, the sum over all values of its variable,
+    weighted by their frequencies.
+
+    Attributes:
+        buckets: The distinct buckets of the hash table that the pairs use (M,), ascending.
+        rows: For each variable, the row of the table that belongs to the value of each text (B,).
+        positions: For each pair, its cell in the flattened table: row x U + column.
+        bucket_indices: For each pair, the index of its bucket in `buckets`.
+        factors: For each pair, a factor on its bias; None means that all factors are 1.
+        shape: The shape of the table: the number of rows, and U.
+    """
+
+    buckets: Tensor
+    rows: list[Tensor]
+    positions: Tensor
+    bucket_indices: Tensor
+    factors: Tensor | None
+    shape: tuple[int, int]
+
+    def biases(self, bucket_values: Tensor) -> Tensor:
+        """Return the hashed biases (B, U) of all texts from the values (M, 1) of `buckets` in the hash table."""
+        pair_biases = F.embedding(self.bucket_indices, bucket_values)[:, 0]
+        if self.factors is not None:
+            pair_biases = pair_biases * self.factors
+        cells = pair_biases.new_zeros(math.prod(self.shape)).index_add_(0, self.positions, pair_biases)
+        table = cells.view(self.shape)
+        first, *others = (F.embedding(rows, table) for rows in self.rows)
+        return sum(others, start=first)
+
+
+class HashBias(nn.Module):
+    """A bias for each pair of a value f_i and a token w in the training texts, stored in a hash table.
+
+        h_i(w, f_i) = (w r_0 + f_i r_i) mod l        bloom(w, f_i) = prod_j beta[h_ij(w, f_i)]
+
+    The bias of a pair is bucket h_i of `weight` if bloom = 1, and 0 if bloom = 0. Different pairs may share a bucket.
+    r_0 and r_i are fixed pseudorandom integers. beta are the m bits of a Bloom filter, which `observe` sets; h_ij is a
+    hash like h_i, but modulo m and with other pseudorandom integers. The number of buckets l is the smallest prime that
+    is at least `hash_size`, and m the smallest prime that is at least `bloom_size`. With a `bloom_size` of 0 there is
+    no filter, and every pair has a bias.
+    """
+
+    bits: Tensor  # the bits of the Bloom filter, eight in each byte
+
+    def __init__(self, vocabulary_size: int, options: SoftmaxOptions, schema: ContextSchema) -> None:
+        super().__init__()
+        self.vocabulary_size, self.variables = vocabulary_size, schema.categories
+        self.size = _next_prime(options.hash_size)
+        self.filter_size = _next_prime(options.bloom_size) if options.bloom_size else 0
+        self.weight = nn.Parameter(torch.zeros(self.size, 1))
+        self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
+        # By the index of a variable: whether the filter contains each pair of a value and a token (values, V).
+        self._cached_memberships: dict[int, Tensor] = {}
+        self._cached_bits = self.bits, self.bits._version  # the filter that the cache was computed from
+
+    def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
+        """Add the pairs of `tokens` (N,) and the values `categories` (N, C) of their texts to the Bloom filter."""
+        filter_bytes = self.bits.cpu().numpy()
+        for column in range(len(self.variables) if self.filter_size else 0):
+            is_known = categories[:, column] != MISSING
+            pairs = np.unique(categories[is_known, column] * self.vocabulary_size + tokens[is_known])
+            values, token_ids = map(torch.from_numpy, np.divmod(pairs, self.vocabulary_size))
+            for bit in range(HASHES):
+                value_terms, token_terms = _hash_terms(values, token_ids, column, f"bit {bit}", self.filter_size)
+                positions = _modulo(value_terms + token_terms, self.filter_size).numpy()
+                np.bitwise_or.at(filter_bytes, positions >> 3, np.left_shift(1, positions & 7).astype(np.uint8))
+        self.bits.copy_(torch.from_numpy(filter_bytes))
+
+    def pairs(self, categories: Tensor, tokens: Tensor | None = None) -> Pairs:
+        """Return the pairs that have a bias for texts with `categories` (B, C), for `tokens` (U,) or all tokens."""
+        tokens = torch.arange(self.vocabulary_size, device=categories.device) if tokens is None else tokens
+        rows_of_texts: list[Tensor] = []
+        batches: list[tuple[Tensor, ...]] = []  # positions, buckets and factors of some pairs
+        row_count = 0
+        for column in range(len(self.variables)):
+            values, row_of_text = torch.unique(categories[:, column], return_inverse=True)
+            rows_of_texts.append(row_of_text + row_count)
+            for value_index, token_index, bucket, factor in self._pair_batches(column, values, tokens):
+                batches.append(((value_index + row_count) * len(tokens) + token_index, bucket, factor))
+            row_count += len(values)
+        positions, buckets, factors = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
+        distinct_buckets, bucket_indices = torch.unique(buckets.long(), return_inverse=True)
+        has_missing = bool((categories == MISSING).any())
+        return Pairs(
+            buckets=distinct_buckets,
+            rows=rows_of_texts,
+            positions=positions,
+            bucket_indices=bucket_indices,
+            factors=factors if has_missing else None,
+            shape=(row_count, len(tokens)),
+        )
+
+    def _pair_batches(self, column: int, values: Tensor, tokens: Tensor) -> list[tuple[Tensor, ...]]:
+        """Return the pairs of `values` and `tokens` (U,) that have a bias, in several batches.
+
+        A batch has four arrays: for each pair the index of its value in `values`, the index of its token in `tokens`,
+        its bucket, and a factor on its bias. A missing value has the pairs of all values of the variable `column`, with
+        the frequencies of these values as factors.
+        """
+        known_values = values[values != MISSING]
+        missing_count = len(values) - len(known_values)  # 0 or 1; `values` is sorted, so a missing value comes first
+        known_indices = torch.arange(missing_count, len(values), device=values.device)
+        ones = self.weight.new_ones(len(known_values))
+        batches = self._known_pair_batches(column, known_values, known_indices, ones, tokens)
+        if missing_count:
+            all_values = torch.arange(len(self.variables[column].values), device=values.device)
+            missing_indices = torch.zeros_like(all_values)
+            frequencies = self.weight.new_tensor(self.variables[column].frequencies())
+            batches += self._known_pair_batches(column, all_values, missing_indices, frequencies, tokens)
+        return batches
+
+    def _known_pair_batches(
+        self, column: int, values: Tensor, value_indices: Tensor, factors: Tensor, tokens: Tensor
+    ) -> list[tuple[Tensor, ...]]:
+        """Return the batches of `_pair_batches` for known `values` (D,), which have these indices and factors (D,)."""
+        batches: list[tuple[Tensor, ...]] = []
+        values_at_once = max(1, BATCH_PAIRS // max(1, len(tokens)))
+        for part in torch.split(torch.arange(len(values), device=values.device), values_at_once):
+            part_index, token_index = self._pairs_in_filter(column, values[part], tokens)
+            value_terms, token_terms = _hash_terms(values[part], tokens, column, "bucket", self.size)
+            hashes = value_terms.index_select(0, part_index) + token_terms.index_select(0, token_index)
+            pair_value_indices, pair_factors = (
+                array[part].index_select(0, part_index) for array in (value_indices, factors)
+            )
+            batches.append((pair_value_indices, token_index, _modulo(hashes, self.size), pair_factors))
+        return batches
+
+    def _pairs_in_filter(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pairs of `values` and `tokens` in the Bloom filter, as value indices and token indices."""
+        if not self.filter_size:
+            all_pairs = torch.ones(len(values), len(tokens), dtype=torch.bool, device=values.device)
+            value_index, token_index = all_pairs.nonzero(as_tuple=True)
+            return value_index, token_index
+        membership = self._cached_membership(column)
+        if membership is None:
+            return self._probe_filter(column, values, tokens)
+        value_index, token_index = membership.index_select(0, values).index_select(1, tokens).nonzero(as_tuple=True)
+        return value_index, token_index
+
+    def _cached_membership(self, column: int) -> Tensor | None:
+        """Return which pairs (values, V) of a variable the Bloom filter contains; None if there are too many pairs."""
+        value_count, token_count = len(self.variables[column].values), self.vocabulary_size
+        if value_count * token_count > MAX_CACHED_PAIRS:
+            return None
+        cached_bits, cached_version = self._cached_bits
+        if cached_bits is not self.bits or cached_version != self.bits._version:
+            self._cached_memberships, self._cached_bits = {}, (self.bits, self.bits._version)
+        if column not in self._cached_memberships:
+            all_tokens = torch.arange(token_count, device=self.bits.device)
+            with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
+                membership = torch.zeros(value_count, token_count, dtype=torch.bool, device=self.bits.device)
+                all_values = torch.arange(value_count, device=self.bits.device)
+                for part in torch.split(all_values, max(1, BATCH_PAIRS // token_count)):
+                    value_index, token_index = self._probe_filter(column, part, all_tokens)
+                    membership[part[value_index], token_index] = True
+            self._cached_memberships[column] = membership
+        return self._cached_memberships[column]
+
+    def _probe_filter(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pairs of `values` and `tokens` whose bits are all set, as value indices and token indices."""
+        value_terms, token_terms = _hash_terms(values, tokens, column, "bit 0", self.filter_size)
+        value_index, token_index = self._are_bits_set(value_terms[:, None] + token_terms).nonzero(as_tuple=True)
+        for bit in range(1, HASHES):  # pairs with an unset bit are removed after each bit
+            value_terms, token_terms = _hash_terms(values, tokens, column, f"bit {bit}", self.filter_size)
+            positions = value_terms.index_select(0, value_index) + token_terms.index_select(0, token_index)
+            remaining = self._are_bits_set(positions).nonzero()[:, 0]
+            value_index, token_index = value_index.index_select(0, remaining), token_index.index_select(0, remaining)
+        return value_index, token_index
+
+    def _are_bits_set(self, positions: Tensor) -> Tensor:
+        """Return whether the bits of the filter at `positions` modulo m are set."""
+        positions = _modulo(positions, self.filter_size)
+        # Indexing takes ten times as long as index_select.
+        filter_bytes = self.bits.index_select(0, (positions >> 3).flatten()).view(positions.shape)
+        return ((filter_bytes >> (positions & 7).to(torch.uint8)) & 1).bool()
+
+
+def _hash_terms(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -> tuple[Tensor, Tensor]:
+    """Return the two terms of the hash `name`, as 32-bit integers: f r_i mod `size` and w r_0 mod `size`.
+
+    f is the number of a value, starting at 1: if it started at 0, the first values of all variables would share their
+    buckets. w is the id of a token.
+    """
+    value_terms = (values + 1) * _pseudorandom_integer(f"{name} variable {column}", size) % size
+    token_terms = tokens * _pseudorandom_integer(f"{name} word", size) % size
+    return value_terms.int(), token_terms.int()
+
+
+def _modulo(hashes: Tensor, size: int) -> Tensor:
+    """Return `hashes` modulo `size`. All hashes must be less than 2 `size`."""
+    return torch.where(hashes >= size, hashes - size, hashes)
+
+
+def _pseudorandom_integer(name: str, size: int) -> int:
+    """Return a pseudorandom integer from 1 to `size` - 1 that depends on `name` and `size` only."""
+    return 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % max(1, size - 1)
+
+
+def _next_prime(minimum: int) -> int:
+    """Return the smallest prime that is at least `minimum`."""
+    candidates = itertools.count(max(2, minimum))
+    return next(n for n in candidates if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))

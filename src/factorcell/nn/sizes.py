@@ -1,0 +1,101 @@
+"""Estimates of the memory of a model from its config, before memory is allocated or weights are read.
+
+    bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
+
+P is the number of parameters, and `filter` is the size of the Bloom filter of a hashed softmax bias. Training stores
+seven values per parameter: the parameter, its gradient, two moments of Adam, and three values while it writes a
+checkpoint. The estimate is at most three times too high.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from factorcell.config import Config
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.errors import UserError
+from factorcell.io import files, memory
+from factorcell.nn.language_model import LanguageModel, max_prompt_length
+
+Shapes = dict[str, tuple[int, ...]]  # shapes of parameters by their names
+
+FLOAT_BYTES = 4
+TRAINING_VALUES = 7  # values stored per parameter in training
+
+
+@lru_cache(maxsize=1)  # several checks of one training need it
+def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> LanguageModel:
+    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
+
+    Raises:
+        UserError: The config and the schema do not fit together, or a tensor would be too large.
+    """
+    try:
+        with torch.device("meta"):
+            return LanguageModel(config, vocabulary_size, schema)
+    except RuntimeError as error:
+        if "overflow" in str(error):
+            raise UserError("a tensor of this model would have more than 2^63 bytes; reduce its sizes") from None
+        raise
+
+
+def tensor_shapes(config: Config, vocabulary_size: int, schema: ContextSchema) -> Shapes:
+    """Return the shape of each tensor that a run folder stores (`LanguageModel.saved_tensors`), by its name."""
+    tensors = meta_model(config, vocabulary_size, schema).saved_tensors()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *, for_training: bool = False) -> None:
+    """Raise `UserError` if a model does not fit into memory, or if `for_training`, if training it does not fit."""
+    model = meta_model(config, vocabulary_size, schema)
+    parameters, trained = model.parameter_count(), model.trained_count()
+    filters = (tensor for name, tensor in model.saved_tensors().items() if name.endswith(".bits"))
+    filter_bytes = sum(tensor.numel() for tensor in filters)
+    values = parameters - trained + trained * (TRAINING_VALUES if for_training else 1)
+    description = f"{'training ' if for_training else ''}a model of {parameters:,} parameters"
+    memory.check(FLOAT_BYTES * values + filter_bytes, description)
+
+
+def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
+    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all.
+
+    The tokens include those of prompts.
+    """
+    training, model = config.training, meta_model(config, vocabulary_size, schema)
+    longest_text = config.data.max_tokens + max_prompt_length(config, schema)
+    batch_tokens = min(tokens, training.batch_tokens + longest_text)
+    batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
+    backbone = model.backbone.footprint()
+    token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
+    sample_values = 6 * training.samples if training.loss != "full" else 0
+    trained = model.trained_count()
+    parameter_values = model.parameter_count() - trained + TRAINING_VALUES * trained
+    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + sample_values)
+
+
+def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
+    """Estimate the bytes of a beam search with `width` hypotheses per context.
+
+    Each hypothesis has `tokens` tokens, and the search considers `continuations` next tokens for it.
+    """
+    backbone = model.backbone.footprint()
+    score_values = 8 * min(continuations, model.vocabulary_size)
+    hypothesis_values = 4 * backbone.state + 4 * tokens + score_values + backbone.conditions
+    return FLOAT_BYTES * contexts * width * hypothesis_values
+
+
+def check_header(path: Path, expected: Shapes) -> None:
+    """Raise `UserError` unless the file `path` has tensors of the `expected` shapes; read only its header."""
+    if not path.is_file():
+        return  # loading the weights reports the missing file
+    try:
+        with files.open_tensors(path) as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
+    if shapes != expected:
+        name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
+        mismatch = f"{name}: expected {expected.get(name) or 'nothing'}, got {shapes.get(name) or 'nothing'}"
+        raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")

@@ -1,0 +1,1 @@
+"""Options with their limits and choices, and what other packages add to them. Imports nothing else."""

@@ -1,0 +1,119 @@
+"""Registry of adapters, cells, tokenizers, backbones and heads from other packages, which options select by name.
+
+An installed package declares its classes in its pyproject.toml:
+
+    [project.entry-points."factorcell.adapters"]
+    gate_shift = "their_package:GateShift"
+
+If a name is neither built in nor registered, it is looked up among these entry points. Building a model imports the
+modules of its adapters and cells; creating a config imports the modules of its tokenizer, backbone and head.
+
+A run folder or a recipe contains only the name. The entry points of installed packages decide which module the name
+refers to, so a file cannot cause the import of any other module.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from factorcell.errors import UserError, check_choice
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")  # a name is also part of the parameter names in a weights file
+NONE = "none"  # stands for an empty list on the command line, so it is not a valid name
+
+
+class Extensions:
+    """The registry of the classes of one kind, such as adapters or heads, that other packages add.
+
+    Args:
+        kind: The kind in error messages and in the name of the entry-point group, such as "adapter".
+        built_in: Names that factorcell defines; other packages cannot use them.
+
+    Attributes:
+        registered: Registered classes by name, for the whole process.
+    """
+
+    def __init__(self, kind: str, built_in: Sequence[str]) -> None:
+        self.kind, self.built_in, self.group = kind, tuple(built_in), f"factorcell.{kind}s"
+        self.registered: dict[str, type] = {}
+
+    def check_choice(self, option: str, name: str) -> str:
+        """Return `name` if it is built in, registered or declared by an installed package.
+
+        Entry points are read only if `name` is neither built in nor registered.
+
+        Raises:
+            UserError: The name is unknown; the message lists the known names.
+        """
+        if name in self.built_in or name in self.registered:
+            return name
+        try:
+            return check_choice(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
+        except UserError as error:
+            advice = "if another package defines it, install the package or, in Python, import its module"
+            raise error.with_message(f"{error.message}; {advice}") from None
+
+    def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
+        """Register the class `cls` under `name`, after `check` has accepted it.
+
+        A class with the name and the module of a registered class replaces it, so that a notebook cell can run again.
+
+        Raises:
+            UserError: The name is invalid or taken, or `check` refuses the class.
+        """
+        if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
+            raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
+        if name in self.built_in:
+            raise UserError(f"{self.kind} {name!r} is built into factorcell; choose another name")
+        existing = self.registered.get(name, cls)
+        if _location(existing) != _location(cls):
+            raise UserError(f"{self.kind} {name!r} is already registered as {_location(existing)}; choose another name")
+        check(name, cls)
+        self.registered[name] = cls
+
+    def find_class(self, name: str, built_in_classes: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
+        """Return the class called `name`: built in, registered, or imported from an installed package.
+
+        `built_in_classes` are the built-in classes by name. An imported class is registered after `check` accepts it.
+        """
+        if name in built_in_classes:
+            return built_in_classes[name]
+        if name not in self.registered:
+            points = self._entry_points()
+            self.register(name, self._load(points[self.check_choice(self.kind, name)]), check)
+        return self.registered[name]
+
+    def _entry_points(self) -> "dict[str, list[EntryPoint]]":
+        """Return the entry points of installed packages by name, without duplicates."""
+        from importlib.metadata import entry_points  # slow to import: it would double the time of `--help`
+
+        points: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=self.group):
+            namesakes = points.setdefault(point.name, [])
+            if point.value not in [namesake.value for namesake in namesakes]:
+                namesakes.append(point)
+        return points
+
+    def _load(self, points: "list[EntryPoint]") -> type:
+        """Import the class of the only entry point; raise `UserError` if there are several or the import fails."""
+        point, *duplicates = points
+        if duplicates:
+            locations = " and ".join(sorted(entry_point.value for entry_point in points))
+            raise UserError(
+                f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one of them"
+            )
+        try:
+            cls: type = point.load()
+        except Exception as error:  # the imported module may raise anything
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            fault = f"{point.value} of an installed package cannot be imported"
+            raise UserError(f"{self.kind} {point.name!r}: {fault} ({reason})") from error
+        return cls
+
+
+def _location(cls: type) -> str:
+    """Return the module and the qualified name of a class, in the notation of entry points."""
+    return f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', repr(cls))}"

@@ -1,0 +1,150 @@
+"""The valid range of every number that a user can set, and the error about an invalid input.
+
+The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_LIMITS` has the limits of all other
+numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
+"""
+
+import dataclasses
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+from factorcell.errors import UserError
+
+MAX_COUNT = 1_000_000_000  # largest number of rows, tokens or values: more than a table has, and it fits into 32 bits
+MAX_FLOAT = 1e38  # a bound that fits into a 32-bit float
+MAX_SHORT_RANGE = 100  # messages show both ends of a range if its upper end is at most this number
+MAX_SEED = 1 << 43  # training multiplies a seed by a million, and the product must fit into 63 bits
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar, such as a number of NumPy or PyTorch, as a bool, int, float or str.
+
+    A list or an array with one dimension becomes a tuple of plain values; other values stay as they are.
+    """
+    dimensions = getattr(value, "ndim", None)
+    if isinstance(value, list | tuple) or dimensions == 1:
+        return tuple(map(plain, value))
+    if dimensions == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def is_names(value: Any) -> bool:
+    """Return whether a plain value is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+
+
+def make_plain(options: Any) -> None:
+    """Replace the value of each field of the dataclass `options` by a plain value (`plain`)."""
+    for field in dataclasses.fields(options):
+        object.__setattr__(options, field.name, plain(getattr(options, field.name)))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A range of valid numbers, from `low` to `high`.
+
+    Args:
+        low: The lower bound.
+        high: The upper bound.
+        whole: Whether the number must be an integer.
+        above: Whether `low` itself is excluded.
+        below: Whether `high` itself is excluded.
+    """
+
+    low: float
+    high: float = MAX_COUNT
+    whole: bool = True
+    above: bool = False
+    below: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
+        value = plain(value)
+        number_type: Any = numbers.Integral if self.whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, number_type):
+            expected = "a whole number" if self.whole else "a number"
+            raise UserError(f"{name} is {value!r:.60}; it must be {expected}")
+        is_large_enough = value > self.low if self.above else value >= self.low
+        is_small_enough = value < self.high if self.below else value <= self.high
+        if not (is_large_enough and is_small_enough):  # NaN is neither
+            text = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+            raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
+        return value
+
+    def _describe(self, is_large_enough: bool) -> str:
+        """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        largest = str(self.high) if self.whole else f"{self.high:g}"
+        high = f"below {self.high:g}" if self.below else f"at most {largest}"
+        if self.high > MAX_SHORT_RANGE:
+            return high if is_large_enough else low
+        return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
+
+
+EPOCHS = Limits(0, 1_000_000, whole=False, above=True)
+
+# The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
+NUMBER_LIMITS = {
+    "cache_size": Limits(1),
+    "count": Limits(1, 100_000),
+    "deadline_ms": Limits(1, 10_000),
+    "epochs": EPOCHS,
+    "every": Limits(1),
+    "examples": Limits(0),
+    "first": Limits(0),
+    "frequent": Limits(1),
+    "groups": Limits(1),
+    "branching": Limits(1, 1_000_000),
+    "l1": Limits(0, MAX_FLOAT, whole=False),
+    "length_penalty": Limits(0, 10, whole=False),
+    "max_memory": Limits(0, 1_000_000, whole=False, above=True),
+    "max_tokens": Limits(1, 1_000_000),
+    "min_tokens": Limits(0, 1_000_000),
+    "minutes": Limits(0, 1_000_000, whole=False, above=True),
+    "no_repeat_ngram": Limits(0, 1_000_000),
+    "number": Limits(1, 10_000_000),
+    "order": Limits(1, 12),
+    "pad": Limits(0, 1 << 20),
+    "port": Limits(0, 65_535),
+    "rate": Limits(0, 1_000_000, whole=False, above=True),
+    "max_norm": Limits(0, MAX_COUNT, whole=False),
+    "repeats": Limits(1, 1_000_000),
+    "rows": Limits(20),  # fewer rows cannot show whether a column helps
+    "rows_per_user": Limits(1),
+    "samples": Limits(0),
+    "seconds": Limits(0, MAX_COUNT, whole=False),
+    "seed": Limits(0, (1 << 63) - 1),
+    "seeds": Limits(1, 1000),
+    "share": Limits(0, 1, whole=False),
+    "typos": Limits(0, 2),
+    "temperature": Limits(0, MAX_FLOAT, whole=False, above=True),
+    "threads": Limits(0, 1024),
+    "top_k": Limits(0),
+    "top_p": Limits(0, 1, whole=False, above=True),
+    "trials": Limits(1, 1_000_000),
+    "width": Limits(1, 1_000_000),
+    "workers": Limits(1, 1024),
+    "within": Limits(0, math.inf, whole=False),
+}
+
+# Those that may be None: without a limit, or chosen by the function.
+OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
+
+
+def check(**values: Any) -> list[Any]:
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None in `OPTIONAL`.
+
+    Raises:
+        UserError: A number is not within its limits.
+    """
+    return [
+        None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)
+        for name, value in values.items()
+    ]

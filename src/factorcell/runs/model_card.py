@@ -1,0 +1,248 @@
+"""The model card of a run in Markdown, which describes the model, its training data, its training and its results.
+
+The card begins with metadata in YAML, which the hub of Hugging Face reads. It has names of files and folders but no
+paths, and no ids of users, so that it can be published.
+"""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import PurePath
+from typing import Any
+
+from factorcell.adapters.adapters import weight_adapters
+from factorcell.data.columns.schema import TIME_KINDS, WORD_KINDS, Variable
+from factorcell.io import files
+from factorcell.io.escapes import escape_hidden
+from factorcell.io.pretrained import HUB_NAME
+from factorcell.ngram.mixture import FILE as MIXTURE_FILE
+from factorcell.options.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
+from factorcell.runs import saved_results
+from factorcell.runs.run import Run, training_facts
+from factorcell.runs.used_options import used_options
+
+# Characters with a meaning in Markdown.
+MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
+# Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
+LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
+FILE = "README.md"
+METADATA = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)  # the metadata at the beginning of a card
+METADATA_ENTRY = re.compile(r"^([\w-]+):.*\n(?:[ \-#].*\n|\n)*", re.MULTILINE)  # a key at the margin, and its value
+RESULTS_KEY = "model-index"  # the only entry that a new card does not copy from the previous card
+TAGS = ("language-model", "context")
+
+
+def write(run: Run) -> None:
+    """Write the model card to the run folder, with the entries that the user added to the metadata of the last card."""
+    path = run.folder / FILE
+    previous = files.read(path).decode(errors="replace").replace("\r\n", "\n") if path.is_file() else ""
+    match = METADATA.match(previous)
+    saved = {entry[1]: entry[0] for entry in METADATA_ENTRY.finditer(match[1])} if match else {}
+    saved.pop(RESULTS_KEY, None)
+    metadata = {name: "\n".join(_yaml({name: value})) + "\n" for name, value in _metadata(run).items()}
+    files.write(path, f"---\n{''.join((metadata | saved).values())}---\n\n{render(run)}")
+
+
+def _metadata(run: Run) -> dict[str, Any]:
+    """Return the metadata of the card for the hub; the license and the data sets are up to the user."""
+    metadata: dict[str, Any] = {"library_name": "factorcell", "pipeline_tag": "text-generation", "tags": list(TAGS)}
+    backbone = run.config.backbone
+    if isinstance(backbone, HuggingFaceOptions) and HUB_NAME.fullmatch(backbone.base):
+        metadata["base_model"] = backbone.base
+    results = [
+        {
+            "task": {"type": task},
+            "dataset": {"name": row.table, "type": row.table},
+            "metrics": [{"type": metric, "value": row.number, "name": f"{row.measure}: {row.value}"}],
+        }
+        for row in saved_results.measurements(saved_results.read(run.folder))
+        if row.figure in saved_results.FIGURES and row.table != saved_results.DEVELOPMENT
+        for metric, task, _ in [saved_results.FIGURES[row.figure]]
+    ]
+    if results:
+        metadata[RESULTS_KEY] = [{"name": _name(run), "results": results}]
+    return metadata
+
+
+def _yaml(value: Any, indent: str = "") -> list[str]:
+    """Return the lines of a dict or a list in YAML; numbers have no exponent, which YAML 1.1 reads as text."""
+    lines: list[str] = []
+    for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
+        start = f"{indent}- " if name is None else f"{indent}{name}: "
+        if isinstance(item, dict | list):
+            nested = _yaml(item, f"{indent}  ")
+            lines += [start + nested[0].lstrip(), *nested[1:]] if name is None else [start.rstrip(), *nested]
+        elif isinstance(item, float):
+            lines.append(f"{start}{item:.6f}")
+        else:
+            lines.append(start + json.dumps(escape_hidden(item), ensure_ascii=False))
+    return lines
+
+
+def _name(run: Run) -> str:
+    """Return the name of the run folder, also if its path is relative."""
+    return run.folder.resolve().name
+
+
+def render(run: Run) -> str:
+    """Return the model card as Markdown, without its metadata."""
+    parts = [
+        f"# {escape_markdown(_name(run))}",
+        _describe_model(run),
+        "## Trained on",
+        _describe_training(run),
+        "## Results",
+        _results_table(run),
+        "## Use",
+        _usage_example(run),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _describe_model(run: Run) -> str:
+    options = asdict(run.config.backbone)
+    option_names = [name for name in used_options(options, run.config, run.schema) if options[name]]
+    if "base" in options:
+        # The path of a file or folder is private; a model on the hub has a public name.
+        options["base"] = options["base"] if HUB_NAME.fullmatch(options["base"]) else PurePath(options["base"]).name
+    description = ", ".join(f"{name} {_format_option(options[name])}" for name in option_names)
+    sentences = [
+        f"A language model of {run.model.describe_size()} with the tokenizer {run.config.tokenizer.kind}, "
+        f"embeddings of {run.model.embedding.shape[1]} and a backbone ({escape_markdown(description)})."
+    ]
+    if run.model.is_adapted:
+        sentences.append(f"{describe_adaptation(run)}.")
+    else:
+        sentences.append(f"{escape_markdown(_capitalize(describe_missing_context(run)))}.")
+    if has_mixture(run):
+        components = training_facts(run.folder).get("ngram", {}).get("components", ())
+        names = f" ({', '.join(components)})" if components else ""
+        sentences.append(
+            f"The run predicts with a mixture of this neural model and n-gram counts of its training texts{names}."
+        )
+    return " ".join(sentences)
+
+
+def _format_option(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def describe_adaptation(run: Run) -> str:
+    """Return a clause that says which adapters and adapted biases an adapted run has."""
+    options, adapted_share = run.config.model, run.model.backbone.adapted_share()
+    weight_adapter_names = weight_adapters(options)
+    adapters = [name for name in options.adapt if name in (*INPUT_ADAPTERS, *weight_adapter_names)]
+    details = [f"{name} {options.rank}" for name in used_options(["rank"], run.config, run.schema)]
+    details += [f"{adapted_share:.2%} of its parameters"] if adapted_share else []
+    backbone = run.config.backbone
+    if isinstance(backbone, HuggingFaceOptions) and used_options(["shared_rank"], run.config, run.schema):
+        details += [f"besides a LoRA of rank {backbone.shared_rank}"] if backbone.shared_rank else []
+    adapter_names, bias_names = (" + ".join(names) or "none" for names in (adapters, options.output_bias))
+    parentheses = f" ({', '.join(details)})" if details else ""
+    return f"Adapters of the backbone: {adapter_names}{parentheses}; adapted softmax biases: {bias_names}"
+
+
+def describe_missing_context(run: Run) -> str:
+    """Return a clause that says why the predictions of an unadapted run do not depend on a context."""
+    if not run.schema.variables:
+        return "no context: this is an unadapted model"
+    return f"an unadapted model: it does not read the context columns {', '.join(run.schema.columns())}"
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def has_mixture(run: Run) -> bool:
+    """Return whether the folder of a run has a mixture, with which the run predicts unless it is opened without it."""
+    return (run.folder / MIXTURE_FILE).is_file()
+
+
+def mixture_perplexity(run: Run) -> float | None:
+    """Return the development perplexity of the mixture of a run, by cross-validation; None if it has no mixture."""
+    perplexities = training_facts(run.folder).get("ngram", {}).get("perplexity", {})
+    return perplexities.get("mixture") if has_mixture(run) else None
+
+
+def _describe_training(run: Run) -> str:
+    facts = training_facts(run.folder)
+    lines = []
+    if facts:
+        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code_span(facts['source'])}")
+    if automatic := facts.get("chosen"):
+        lines.append(f"- chosen automatically: {code_span(run.config.format_options(automatic))}")
+    if finetuning := facts.get("finetuned"):
+        moved_parts = ", ".join(
+            f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}"
+            for row in finetuning["moved"]
+        )
+        base_name = code_span(PurePath(finetuning["from"]).name)
+        lines.append(f"- fine-tuned from {base_name} (l1 {finetuning['l1']:g}): {moved_parts} moved")
+    for row in facts.get("sparse_bias", ()):
+        share = row["nonzero"] / max(1, row["coefficients"])
+        nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
+        lines.append(f"- sparse softmax bias: {nonzero} are not zero ({share:.2%})")
+    frequency = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
+    lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
+    lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
+    lines += [f"- {escape_markdown(run.model.names.describe())}"] if run.model.names is not None else []
+    log = run.log()
+    if log:
+        last_row = log[-1]
+        minutes = last_row["seconds"] / 60
+        passes = f" ({last_row['tokens'] / max(1, facts['targets']):.3g} passes)" if facts else ""
+        lines.append(
+            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen{passes}, "
+            f"{minutes:.1f} minutes of training, seed {run.config.training.seed}"
+        )
+    return "\n".join(lines)
+
+
+def _results_table(run: Run) -> str:
+    lines = ["| table | measure | value |", "|---|---|---|"]
+    for row in saved_results.measurements(saved_results.read(run.folder)):
+        lines.append(f"| {escape_markdown(row.table)} | {escape_markdown(row.measure)} | {row.value} |")
+    return "\n".join(lines)
+
+
+def _usage_example(run: Run) -> str:
+    # The columns that an example leaves out get their expected values; the card does not name a user.
+    columns = [variable for variable in run.schema.variables if variable.source_column != run.config.data.user]
+    context = {variable.source_column: _example_value(variable) for variable in columns if not variable.is_all_rare}
+    arguments = f"['...'], context={context!r}" if context else "['...']"
+    source = f"from factorcell import Run\n\nRun.open({_name(run)!r}).score({arguments})"
+    fence = "`" * max(3, 1 + _longest_backticks(source))
+    return f"{fence}python\n{source}\n{fence}"
+
+
+def escape_markdown(value: object) -> str:
+    """Escape a text from a table so that Markdown shows it literally, without markup, HTML or links."""
+    text = MARKDOWN_CHARACTERS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
+    text = LISTS_AND_LINKS.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def code_span(value: object) -> str:
+    """Return `value` as inline code in Markdown."""
+    text = escape_hidden(str(value))
+    fence = "`" * (1 + _longest_backticks(text))
+    # Markdown removes one space at each end, and would read a backtick there as a part of the fence.
+    padding = " " if text[:1] in "` " or text[-1:] in "` " else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def _longest_backticks(text: str) -> int:
+    """Return the length of the longest sequence of backticks in `text`."""
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def _example_value(variable: Variable) -> Any:
+    if variable.kind == "vector":
+        return [round(mean, 3) for mean in variable.means]
+    if variable.kind in WORD_KINDS:
+        return variable.values[0]
+    if variable.kind == "prompt":
+        return "..."
+    if variable.kind in TIME_KINDS:
+        return "2026-11-21T15:55"
+    return variable.values[1] if variable.values[1:] else float(f"{variable.mean:.4g}")

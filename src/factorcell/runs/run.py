@@ -1,0 +1,387 @@
+"""The run folder: one trained model with everything that it needs to read new texts.
+
+It contains config.json, schema.json, vocabulary.txt or other files of the tokenizer, weights.safetensors,
+checkpoint.safetensors, log.jsonl and README.md (docs/formats.md). Opening a run does not need its training data.
+digests.json lists the SHA-256 digests of the files that determine results: opening a run with an altered file raises an
+error.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factorcell.config import FORMAT, PRECISIONS, Config
+from factorcell.data.columns.rows import has_rows
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.corpus import Batch, Corpus, target_offsets
+from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.tables.tables import table_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+from factorcell.errors import UserError, check_choice
+from factorcell.io import files, folders, lock
+from factorcell.io.lazy import LazyMethod
+from factorcell.io.progress import progress_bar
+from factorcell.ngram.mixture import Mixture, Predictor, open_mixture
+from factorcell.nn import sizes
+from factorcell.nn.devices import AUTO, FLOAT32, find_device, find_precision
+from factorcell.nn.kernels import library
+from factorcell.nn.language_model import LanguageModel, with_identified_base
+from factorcell.nn.reading import TextModel
+from factorcell.nn.scoring import check_lengths, put_batch, score_rows
+from factorcell.nn.value_names import find_names
+from factorcell.runs import training_state
+
+MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
+FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
+
+# Files whose digests are in digests.json, in addition to the files of the tokenizer. These files determine results and,
+# unlike files of tensors, do not contain a checksum.
+MANIFEST_FILES = (
+    *("config.json", "schema.json", "training.json"),
+    *("popularity.jsonl", "completion.json", "mixture.json"),
+)
+
+UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
+TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
+MAX_TEXT_HASHES = 100_000  # number of hashes, the smallest ones, that are saved
+
+
+def initial_files() -> tuple[str, ...]:
+    """Return the names of the files that a training writes before its first step."""
+    return ("config.json", "schema.json", *tokenizer_files(), "start.safetensors", "log.jsonl")
+
+
+class Run(TextModel):
+    """A model with its config, tokenizer and context schema, stored in one folder.
+
+        Run.open("runs/reviews").score(["lovely stay"], context={"stars": 5})
+
+    `run.classify(...)`, `run.evaluate(...)`, `run.explain(...)`, `run.export(...)` and `run.generate(...)` call the
+    functions `factorcell.classify(run, ...)`, `factorcell.evaluate(run, ...)` and so on, with the same arguments.
+
+    Attributes:
+        folder: The folder.
+        config: All options of the run.
+        tokenizer: The tokenizer.
+        schema: The context variables.
+        model: The neural language model, in evaluation mode.
+        mixture: The mixture of `model` with n-gram models; None if training saved none.
+        precision: The precision of products in scoring, "float32" or "bfloat16".
+        fingerprint: Bytes that identify the weights; empty until the weights are loaded.
+        was_training: Whether the training was running when the files of the run were read; they have changed since.
+    """
+
+    def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
+        """Create an untrained model in memory, with random weights from the seed in the config.
+
+        Args:
+            folder: The folder of the run.
+            config: All options of the run.
+            tokenizer: A trained tokenizer.
+            schema: The context variables.
+
+        Raises:
+            UserError: The model does not fit into memory.
+        """
+        self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
+            sizes.check_memory(config, len(tokenizer), schema)
+            names = find_names(config, schema, tokenizer)
+            self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials, names, tokenizer.known_count)
+        self.model.eval()
+        self.mixture: Mixture | None = None
+        self.precision, self.fingerprint = FLOAT32, b""
+        self.was_training = False
+
+    def __repr__(self) -> str:
+        size = self.model.parameter_count()
+        columns = ", ".join(variable.name for variable in self.schema.variables) or "no context"
+        return f"Run({str(self.folder)!r}: {self.config.tokenizer.kind}, {columns}, {size:,} parameters)"
+
+    @classmethod
+    def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
+        """Create a folder with an untrained model.
+
+        Args:
+            folder: A folder that does not exist or is empty.
+            config: All options of the run.
+            tokenizer: A trained tokenizer.
+            schema: The context variables.
+
+        Raises:
+            UserError: The folder is not empty, there is nothing to train, or training does not fit into memory.
+        """
+        folder, config = Path(folder), with_identified_base(config)
+        sizes.check_memory(config, len(tokenizer), schema, for_training=True)
+        if not sizes.meta_model(config, len(tokenizer), schema).trained_count():
+            problem = "expected weights to train, got a frozen base without adapters and shared LoRA"
+            raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
+        files.create_new_folder(folder, resumable=True)
+        run = cls(folder, config, tokenizer, schema)
+        files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
+        files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
+        files.write_json(folder / "schema.json", schema.to_dict())
+        tokenizer.save(folder)
+        return run
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        trained: bool = True,
+        mixture: bool = True,
+        device: str = "cpu",
+        precision: str = AUTO,
+    ) -> "Run":
+        """Open a run folder.
+
+        Args:
+            folder: The folder.
+            trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
+            mixture: Whether to predict with the n-gram mixture, if the run has one, instead of the neural model.
+            device: "cpu", "cuda", or "auto", by the rule of `factorcell.nn.devices`.
+            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", by the same rule.
+
+        Raises:
+            UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
+        """
+        folder = Path(folder)
+        was_training = trained and bool(lock.is_locked(folder))
+        if trained:
+            training_state.check_weights(folder)
+        config = read_config(folder)
+        schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
+        if trained:
+            sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
+        run = cls(folder, config, tokenizer, schema).to(find_device(device, config.backbone))
+        check_choice("precision", precision, PRECISIONS)
+        run.was_training = was_training
+        if trained:
+            run.load_weights()
+        run.precision = find_precision(precision, run.device, config.backbone)
+        if trained and mixture:
+            run.mixture = open_mixture(folder, config, run.model, tokenizer, schema)
+        return run
+
+    @property
+    def predictor(self) -> Predictor:
+        """The mixture that predicts the tokens of texts, or the neural model if there is no mixture."""
+        return self.model if self.mixture is None else self.mixture
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether predictions depend on the context; otherwise, tables may lack the context columns."""
+        return self.model.is_adapted and bool(self.schema.variables)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.embedding.device
+
+    def to(self, device: torch.device) -> "Run":
+        """Move the model to `device`; return this run."""
+        self.model.to(device)
+        return self
+
+    def load_weights(self) -> None:
+        """Load the best weights from the folder and disable gradients of the model.
+
+        Raises:
+            UserError: The weights are missing, damaged or belong to another model.
+        """
+        path = self.folder / training_state.WEIGHTS
+        tensors, _, checksum = files.load_with_checksum(path)
+        parameters = self.model.saved_tensors()
+        expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+            raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
+        for name, tensor in tensors.items():
+            if not tensor.sum().isfinite():
+                raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
+        with torch.no_grad():
+            for name, tensor in parameters.items():
+                tensor.copy_(tensors[name])
+        self.model.requires_grad_(False)
+        self.fingerprint = checksum[:FINGERPRINT_BYTES]
+
+    def save_weights(self, facts: dict[str, Any]) -> None:
+        """Write the weights of the model and `facts` about them to the folder."""
+        files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
+
+    def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
+        """Write to the folder how often each token was a target of training (V,)."""
+        files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
+
+    def unigram_counts(self) -> Tensor:
+        """Read from the folder how often each token was a target of training (V,), as 64-bit integers.
+
+        Raises:
+            UserError: The folder has no valid counts.
+        """
+        path = self.folder / UNIGRAMS
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; training writes it at its end")
+        tensors, _ = files.load_tensors(path)
+        counts = tensors.get("counts", torch.zeros(0))
+        if counts.dtype != torch.int64 or counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
+            raise UserError(f"{path}: expected a count for each token")
+        return counts
+
+    def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
+        """Write the smallest `MAX_TEXT_HASHES` hashes of training texts to the folder."""
+        smallest = np.unique(hashes)[:MAX_TEXT_HASHES].view(np.int64)
+        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest)}, {})
+
+    def text_hashes(self) -> NDArray[np.uint64] | None:
+        """Read the hashes of training texts from the folder; None without such a file."""
+        path = self.folder / TEXT_HASHES
+        if not path.exists():
+            return None
+        hashes = files.load_tensors(path)[0].get("hashes", torch.zeros(0))
+        if hashes.dtype != torch.int64 or hashes.dim() != 1:
+            raise UserError(f"{path}: expected 64-bit hashes of texts")
+        return hashes.numpy().view(np.uint64)
+
+    def set_steps(self, steps: int, epochs: float) -> None:
+        """Change the number of steps and of passes in the config, in memory and in the folder."""
+        self.config = replace(self.config, training=replace(self.config.training, steps=steps, epochs=epochs))
+        files.write_versioned(self.folder / "config.json", self.config.to_dict(), FORMAT)
+
+    @property
+    def log_path(self) -> Path:
+        """The path of the training log, a file with a JSON object per line."""
+        return self.folder / training_state.LOG
+
+    def log(self) -> list[dict[str, Any]]:
+        """Read the rows of the training log."""
+        return files.read_rows(self.log_path)
+
+    def best_evaluation(self) -> dict[str, Any] | None:
+        """Return the log row of the best evaluation, whose weights were saved; None before the first evaluation."""
+        best: dict[str, Any] | None = None
+        for row in self.log():
+            if row["split"] == "dev" and (best is None or row["best"] != best["best"]):
+                best = row
+        return best
+
+    def stopped_early(self) -> bool:
+        """Return whether the finished training ended before its last planned step."""
+        log = self.log()
+        return bool(log) and log[-1]["step"] < log[-1]["steps"]
+
+    def stopped_improving(self) -> bool:
+        """Return whether more steps would hardly help, because the best evaluation of the training was not the last."""
+        best = self.best_evaluation()
+        return best is not None and bool(best["step"] < self.log()[-1]["step"])
+
+    def training_minutes(self) -> float:
+        """Return the duration of training in minutes, up to the last row of the training log."""
+        return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Return a context manager that disables gradients and computes products in `self.precision`."""
+        with torch.inference_mode(), library.precision(self.precision, self.device):
+            yield
+
+    def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
+        """Return the texts `rows` of `corpus` as one batch on the device of the model."""
+        return corpus.batch(rows).to(self.device)
+
+    def batches(self, corpus: Corpus) -> Iterator[Batch]:
+        """Yield all texts of `corpus` in batches, sorted by length."""
+        for rows in corpus.batches(MAX_BATCH_TOKENS, max_texts=self.model.texts_at_once):
+            yield self.batch(corpus, rows)
+
+    def nats(self, corpus: Corpus) -> NDArray[np.float32]:
+        """Return the exact nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
+        nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
+        bar = progress_bar(total=len(corpus), desc="evaluating", unit="texts")
+        with bar, self.scoring():
+            for batch in self.batches(corpus):
+                put_batch(nats, self.predictor(batch).cpu().numpy(), batch, starts)
+                bar.update(len(batch.rows))
+        return nats
+
+    def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:
+        """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
+
+        Args:
+            source: A list of texts or a column of a data frame; or texts with their contexts: one row such as
+                `{"text": "lovely stay", "stars": 5}`, rows, a table, or the path of a file.
+            context: Only for texts without a context: one context such as `{"stars": 5}` for all texts, or a list or
+                table with a context for each. Columns without a value get their expected values.
+            tokens: Whether to list each target with its nats.
+            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
+                reads the development table; "expected" reads it as the expected value; "error" raises an error.
+
+        Returns:
+            A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and
+            `tokens` if requested.
+
+        Raises:
+            UserError: The source cannot be read, or a text is longer than the backbone can read.
+        """
+        try:
+            corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
+        except UserError:
+            if has_rows(source):
+                raise
+            return ResultRows()
+        check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
+        return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
+
+    # The public functions of these names, with this run as their first argument.
+    classify, evaluate, explain, export, generate = map(
+        LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
+    )
+    report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
+    _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
+
+
+def read_config(folder: Path) -> Config:
+    """Read the config of the run in `folder`.
+
+    Raises:
+        UserError: The folder is not a run folder, or has a newer format.
+    """
+    path = folder / folders.CONFIG
+    if not path.is_file():
+        raise folders.not_a_run_error(folder)
+    return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
+
+
+def training_facts(folder: Path) -> dict[str, Any]:
+    """Read the facts about the training of the run in `folder`; return an empty mapping if training has not ended."""
+    path = folder / training_state.FACTS
+    facts = files.read_json(path) if path.exists() else {}
+    if not isinstance(facts, dict):
+        raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
+    return facts
+
+
+def relative_path(source: Any, folder: Path) -> str | None:
+    """Return the path of a training table relative to the folder of a run; None for tables in memory."""
+    if not isinstance(source, (str, Path)):
+        return None
+    try:
+        return os.path.relpath(Path(source).resolve(), folder.resolve())
+    except ValueError:  # Windows: the two are on different drives
+        return str(Path(source).resolve())
+
+
+def training_table(run: Run) -> Path | None:
+    """Return the training table of a run; None if the run did not record a file, or the file does not exist."""
+    recorded_path = training_facts(run.folder).get("path")
+    path = run.folder / recorded_path if isinstance(recorded_path, str) else None
+    return path.resolve() if path is not None and path.exists() else None

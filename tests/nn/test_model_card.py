@@ -1,0 +1,237 @@
+"""Tests of the model card: its numbers, its example, and escaping."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factorcell.config import Config
+from factorcell.evaluation import results
+from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.io import files
+from factorcell.io.escapes import escape_hidden
+from factorcell.options.option_fields import HuggingFaceOptions
+from factorcell.runs import model_card, saved_results
+from factorcell.runs.run import Run
+from factorcell.training.check import check
+from factorcell.training.finetuning import finetune
+from factorcell.training.fit import fit
+from tests.pretrained_models import write_pretrained
+from tests.small_runs import CONTEXT, ROWS
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    config = Config.of(
+        context=list(CONTEXT), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, rank=1, epochs=1
+    )
+    return fit(ROWS, ROWS, config, tmp_path / "run")
+
+
+def test_card_shows_the_results(run: Run) -> None:
+    evaluation = evaluate_by_columns(run, ROWS * 2, by=["city"])
+    assert results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.texts) is None
+    result = evaluation.row
+    text = (run.folder / "README.md").read_text(encoding="utf-8")
+    best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
+    assert "10 texts" in text
+    assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
+    assert "city: category, 2 values" in text
+    assert f"| development texts | perplexity per word | {best:.2f} |" in text
+    assert f"| rows | perplexity per word | {result['perplexity']:.2f} |" in text
+    assert "bits per byte" not in text  # words do not determine texts
+    assert re.search(r"\| rows \| gain over an unknown context \(same model\) \| [+-]\d+\.\d+% ", text)
+    assert text.endswith(model_card.render(run))
+
+
+def test_example_of_the_card_runs(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder.parent)
+    match = re.search(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+    assert match
+    source = match[1].splitlines()
+    source[-1] = f"print({source[-1]})"
+    exec("\n".join(source), {})
+    assert "perplexity" in capsys.readouterr().out
+
+
+def test_example_leaves_out_a_column_whose_values_are_all_rare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, expected in (("city", ".score(['...'])"), ("city stars", ".score(['...'], context={'stars': '5'})")):
+        names = columns.split()
+        config = Config.of(context=names, min_count=1, min_context_count=5, embedding_size=4, hidden_size=4, epochs=0.1)
+        rows = [{**row, "city": f"{row['city']} {index}"} for index, row in enumerate(ROWS * 2)]
+        run = fit(rows, rows, config, tmp_path / names[-1])
+        (example,) = re.findall(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+        assert example.endswith(expected)
+        monkeypatch.chdir(tmp_path)
+        exec(f"{example.replace('Run.open', 'result = Run.open')}\nprint(result)", {})
+        assert "perplexity" in capsys.readouterr().out
+
+
+def test_example_has_rounded_numbers(run: Run) -> None:
+    assert "'lat': 53.26, 'lon': 9.2}" in model_card.render(run)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "[click](javascript:alert(1)) ![x](http://a.b/c.png)",
+    "[x]: http://a.b",
+    "http://a.b/c www.a.b ann@a.b",
+    "<http://a.b>",
+    "`code` ``` ~~~ *bold* __bold__ ~~gone~~",
+    "# heading",
+    "- item",
+    "+ item",
+    "1. item",
+    "12) item",
+    "> quote",
+    "    code",
+    "a | b | c",
+    "&lt;b&gt; &amp; &#60;",
+    "\\\\<b> \\\\`",
+    "===",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_in_values_is_escaped(text: str) -> None:
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
+    for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
+        tokens = markdown.parse(before + model_card.escape_markdown(text))
+        inline = [token for token in tokens if token.type == "inline"][-1]
+        assert {child.type for child in inline.children} <= {"text", "text_special"}, before
+        assert "".join(child.content for child in inline.children) == text.strip()
+        assert any(token.type.startswith(tag) for token in tokens)
+    (inline,) = (token for token in markdown.parse(f"from {model_card.code_span(text)}") if token.type == "inline")
+    assert [child.type for child in inline.children] == ["text", "code_inline"]
+    assert inline.children[1].content.strip() == text.strip()
+
+
+@pytest.mark.parametrize("text", ["http://a.b/c", "HTTPS://a.b", "www.a.b", "ann@a.b", "see http://a.b"])
+def test_values_do_not_become_links(text: str) -> None:
+    assert not re.search(r"\w://|www\.|\w@", model_card.escape_markdown(text), re.IGNORECASE)
+
+
+def test_example_with_backticks_in_its_values_is_fenced(run: Run) -> None:
+    run.schema = replace(run.schema, variables=(replace(run.schema.variables[0], name="a```\nb", column="a```\nb"),))
+    text = model_card.render(run)
+    assert text.count("\n````python\n") == text.count("\n````\n") == 1
+
+
+def metadata(run: Run) -> dict[str, Any]:
+    """Return the metadata of the card as the hub reads it."""
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    data: dict[str, Any] = hub.ModelCard.load(run.folder / "README.md").data.to_dict()
+    return data
+
+
+def test_metadata_has_the_results_of_test_tables(run: Run) -> None:
+    assert metadata(run) == {
+        "library_name": "factorcell",
+        "pipeline_tag": "text-generation",
+        "tags": ["language-model", "context"],
+    }
+    evaluation = evaluate_by_columns(run, ROWS * 2)
+    results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.texts)
+    metrics = results.classify_and_save(run, ROWS * 2, "city")[0]
+    (model,) = metadata(run)["model-index"]
+    assert model["name"] == "run"
+    values = {}
+    for result in model["results"]:
+        assert result["dataset"] == {"name": "rows", "type": "rows"}
+        for metric in result["metrics"]:
+            values[result["task"]["type"], metric["type"], metric["name"]] = metric["value"]
+    row = evaluation.row
+    expected = {
+        ("text-generation", "perplexity", f"perplexity per word: {row['perplexity']:.2f}"): row["perplexity"],
+        ("text-classification", "f1", f"macro f1 of city (model): {metrics['macro_f1']:.4f}"): metrics["macro_f1"],
+    }
+    assert {key: values[key] for key in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_entries_that_the_user_adds_to_the_metadata_are_retained(run: Run) -> None:
+    path = run.folder / "README.md"
+    added = "license: apache-2.0\ndatasets:\n- ag_news\n- imdb\nmodel-index: [old]\nlanguage: [en,\n  de]\n"
+    for line_end in ("\n", "\r\n"):
+        text = path.read_text(encoding="utf-8").replace("---\n", f"---\n{added}", 1).replace("tags:", "other_tags:", 1)
+        path.write_bytes(text.replace("\n", line_end).encode())
+        model_card.write(run)
+        data = metadata(run)
+        assert (data["license"], data["datasets"], data["language"]) == (
+            "apache-2.0",
+            ["ag_news", "imdb"],
+            ["en", "de"],
+        )
+        assert data["other_tags"] == data["tags"] == ["language-model", "context"]
+        assert "model-index" not in data
+        text = path.read_text(encoding="utf-8")
+        model_card.write(run)
+        assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("name", ['a "b": c', "# - x", "yes", "1e3", "ünï\u202e\x07", "---"])
+def test_names_in_the_metadata_are_text(run: Run, tmp_path: Path, name: str) -> None:
+    run.folder = run.folder.rename(tmp_path / name)
+    row = {"kind": "evaluate", "table": name, "texts": 3, "perplexity": 1e-5}
+    assert results.save_result(run, row) is None
+    (model,) = metadata(run)["model-index"]
+    (result,) = model["results"]
+    assert model["name"] == result["dataset"]["name"] == escape_hidden(name)
+    assert result["metrics"][0]["value"] == 1e-5
+
+
+def test_the_card_has_no_paths_and_no_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = tmp_path / "private place"
+    private.mkdir()
+    table = private / "table.jsonl"
+    rows = [{**row, "user": f"user-{index % 2}"} for index, row in enumerate(ROWS)]
+    files.write_rows(table, rows)
+    base = write_pretrained(private / "base", [row["text"] for row in ROWS])
+    options = {"max_tokens": 30, "min_user_count": 1, "min_context_count": 1, "epochs": 0.1}
+    config = Config.of(base=str(base), context=["city"], user="user", **options)
+    run = fit(table, table, config, private / "run")
+    finetuned = finetune(run, table, table, private / "finetuned", training={"epochs": 0.1})
+    monkeypatch.chdir(private)
+    for model in (run, finetuned, Run.open("run")):
+        text = model_card.render(model)
+        model_card.write(model)
+        assert "private place" not in text + (model.folder / "README.md").read_text(encoding="utf-8")
+        assert "user-" not in text
+        assert "base base," in text
+        assert f"# {model.folder.name}" in text
+    assert "base_model" not in metadata(run)
+    assert isinstance(run.config.backbone, HuggingFaceOptions)
+    run.config = replace(run.config, backbone=replace(run.config.backbone, base="HuggingFaceTB/SmolLM2-135M"))
+    model_card.write(run)
+    assert metadata(run)["base_model"] == "HuggingFaceTB/SmolLM2-135M"
+
+
+def test_a_snapshot_of_symbolic_links_opens_and_results_do_not_change_its_targets(run: Run, tmp_path: Path) -> None:
+    evaluation = evaluate_by_columns(run, ROWS * 2)
+    results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.texts)
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0a1b2c"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    contents = {}
+    for number, path in enumerate(sorted(run.folder.iterdir())):
+        if path.name not in ("checkpoint.safetensors", "training.lock"):
+            blob = blobs / f"{number:064x}"
+            contents[blob] = path.read_bytes()
+            blob.write_bytes(contents[blob])
+            (snapshot / path.name).symlink_to(Path("..", "..", "blobs", blob.name))
+    opened = Run.open(snapshot)
+    assert opened.score(ROWS) == run.score(ROWS)
+    assert opened.classify(ROWS, "city").rows() == run.classify(ROWS, "city").rows()
+    assert results.save_result(opened, results.evaluation_row(opened, ROWS, evaluation), evaluation.texts) is None
+    assert results.classify_and_save(opened, ROWS, "city")[0]["texts"] == len(ROWS)
+    assert {blob: blob.read_bytes() for blob in contents} == contents
+    assert (
+        len(saved_results.read(snapshot)) == 1 + 2
+    )  # of training, of `evaluate` (twice the same table), of `classify`
+    assert all(finding.is_valid for finding in check(snapshot))
