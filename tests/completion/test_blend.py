@@ -98,6 +98,18 @@ def test_more_counts_are_never_below_fewer() -> None:
         assert suggested(Blend(completer, popularity, replace(weights, threshold=0.0)), "", user) == expected
 
 
+def test_a_proposal_of_the_model_never_lowers_the_score() -> None:
+    """Users who never enter what the model proposes still see popular texts in the order of their counts."""
+    run = make_run()
+    popularity = Popularity.fit(["abc"] * 5 + ["cab"] * 4 + ["bac"] * 3)
+    blend = Blend(Completer(run), popularity)
+    model = Suggestions([Suggestion("abc", math.log(0.3), "model"), Suggestion("cc", math.log(0.1), "model")], 7, False)
+    alternatives = blend.candidates("", model, History(), 10)
+    weights = BlendWeights.fit([(alternatives, "bac")] * 30 + [(alternatives, "cab")] * 30 + [(alternatives, "")] * 9)
+    texts = [suggestion.text for suggestion in Blend(blend.completer, popularity, weights).merge(alternatives, 10)]
+    assert [text for text in texts if text != "cc"] == ["abc", "cab", "bac"]
+
+
 def test_an_invented_text_needs_evidence() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abab",)))

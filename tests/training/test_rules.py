@@ -100,12 +100,13 @@ def test_facts_describe_the_table() -> None:
 
 
 def test_models_of_characters_with_users_can_learn_new_users() -> None:
-    """The rank is high, and the unknown user is trained even if no user is rare."""
+    """The rank is high in long trainings, and the unknown user is trained even if no user is rare."""
     for texts_per_value in (20.0, 2000.0):
         facts = TableFacts(10**6, 100, True, max_values=500, texts_per_value=texts_per_value, has_users=True)
-        options = rules.default_options(facts, 1.0)
-        assert (options["model"]["rank"], options["model"]["dropout_context"]) == (50, 0.2)
-        assert options["backbone"]["layer_norm"]
+        for passes, rank in ((1.0, 4), (5.0, 4), (6.0, 12), (20.0, 12), (21.0, 50)):
+            options = rules.default_options(facts, passes)
+            assert (options["model"]["rank"], options["model"]["dropout_context"]) == (rank, 0.2)
+            assert options["backbone"]["layer_norm"]
     data = Config.of(user="city", min_count=1, min_user_count=1, tokenizer="char")
     corpus = prepare(ROWS, data)
     assert TableFacts.of(corpus, corpus).has_users

@@ -51,12 +51,13 @@ PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances
 # share of the mean reciprocal rank that the threshold may cost; if both are not possible, the latter decides.
 MAX_INVENTED, MAX_COST = 0.015, 0.02
 
-# The features of each source, with the bounds of their weights; docs/formats.md describes them.
-ANY, POSITIVE, NEGATIVE = (-math.inf, math.inf), (0.05, math.inf), (-math.inf, 0.0)
+# The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
+# never lowers the score of a text that a source knows it, or that it has more counts.
+ANY, MORE, STRICTLY_MORE, LESS = (-math.inf, math.inf), (0.0, math.inf), (0.05, math.inf), (-math.inf, 0.0)
 SOURCES: dict[str, dict[str, tuple[float, float]]] = {
-    "model": {"model": ANY, "model log p": (0.0, math.inf), "model rest": ANY},
-    "popularity": {"popular": ANY, "popular log share": POSITIVE, "popular log count": (0.0, math.inf)},
-    "history": {"own": ANY, "own log share": POSITIVE, "own last": NEGATIVE, "own typed": ANY},
+    "model": {"model": MORE, "model log p": MORE, "model rest": MORE},
+    "popularity": {"popular": MORE, "popular log share": STRICTLY_MORE, "popular log count": MORE},
+    "history": {"own": MORE, "own log share": STRICTLY_MORE, "own last": LESS, "own typed": ANY},
     "none": {"none": ANY, "none rest": ANY, "none typed": ANY},
 }
 INDICATORS = {"model": "model", "popularity": "popular", "history": "own"}  # source -> the feature that marks its texts
@@ -241,9 +242,9 @@ class _Ranking:
         return self.begins_invented and bool(self.invented) and self.invented[0] >= threshold
 
 
-# Rounded weights, fitted to the logs of experiments/made_logs.py; `train` and `tune-online` fit those of a run.
+# Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.
 DEFAULT_WEIGHTS = BlendWeights(
-    dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.7, 0.1, 1.5, 0.5, -0.4, 0.8, 0.0, 0.0, 0.0), strict=True))
+    dict(zip(FEATURES, (0.0, 0.3, 0.0, 4.0, 0.8, 0.0, 3.0, 1.0, -0.2, 1.5, 1.5, 0.6, 0.0), strict=True))
 )
 
 

@@ -38,8 +38,10 @@ MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a trai
 # A step on a GPU takes some milliseconds even with few tokens, so larger tables get larger batches.
 MAX_GPU_BATCH_TOKENS, MIN_GPU_STEPS = 6000, 2400
 
-# Options of the context of a model of characters that learns users online.
-USER_OPTIONS = {"context_size": 20, "variable_size": 20, "rank": 50, "dropout_context": 0.2}
+# Options of the context of a model of characters that learns users online. Every text has its own context, so a step
+# with a high rank takes more than twice as long: in a short training, a low rank predicts better.
+USER_OPTIONS = {"context_size": 20, "variable_size": 20, "dropout_context": 0.2}
+USER_RANKS = {5e6: 4, 2e7: 12, math.inf: 50}  # targets that a training reads, at most -> rank
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
@@ -166,7 +168,7 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
     has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
     loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
-        "model": {"embedding_size": embedding_size, **_context_options(facts)},
+        "model": {"embedding_size": embedding_size, **_context_options(facts, targets_read)},
         "backbone": {"hidden_size": hidden_size, "layer_norm": layer_norm, **_dropout_options(facts, epochs)},
         "training": {
             "epochs": epochs,
@@ -192,14 +194,14 @@ def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
     return next(value for limit, value in values_by_limit.items() if amount <= limit)
 
 
-def _context_options(facts: TableFacts) -> dict[str, Any]:
+def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
     """Choose the context vector's size from the number of values, and rank and dropout from the texts per value.
 
-    A model of characters with users must adapt to users that training never saw: it needs a high rank, and a dropout
-    that trains the unknown user, from which they start.
+    A model of characters with users must adapt to users that training never saw: it needs a high rank if it reads many
+    targets, and a dropout that trains the unknown user, from which they start.
     """
     if facts.learns_users:
-        return USER_OPTIONS
+        return {**USER_OPTIONS, "rank": _look_up(targets_read, USER_RANKS)}
     if 0 < facts.max_values <= 10:
         size = 8
     elif facts.max_values <= 100:  # includes 0, if no column is a category
