@@ -32,7 +32,6 @@ from factorcell.runs.run import Run
 
 # Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
 COMPARED_POPULAR_TEXTS = 1500
-RULE_SHARE = 0.5  # share of the minutes of `tune-online` after which no further learning rule is tried
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -108,7 +107,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     ):
         rule_rows.append(row)
         terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {terminal.format_interval(row, 'perplexity')}")
-        if len(rule_rows) > 1 and time.monotonic() > start + RULE_SHARE * seconds:
+        if len(rule_rows) > 1 and time.monotonic() > start + tuning.RULE_SHARE * seconds:
             break
     learning_rows = rule_rows[1:]  # the first row is for completion without learning
     best = min(learning_rows, key=lambda row: float(row["perplexity"]))

@@ -51,6 +51,7 @@ from factorcell.training.rules import (
     TARGETS_PER_MINUTE,
     classifier_cost,
     completed_texts,
+    completion_seconds,
 )
 from factorcell.training.schedule import TimeLimit
 
@@ -285,8 +286,8 @@ def save_other_models(
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         data = run.config.data
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
-    settings = fit_settings(run, streams, completed_texts(minutes)) if streams else None
-    if settings is not None:
+    max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
+    if settings := fit_settings(run, streams, max_texts, seconds):
         save_settings(run, settings.rule, settings.weights)
         LOG.info("%s", settings.describe())
         facts["completion"] = settings.to_row()

@@ -28,6 +28,8 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 4e7, 4e6
 # Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
 COMPLETED_TEXTS_PER_MINUTE, MIN_COMPLETED_TEXTS, MAX_COMPLETED_TEXTS = 200, 100, 2000
+SLOWER_BASE = 10  # a pretrained base on a processor completes so many times fewer texts
+COMPLETION_SECONDS_PER_MINUTE, MIN_COMPLETION_SECONDS = 6.0, 10.0  # longest duration of this fit
 MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
 MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
@@ -127,9 +129,7 @@ def passes_in(minutes: float, facts: TableFacts) -> float:
 
 def dev_targets_in(minutes: float, config: Config) -> int:
     """Return the number of development targets that an evaluation reads in a training of the given minutes."""
-    is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
-    is_slow = is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
-    return max(1, round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow else DEV_TARGETS_PER_MINUTE)))
+    return max(1, round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else DEV_TARGETS_PER_MINUTE)))
 
 
 def classifier_cost(minutes: float, targets: int) -> float:
@@ -137,9 +137,21 @@ def classifier_cost(minutes: float, targets: int) -> float:
     return max(MIN_CLASSIFIER_COST, minutes * CLASSIFIER_COST_PER_MINUTE / max(1, targets))
 
 
-def completed_texts(minutes: float) -> int:
+def completed_texts(minutes: float, config: Config) -> int:
     """Return the number of texts to which a training of the given minutes fits the settings of completion."""
-    return max(MIN_COMPLETED_TEXTS, min(MAX_COMPLETED_TEXTS, round(minutes * COMPLETED_TEXTS_PER_MINUTE)))
+    count = max(MIN_COMPLETED_TEXTS, min(MAX_COMPLETED_TEXTS, round(minutes * COMPLETED_TEXTS_PER_MINUTE)))
+    return count // SLOWER_BASE if is_slow(config) else count
+
+
+def completion_seconds(minutes: float) -> float:
+    """Return how long a training of the given minutes may fit the settings of completion."""
+    return max(MIN_COMPLETION_SECONDS, minutes * COMPLETION_SECONDS_PER_MINUTE)
+
+
+def is_slow(config: Config) -> bool:
+    """Return whether the model is a pretrained base on a processor."""
+    is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
+    return is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
 
 
 def steps_per_pass(facts: TableFacts, tokens_per_batch: int | None = None) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -139,14 +140,21 @@ def test_training_fits_to_the_first_texts_of_some_users() -> None:
 def test_the_default_rule_stays_unless_another_is_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = Run.open(save(tmp_path / "run", data=CITY))
     TextCounts.of(["cab", "abc"], 1).save(run.folder / POPULARITY)
-    for nats_of_rates, expected in (((2.0, 2.0, 1.9995), 0.1), ((2.0, 2.0, 1.9), 0.3), ((1.5, 1.6, 1.7), 0.03)):
-        nats = iter((3.0, *nats_of_rates))
+
+    def fit_with(nats: Sequence[float], **options: float) -> tuning.Settings:
+        """Fit with these nats of the texts without learning, and with the rates 0.1, 0.03 and 0.3."""
+        values = iter(nats)
         monkeypatch.setattr(
-            tuning, "progressive_sums", lambda learner, streams, nats=nats: np.array([[next(nats), 1.0]] * len(streams))
+            tuning, "progressive_sums", lambda learner, streams: np.array([[next(values), 1.0]] * len(streams))
         )
-        settings = tuning.fit_settings(run, streams(run), 100)
+        settings = tuning.fit_settings(run, streams(run), 100, **options)
         assert settings is not None
-        assert settings.rule == LearningRule(rate=expected)
+        return settings
+
+    for nats, rate in (((3.0, 2.0, 2.0, 1.9995), 0.1), ((3.0, 2.0, 2.0, 1.9), 0.3), ((3.0, 1.6, 1.5, 1.7), 0.03)):
+        assert fit_with(nats).rule == LearningRule(rate=rate)
+    in_no_time = fit_with((3.0, 2.0), seconds=0.0)
+    assert (in_no_time.rule, in_no_time.ranks["users"]) == (LearningRule(), 1)
     assert tuning.fit_settings(run, [Stream("a", ({"text": "ab"},), (None,))], 100) is None
 
 

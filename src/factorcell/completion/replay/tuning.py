@@ -41,7 +41,8 @@ ALONE = {
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
-FITTED_RATES = (0.03, 0.1, 0.3)  # rates of Adagrad that `fit_settings` tries
+FITTED_RATES = (LearningRule.rate, 0.03, 0.3)  # rates of Adagrad that `fit_settings` tries
+RULE_SHARE = 0.5  # share of the time after which no further learning rule is tried
 MIN_STREAM_TEXTS = 10  # texts of a user to which weights are fitted, if so many users have texts
 MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weights are fitted
 
@@ -210,29 +211,39 @@ class Settings:
         return {"learning_rule": str(self.rule), "perplexity_change": self.change, **self.ranks}
 
 
-def fit_settings(run: Run, streams: Sequence[Stream], max_texts: int) -> Settings | None:
-    """Fit the learning rule and the weights of the blend to at most about `max_texts` texts of the streams.
+def fit_settings(run: Run, streams: Sequence[Stream], max_texts: int, seconds: float = math.inf) -> Settings | None:
+    """Fit the learning rule and the weights of the blend.
 
     The rule stays the default unless another rate lowers the perplexity by more than `MIN_CHANGE`. Values of the
     context that training never saw are read as rare values.
 
+    Args:
+        run: The run.
+        streams: Texts of users who were not in training.
+        max_texts: The number of texts that are used, about.
+        seconds: The time after which neither a further rule is tried nor the texts of further users are used.
+
     Returns:
         The settings; None if no text can be completed.
     """
-    part = _first_texts(streams, max_texts)
+    part, start = _first_texts(streams, max_texts), time.monotonic()
     if not any(stream.judged_prefixes for stream in part):
         return None
-    rules = [LearningRule(rate=rate) for rate in FITTED_RATES]
-    base, *perplexities = (
-        float(_perplexities(progressive_sums(Learner(run, rule, "group"), part))[0])
-        for rule in (LearningRule("sgd", 0.0), *rules)
-    )
-    by_rule = dict(zip(rules, perplexities, strict=True))
-    rule = min(rules, key=by_rule.__getitem__)
-    if by_rule[rule] > (1 - MIN_CHANGE) * by_rule[LearningRule()]:
-        rule = LearningRule()
+
+    def perplexity(rule: LearningRule) -> float:
+        """Return the progressive perplexity of the texts."""
+        return float(_perplexities(progressive_sums(Learner(run, rule, "group"), part))[0])
+
+    base, default = perplexity(LearningRule("sgd", 0.0)), LearningRule()
+    by_rule = dict[LearningRule, float]()
+    for rate in FITTED_RATES:
+        if not by_rule or time.monotonic() < start + RULE_SHARE * seconds:
+            by_rule[LearningRule(rate=rate)] = perplexity(LearningRule(rate=rate))
+    rule = min(by_rule, key=by_rule.__getitem__)
+    if by_rule[rule] > (1 - MIN_CHANGE) * by_rule[default]:
+        rule = default
     completer = Completer(run, unknown="group", max_expanded=MAX_EXPANDED)
-    weights, ranks = fit_blend(completer, Learner(run, rule, "group"), part)
+    weights, ranks = fit_blend(completer, Learner(run, rule, "group"), part, start + seconds)
     return Settings(rule, weights, by_rule[rule] / base - 1, ranks)
 
 
