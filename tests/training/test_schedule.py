@@ -189,7 +189,7 @@ def test_the_learning_rate_follows_the_share_of_the_time(
 
 
 def test_the_reserve_follows_the_recent_slowdown_and_the_share_never_falls() -> None:
-    progress, shares = Progress(1000, max_seconds=90.0), list[float]()
+    progress, shares = Progress(1000, max_seconds=90.0, reserve=10.0), list[float]()
     for slowdown, count in ((1.0, 20), (2.0, 30), (50.0, 20), (1.0, 19)):
         for _ in range(count):
             progress.count_seconds(1.0, 1.0 / slowdown)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from factorcell.config import TrainingConfig
 
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
-STEPS_SHARE = 0.9  # share of the minutes of a command until the end of its steps; the rest is for the work after them
+# Reserve for the work after the steps on an idle machine: a share of the time limit, but at most some seconds and a
+# smaller share (benchmarks/minutes.py).
+RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
 RESERVE_GROWTH = 0.75  # growth of the reserve, relative to its size on an idle machine, per unit of slowdown above 1
 MAX_SLOWDOWN = 3.0  # a larger slowdown counts as this one
 SLOWDOWN_WINDOW = 0.05  # share of the time limit over which the slowdown is averaged
@@ -29,15 +31,21 @@ class TimeLimit:
     Attributes:
         seconds: The longest duration from `start` to the end of the last step.
         start: The time of `perf_counter` at the start of the command.
+        reserve: The seconds for the work after the steps on an idle machine.
     """
 
     seconds: float
     start: float
+    reserve: float = 0.0
 
     @classmethod
     def of_command(cls, minutes: float | None, start: float) -> "TimeLimit | None":
         """Return the limit of a command that may take `minutes` from the time `start`; None if it has no limit."""
-        return None if minutes is None else cls(STEPS_SHARE * 60 * minutes, start)
+        if minutes is None:
+            return None
+        seconds = 60 * minutes
+        reserve = min(RESERVE_SHARE * seconds, FIXED_RESERVE + LONG_RESERVE_SHARE * seconds)
+        return cls(seconds - reserve, start, reserve)
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now` of `perf_counter`."""
@@ -51,6 +59,7 @@ class Progress:
     Attributes:
         steps: The number of steps of the training; with a time limit, the largest number.
         max_seconds: The time limit of `seconds`.
+        reserve: The seconds for the work after the steps on an idle machine.
         step: The number of steps taken.
         tokens: The number of targets that these steps learned.
         seconds: The duration of the training so far, with its evaluations.
@@ -66,6 +75,7 @@ class Progress:
 
     steps: int = 1
     max_seconds: float = math.inf
+    reserve: float = 0.0
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -91,8 +101,7 @@ class Progress:
         slowdown = min(MAX_SLOWDOWN, max(1.0, seconds / max(processor_seconds, 1e-9)))
         weight = -math.expm1(-seconds / (SLOWDOWN_WINDOW * self.max_seconds))
         self.slowdown += weight * (slowdown - self.slowdown)
-        reserve = self.max_seconds * (1 - STEPS_SHARE) / STEPS_SHARE  # on an idle machine
-        further_reserve = RESERVE_GROWTH * (self.slowdown - 1) * reserve
+        further_reserve = RESERVE_GROWTH * (self.slowdown - 1) * self.reserve
         self.time_share = max(self.time_share, self.seconds / (self.max_seconds - further_reserve))
 
     @property

@@ -97,7 +97,7 @@ class Trainer:
         self.steps_per_pass = len(self._batch_rows(0))
         steps = self.config.steps or max(1, round(self.config.epochs * self.steps_per_pass))
         max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
-        self.progress = Progress(steps, max_seconds)
+        self.progress = Progress(steps, max_seconds, 0.0 if limit is None else limit.reserve)
         self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
