@@ -69,6 +69,13 @@ def test_whole_users_are_held_out_and_unknown_to_the_schema() -> None:
         assert texts == [rows[row]["text"] for row in part.source_rows]
 
 
+def test_a_user_with_many_texts_is_not_held_out() -> None:
+    corpus = prepare([*rows_of(40), *rows_of(1, 9, "busy") * 40], Config.from_dict(OPTIONS))
+    for seed in range(40):
+        _, held_out = corpus.split_users(0.05, seed, "user")
+        assert 0 < len(held_out) <= 0.05 * len(corpus) + 6
+
+
 def test_single_texts_of_few_users_are_held_out() -> None:
     config = Config.from_dict(OPTIONS)
     corpus = prepare(rows_of(fitting.MIN_USERS - 1), config)

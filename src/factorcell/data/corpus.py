@@ -290,7 +290,8 @@ class Corpus:
     def split_users(self, share: float, seed: int, column: str) -> tuple["Corpus", "Corpus"]:
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
 
-        The schema of both parts has no held-out users, as if training had never seen them.
+        A user who wrote more than this share is never held out. The schema of both parts has no held-out users, as if
+        training had never seen them.
 
         Args:
             share: The share of held-out texts.
@@ -302,6 +303,7 @@ class Corpus:
         """
         text_counts = np.bincount(self.users)
         order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
+        order = order[text_counts[order] <= share * len(self)]
         totals = np.cumsum(text_counts[order])
         held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
         is_held_out = np.isin(self.users, held_out_users)

@@ -1,1 +1,1 @@
-"""What all commands share: the parser, options, the terminal and streams."""
+"""The parts that all commands use: the parser, options, the terminal and streams."""

@@ -250,7 +250,7 @@ def fit_settings(run: Run, streams: Sequence[Stream], max_texts: int, seconds: f
 def fit_blend(
     completer: Completer, learner: Learner, streams: Sequence[Stream], deadline: float = math.inf
 ) -> tuple[BlendWeights, Row]:
-    """Fit the weights of the blend, and compare it with the model alone.
+    """Fit the weights of the blend, and compare it with its sources alone.
 
     Args:
         completer: The completer of a run with popular texts.
