@@ -60,7 +60,7 @@ def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> N
             "data": DATA_OPTIONS,
             "tokenizer": {"kind": "char", "lowercase": True},
             "training": {"seed": seed, "min_users": 3},
-            "model": model or {"adapt": ("factor",), "output_bias": ()},
+            "model": model,
         }
         fit(tables["train"], tables["dev"], options, folder / name, budget=Budget(minutes), resume=True)
 

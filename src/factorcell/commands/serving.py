@@ -17,7 +17,6 @@ DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "data": {"user": "country", "max_tokens": 41, "min_user_count": 20},
     "tokenizer": {"kind": "char", "min_count": 10},
-    "model": {"adapt": ["factor"], "output_bias": []},
 }
 DEMO_MINUTES = 1.5  # time limit of the training
 DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
