@@ -73,6 +73,7 @@ def test_characters_missing_from_the_font_give_no_warning() -> None:
     figure.text(0.5, 0.5, "a\x1b\u202e\U0001f600 ክ \ud800")
     assert "ክ" in charts.svg(figure, "signs")
     assert charts.png(figure, 1.0)
+    assert r"\ud800" in charts.svg(draw_gains([{"value": "\ud800", "gain": 0.1}]), "labels")
 
 
 def test_png_has_the_requested_size() -> None:

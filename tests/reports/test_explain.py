@@ -68,7 +68,7 @@ def test_the_ratios_of_a_word_are_added_over_all_texts() -> None:
     many = [token(f"w{index}", index - 19.5) for index in range(40)]
     names = [f"w{index}" for index in [*range(39, 39 - WORD_COUNT, -1), *range(WORD_COUNT - 1, -1, -1)]]
     assert list(bar_lengths([row(*many)])) == names
-    assert list(word_charts({"": [row(token("a", 0.0))]}, "words")) == []
+    assert list(word_charts({"": [row(token("a", 0.09), token("b", -0.09))]}, "words")) == []
 
 
 def test_words_without_evidence_have_no_bar() -> None:

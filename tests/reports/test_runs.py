@@ -115,7 +115,7 @@ def test_the_report_shows_runs_without_results() -> None:
     run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "results": []}
     page = Page(run_report([run]))
     assert "runs/a" in page.text
-    assert page.charts == page.rows == []
+    assert (page.charts, page.rows) == ([], [])
     full = Page(run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
     assert full.texts["h2"] == ["Context", "Options"]
     first, second = ({**run, "title": name, "folder": name, "schema": ["rating: 5 values"]} for name in ("b", "c"))
@@ -253,8 +253,8 @@ def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path
         assert entry["rows"] == rank_shifted_tokens(run, {"city": city}, None, None, count=6)
     page = Page(report_page([run.folder]))
     assert [chart for chart in page.charts if chart.startswith("city=")] == ["city=Oslo, nats", "city=Nice, nats"]
-    for name, options in {"plain": {"output_bias": []}, "letters": {"tokenizer": "char"}}.items():
-        assert read_model(save_run(tmp_path / name, **options).folder, has_words=True)["words"] == []
+    plain, letters = save_run(tmp_path / "plain", output_bias=[]), save_run(tmp_path / "letters", tokenizer="char")
+    assert [read_model(other.folder, has_words=True)["words"] for other in (plain, letters)] == [[], []]
     save_run(tmp_path / "users", user="city", context=("stars",))
     assert {entry["context"] for entry in read_model(tmp_path / "users", has_words=True)["words"]} == {
         "stars=5",

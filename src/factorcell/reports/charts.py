@@ -103,7 +103,7 @@ def png(figure: Figure, scale: float) -> bytes:
 
 
 def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> None:
-    """Save a figure with escapes for hidden characters."""
+    """Save a figure with escapes for hidden characters, except those of the labels of ticks."""
     for text in figure.findobj(Text):
         text.set_text(escape_hidden_lines(text.get_text()))  # matplotlib cannot draw lone surrogates
     with styled():
@@ -124,8 +124,8 @@ def display_name(model: object) -> str:
 
 
 def truncate(value: object, max_length: int = 28) -> str:
-    """Return `value` as text of at most `max_length` characters."""
-    text = str(value)
+    """Return `value` as text of at most `max_length` characters, with escapes for hidden characters."""
+    text = escape_hidden_lines(str(value))
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 

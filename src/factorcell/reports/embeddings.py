@@ -97,7 +97,7 @@ def _key_figures(results: Row) -> list[tuple[str, str]]:
     for row in results["predictions"]:
         name, title, text = ("accuracy", "accuracy", ".1%") if "accuracy" in row else ("r2", "R²", ".3f")
         figures.append((format(row[name], text), f"{title} of predicting {row['column']}"))
-    for entry in results["words"]:
+    for entry in results["words"][:1]:
         strongest = max(entry["rows"], key=lambda row: float(row["nats"]), default=None)
         if strongest:
             token = visible_token(strongest["token"])

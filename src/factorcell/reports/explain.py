@@ -5,7 +5,7 @@ bar above it, a token that is more probable in the second context has a bar belo
 """
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +36,7 @@ DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (
 MAX_NAMED_TOKENS = 45  # longer texts have the names of some of their tokens below the curves
 FULL_SHADE_NATS = 3.0  # log-likelihood ratio at which a token has the full shade
 FULL_SHADE_OPACITY = 0.72  # low enough that text on the shade stays readable
+MIN_NATS = 0.1  # smallest sum of ratios of a word in a chart
 WORD_COUNT = 10  # tokens in the chart of each model that favour the first context, and that favour the second
 FIGURE_TEXTS = 20  # maximum number of texts whose posterior is drawn; the tables have all texts
 WEAK, CLEAR, STRONG = (f"{level:g}" for level in STRENGTHS)
@@ -153,14 +154,14 @@ def _style(ratio: float) -> str:
 def word_charts(rows_by_model: Mapping[str, Sequence[Row]], title: str) -> Iterator[Chart]:
     """Yield for each model a chart of the tokens with evidence that have the largest sums of ratios in all texts."""
     for model, rows in rows_by_model.items():
-        totals: Counter[str] = Counter()
-        for token in itertools.chain.from_iterable(row["tokens"] for row in rows):
-            if has_evidence(token):
-                totals[readable_token(token["token"])] += token["ratio"]
-        ranked = [{"token": token, "nats": nats} for token, nats in totals.most_common()]
-        raised, lowered = ([row for row in ranked if sign * row["nats"] > 0] for sign in (1, -1))
+        totals: dict[str, float] = defaultdict(float)
+        for token in filter(has_evidence, itertools.chain.from_iterable(row["tokens"] for row in rows)):
+            totals[readable_token(token["token"])] += token["ratio"]
+        ranked = sorted(totals.items(), key=lambda item: -item[1])
+        raised, lowered = ([item for item in ranked if sign * item[1] >= MIN_NATS] for sign in (1, -1))
         if shown := [*raised[:WORD_COUNT], *lowered[-WORD_COUNT:]]:
-            yield Chart(word_bars(shown), f"{title}, {model}" if model else title)
+            figure = word_bars([{"token": token, "nats": nats} for token, nats in shown])
+            yield Chart(figure, f"{title}, {model}" if model else title)
 
 
 def _value_table(row: Row) -> Table | None:

@@ -83,7 +83,7 @@ class Page:
 
     Attributes:
         title: The heading.
-        kicker: The command that wrote the page.
+        command: The command that wrote the page.
         lead: A sentence below the key figures.
         figures: The most important results, each a value and a short caption; the page shows the first four.
         caution: The most important finding, without a full stop.
@@ -92,7 +92,7 @@ class Page:
     """
 
     title: str
-    kicker: str = "factorcell"
+    command: str = "factorcell"
     lead: str = ""
     figures: Sequence[tuple[str, str]] = ()
     caution: str = ""

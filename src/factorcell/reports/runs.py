@@ -152,7 +152,7 @@ def run_report(runs: Sequence[Row]) -> str:
     if 0 < len(neural_runs) < len(first_trainings) and not any(run.get("predictor") for run in runs):
         cautions.append(NO_MIXTURE)
     page.add_findings(cautions)
-    result_tables = []
+    result_tables: list[Table | None] = []
     if len(runs) == 1:
         page.figures = _figures_of_run(runs[0], evaluation, accuracy)
         page.lead = _describe_run(runs[0])
@@ -332,8 +332,10 @@ def _confusion_matrices(run: Row, name: str) -> Iterator[Chart]:
             yield Chart(figure, title, "Rows: true values. Columns: predicted values, in % of the row.")
 
 
-def _add_comparison(page: Page, models: Sequence[Sequence[Row]], titles: Sequence[str], ids: tuple[Any, Any]) -> None:
-    """Add the key figures, the charts and the tables that compare several models."""
+def _add_comparison(
+    page: Page, models: Sequence[Sequence[Row]], titles: Sequence[str], ids: tuple[Any, Any]
+) -> list[Table | None]:
+    """Add the key figures, the charts and the remarks that compare several models; return the tables."""
     compared_models = []
     for trainings, title in zip(models, titles, strict=True):
         rows, texts = zip(*(figures_on(run, *ids) for run in trainings), strict=True)
