@@ -113,7 +113,7 @@ def test_the_page_has_pictures_then_tables() -> None:
         "have the region of their nearest neighbour": "81.0%",
         "correlation of the height of neighbours": "0.40",
         "R² of predicting height": "0.300",
-        "nats for “word0”, rating=5": "+2.00",
+        "cosine of Town 1 and Town 2": f"{1 - 2 / 99:.2f}",
     }
     assert page.charts == [
         "rating=5 against the expected context",
@@ -124,6 +124,8 @@ def test_the_page_has_pictures_then_tables() -> None:
     assert ["height", "60", "0.300", "0.600"] in page.rows
     assert [remark for remark in page.texts["li"] if "--variable chooses rating or season" in remark]
     assert HOSTILE in page.texts["h1"][0]
+    empty = [{**results["words"][0], "rows": []}]
+    assert [text for text in Page(embeddings_page("a", {**results, "words": empty})).texts["li"] if "no word" in text]
     assert "<script" not in content
 
 

@@ -24,7 +24,7 @@ from factorcell.reports.charts import (
     word_bars,
 )
 from factorcell.reports.page import Chart, Page, Table, make_table
-from factorcell.reports.wording import agreement_sentence, visible_token
+from factorcell.reports.wording import agreement_sentence
 
 Row = Mapping[str, Any]
 
@@ -71,13 +71,12 @@ def embeddings_page(name: str, results: Row) -> str:
     page.add("Words that a context raises and lowers", words)
     page.add("Maps", list(map(_map, results["maps"])))
     page.add("Neighbours", tables=[_neighbours(results["neighbours"])] if results["neighbours"] else [])
-    columns = {"group": "", "count": ",", "x": ".2f", "y": ".2f"}
-    grouped = [entry for entry in results["maps"] if entry["ellipses"] and _has_shared_groups(entry)]
-    groups = [make_table(entry["ellipses"], columns, f"Largest groups of {entry['column']}") for entry in grouped]
-    page.add("Groups", tables=groups)
     predictions = make_table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
     page.add("Other columns predicted from the embedding", tables=[predictions])
-    page.remarks += [WORDS_REMARK] if results["words"] else []
+    page.remarks += [WORDS_REMARK] if words else []
+    page.remarks += [
+        f"{title}: no word with evidence in the training texts" for entry, title in titled_words if not entry["rows"]
+    ]
     page.remarks += [MAP_REMARK] if results["maps"] else []
     page.remarks += [PREDICTIONS_REMARK] if results["predictions"] else []
     if others := results.get("other_variables"):
@@ -97,11 +96,6 @@ def _key_figures(results: Row) -> list[tuple[str, str]]:
     for row in results["predictions"]:
         name, title, text = ("accuracy", "accuracy", ".1%") if "accuracy" in row else ("r2", "R²", ".3f")
         figures.append((format(row[name], text), f"{title} of predicting {row['column']}"))
-    for entry in results["words"][:1]:
-        strongest = max(entry["rows"], key=lambda row: float(row["nats"]), default=None)
-        if strongest:
-            token = visible_token(strongest["token"])
-            figures.append((f"{strongest['nats']:+.2f}", f"nats for “{token}”, {entry['context']}"))
     for row in results["neighbours"][:1]:
         measure = "cosine" if "cosine" in row else "distance"
         figures.append((f"{row[measure]:.2f}", f"{measure} of {row['value']} and {row['near']}"))
