@@ -148,6 +148,9 @@ def run_report(runs: Sequence[Row]) -> str:
     neural_runs = [(run, title) for run, title in titled_runs if "schema" in run]  # n-gram models have no options
     evaluation, accuracy = most_frequent_ids(models)
     page = Page(titles[0] if len(runs) == 1 else f"Comparison of {len(runs)} runs", "factorcell report")
+    places = [f"perplexity on {evaluation[0]}"] if evaluation else []
+    places += [f"{_accuracy_title(accuracy)} on {accuracy[0]}"] if accuracy else []
+    page.lead = f"Measured: {', '.join(places)}." if places else ""
     cautions = [caution for run in runs for caution in run.get("cautions") or ()]
     if 0 < len(neural_runs) < len(first_trainings) and not any(run.get("predictor") for run in runs):
         cautions.append(NO_MIXTURE)
@@ -155,8 +158,7 @@ def run_report(runs: Sequence[Row]) -> str:
     result_tables: list[Table | None] = []
     if len(runs) == 1:
         page.figures = _figures_of_run(runs[0], evaluation, accuracy)
-        page.lead = _describe_run(runs[0])
-        page.remarks += [MIXED] if runs[0].get("predictor") else []
+        page.remarks += [_describe_run(runs[0]), *([MIXED] if runs[0].get("predictor") else [])]
     else:
         result_tables = _add_comparison(page, models, titles, (evaluation, accuracy))
     names = [""] if len(runs) == 1 else titles
@@ -245,6 +247,12 @@ def figures_on(run: Row, evaluation: Any, accuracy: Any) -> tuple[Row, Figures]:
     return metrics, figures
 
 
+def _accuracy_title(accuracy: tuple[Any, ...]) -> str:
+    """Return the name of an accuracy from the id of its result, with the target if there is one."""
+    _, target, _ = accuracy
+    return f"accuracy of {target}" if target else "accuracy"
+
+
 def _minutes(run: Row) -> float | None:
     """Return the duration of a training."""
     seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
@@ -256,7 +264,7 @@ def _figures_of_run(run: Row, evaluation: Any, accuracy: Any) -> list[tuple[str,
     metrics, _ = figures_on(run, evaluation, accuracy)
     titles = {
         "perplexity": measure_name("perplexity", metrics.get("unit")),
-        "accuracy": f"accuracy of {accuracy[1]}" if accuracy and accuracy[1] else "accuracy",
+        "accuracy": _accuracy_title(accuracy) if accuracy else "",
         "bits_per_byte": "bits per byte",
     }
     figures = [(format_figure(metrics, name), titles[name]) for name in titles if is_number(metrics.get(name))]
@@ -275,7 +283,7 @@ def _describe_run(run: Row) -> str:
     minutes = _minutes(run)
     facts = [f"{run['parameters']:,} parameters"] if run.get("parameters") else []
     facts += [f"{minutes:.2f} minutes of training"] if minutes is not None else []
-    return f"{run['folder']}: {', '.join(facts)}." if facts else str(run["folder"])
+    return f"{run['folder']}: {', '.join(facts) or 'no log of a training'}"
 
 
 def _gain_charts(run: Row, name: str) -> Iterator[Chart]:
@@ -341,10 +349,6 @@ def _add_comparison(
         rows, texts = zip(*(figures_on(run, *ids) for run in trainings), strict=True)
         compared_models.append(ComparedModel(title, rows, texts, is_deterministic="schema" not in trainings[0]))
     comparison = compare_models(compared_models)
-    evaluation, accuracy = ids
-    places = [f"perplexity on {evaluation[0]}"] if evaluation else []
-    places += [f"accuracy of {accuracy[1]} on {accuracy[0]}"] if accuracy else []
-    page.lead = f"Compared: {', '.join(places)}." if places else ""
     page.figures = _best_figures(comparison)
     page.add("Comparison", list(_difference_charts(comparison)))
     page.remarks += [*comparison.notes(), *_comparison_remarks(models, comparison)]
