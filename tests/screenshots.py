@@ -17,7 +17,6 @@ from factorcell.reports.demo import demo_page
 from factorcell.reports.embeddings import embeddings_page
 from factorcell.reports.explain import explanation_page
 from factorcell.reports.runs import run_report
-from factorcell.reports.search import search_page
 from tests.chromium import open_chromium
 
 WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
@@ -90,7 +89,6 @@ def static_pages() -> dict[str, str]:
     """Return the HTML of every page of the package `reports`, by name."""
     from tests.reports.test_explain import ROW
     from tests.reports.test_report import demo_results, two_runs
-    from tests.reports.test_search import LOGS, trial_rows
 
     return {
         "run": run_report(two_runs()[1:]),
@@ -98,7 +96,6 @@ def static_pages() -> dict[str, str]:
         "demo": demo_page(demo_results()),
         "contexts": embeddings_page("hotels", contexts_results()),
         "explain": explanation_page("factorcell", [ROW, ROW]),
-        "tune": search_page("hotels", trial_rows(40), "rating", LOGS),
     }
 
 
