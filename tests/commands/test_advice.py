@@ -8,8 +8,8 @@ from factorcell.config import Config
 
 def test_advice_names_the_options_to_use() -> None:
     """Names that a shell would split are quoted."""
-    texts = [advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "softmax bias", "leave out")]
-    assert texts == ["use (--context 'my city')", "softmax bias (--context 'my city')", "leave out"]
+    texts = [advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "leave out")]
+    assert texts == ["use (--context 'my city')", "leave out"]
     assert advice_text({"advice": "use", "column": "my city"}, is_user=True) == "use (--user 'my city')"
 
 
@@ -23,9 +23,9 @@ def test_the_command_has_all_columns_that_are_not_left_out() -> None:
 
     start = "factorcell train 'a b.csv' --text 'my text'"
     assert command(*["leave out"] * 6) == ""
-    assert command("use", *["softmax bias"] * 5) == (
+    assert command(*["use"] * 6) == (
         f"{start} --context city --context nights:number --context lon:longitude --user who --time at --out RUN"
     )
-    assert command("leave out", "softmax bias", *["leave out"] * 3, "softmax bias") == (
-        f"{start} --context nights:number --time at --model softmaxbias --out RUN"
+    assert command("leave out", "use", *["leave out"] * 3, "use") == (
+        f"{start} --context nights:number --time at --out RUN"
     )
