@@ -36,14 +36,14 @@ INVISIBLE_FIGURES = """() => [...document.querySelectorAll(".figures dd")]
 
 
 def contexts_results() -> dict[str, Any]:
-    """Return made-up results of `factorcell contexts`: neighbours, words, predictions and maps of three kinds."""
+    """Return made-up results of `factorcell contexts`: neighbours, words and maps of three kinds."""
     random = np.random.default_rng(0)
     points: list[dict[str, Any]] = [
         {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}", "number": n}
         for n, (x, y) in enumerate(random.normal(size=(60, 2)) + 3 * random.normal(size=(4, 2))[np.arange(60) % 4])
     ]
     agreement = {"values": 60, "measure": "cosine"}
-    rest = {"shares": [0.5, 0.25], "dots": True, "points": points}
+    rest = {"shares": [0.5, 0.25], "points": points}
     groups = {"column": "region", "groups": 4, "same": 0.81, "chance": 0.24, **agreement}
     one_group = {"column": "country", "groups": 1, "same": 1.0, "chance": 1.0, **agreement}
     numbers = {"column": "height", "correlation": 0.4, **agreement}
@@ -61,9 +61,6 @@ def contexts_results() -> dict[str, Any]:
             {"column": "region", "ellipses": fit_ellipses(points), "agreement": groups, **rest},
             {"column": "country", "ellipses": fit_ellipses(country), "agreement": one_group, **rest, "points": country},
             {"column": "height", "ellipses": None, "agreement": numbers, **rest},
-        ],
-        "predictions": [
-            {"column": "height", "variable": "city", "values": 60, "folds": 5, "r2": 0.3, "correlation": 0.6}
         ],
         "cautions": [
             "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"

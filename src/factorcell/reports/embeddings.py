@@ -40,20 +40,6 @@ MAP_CAPTION = (
 )
 NAMED_VALUES = " The values with the most training texts have names."
 MAX_NAMED_VALUES = 15
-PREDICTIONS_NOTE = (
-    "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. For a column of "
-    "groups, the table has the accuracy with its standard error, and the share of the majority class. For a column of "
-    "numbers, it has the explained share of the variance (R²) and the correlation of predictions and numbers."
-)
-PREDICTION_FORMATS = {
-    "column": "",
-    "values": ",",
-    "groups": ",",
-    "accuracy": "",
-    "majority class": ".1%",
-    "r2": ".3f",
-    "correlation": ".3f",
-}
 SCALE = LinearSegmentedColormap.from_list(
     "scale", ["#b8401a", "#e2944f", "#b3b08c", "#5b9bb5", "#2b5f9e"]
 )  # low to high
@@ -63,9 +49,9 @@ def embeddings_page(name: str, results: Row) -> str:
     """Return the page with the results of `factorcell contexts` for the run `name`.
 
     `results` has variable (the name of the context variable), values (their number) and cautions (sentences). Its other
-    items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows), maps
-    (entries with column, points, ellipses, agreement, shares of the variance, and dots: whether points are drawn) and
-    predictions (rows). If the variable was chosen automatically, other_variables has the names of the others.
+    items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows) and
+    maps (entries with column, points, ellipses, agreement and shares of the variance). If the variable was chosen
+    automatically, other_variables has the names of the others.
     """
     sections = []
     if results["neighbours"]:
@@ -74,10 +60,6 @@ def embeddings_page(name: str, results: Row) -> str:
         sections.append(("Words that a context raises and lowers", _words(results["words"])))
     for index, entry in enumerate(results["maps"]):
         sections.append((f"Map by {entry['column']}", _map(entry, f"map-{index}")))
-    if results["predictions"]:
-        content = elements.note(PREDICTIONS_NOTE)
-        content += elements.table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
-        sections.append(("Other columns predicted from the embedding", content))
     lead = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
     if others := results.get("other_variables"):
         lead += f" This variable has the most values; --variable chooses another ({', '.join(others)})."
@@ -101,10 +83,6 @@ def _key_figures(results: Row) -> list[tuple[str, str]]:
             figures.append((f"{agreement['same']:.1%}", label))
         elif "correlation" in agreement:
             figures.append((f"{agreement['correlation']:.2f}", f"correlation of the {entry['column']} of neighbours"))
-    for row in results["predictions"]:
-        name, text = ("accuracy", ".1%") if "accuracy" in row else ("r2", ".3f")
-        title = "accuracy" if "accuracy" in row else "R²"
-        figures.append((format(row[name], text), f"{title} of {row['column']} predicted from the embedding"))
     for entry in results["words"]:
         strongest = max(entry["rows"], key=lambda row: float(row["nats"]), default=None)
         if strongest:
@@ -157,7 +135,7 @@ def _map(entry: Row, name: str) -> str:
         figure = map_of_values(entry["points"])
         ellipses, caption = [], caption.replace(", coloured by a column of a table", "") + NAMED_VALUES
     else:
-        figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
+        figure = map_of_groups(entry["points"], ellipses)
         caption += " Each ellipse covers 1.5 standard deviations around the centre of its group."
     content = elements.chart(figure, name, f"Map of the embeddings by {column}", caption)
     content += f"\n<p>{elements.escape(agreement_sentence(entry['agreement']))}</p>"
@@ -165,13 +143,6 @@ def _map(entry: Row, name: str) -> str:
         columns = {"group": "", "count": ",", "x": ".2f", "y": ".2f"}
         content += elements.collapsible("The largest groups", elements.table(ellipses, columns))
     return content
-
-
-def _prediction_cells(row: Row) -> Row:
-    if "accuracy" not in row:
-        return row
-    standard_error = row["deviation"] / math.sqrt(row["folds"])
-    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {standard_error:.1%}", "majority class": row["majority"]}
 
 
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:
@@ -185,8 +156,8 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
 
 
 @styled()
-def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool = False) -> Figure:
-    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and with `dots` all points.
+def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row]) -> Figure:
+    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and all points.
 
     Each point has x, y and group. Each ellipse has group, x and y of its centre, wide and high (its half axes), and the
     angle in degrees. Points of groups without an ellipse are grey.
@@ -194,16 +165,15 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
     figure, axes = _empty_map()
     groups = [row["group"] for row in ellipses]
     colours = dict(zip(groups, itertools.cycle(EXTRA_COLOURS), strict=False))
-    if dots or not ellipses:
-        points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
-        axes.scatter(
-            [row["x"] for row in points],
-            [row["y"] for row in points],
-            [11 if row["group"] in colours else 4 for row in points],
-            [colours.get(row["group"], MUTED) for row in points],
-            alpha=0.45,
-            lw=0,
-        )
+    points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
+    axes.scatter(
+        [row["x"] for row in points],
+        [row["y"] for row in points],
+        [11 if row["group"] in colours else 4 for row in points],
+        [colours.get(row["group"], MUTED) for row in points],
+        alpha=0.45,
+        lw=0,
+    )
     for index, row in enumerate(ellipses):
         colour = colours[row["group"]]
         shape: Any = {"xy": (row["x"], row["y"]), "width": 2 * row["wide"], "height": 2 * row["high"]}
