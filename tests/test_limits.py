@@ -33,7 +33,7 @@ FLOATS = (np.float64, np.float32, np.float16, np.array, torch.tensor, Fraction)
 NATURAL_ZERO = {
     *("learning_rate", "prefix_vectors", "prompt_history", "seed", "token_rate", "value_prior"),
     *("warmup", "weight_decay"),
-    *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent", "dropout_token"),
+    *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent"),
 }
 
 

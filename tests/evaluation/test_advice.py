@@ -233,13 +233,14 @@ def test_empty_numbers_are_missing_values_of_a_column(tmp_path: Path) -> None:
 def test_recommendations_follow_from_the_estimates() -> None:
     good = {"values": 5, "rare": 0.0, "rare_values": 0, "gain": 0.05, "added": 0.04, "is_significant": True}
     assert recommend(good) == ("use", "expected gain 5.0%")
-    for change, reason in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"is_significant": False}, "an expected gain of 5.0% is not statistically significant"),
         ({"added": 0.01}, "redundant with a stronger column: the column alone has an expected gain of 5.0%, but it"),
         ({"values": 1}, "fewer than two values"),
         ({"gain": 0.004}, "an expected gain of 0.4% is small"),
         ({"rare": 0.9, "rare_values": 7, "is_significant": False}, "too few rows per value to estimate the gain: 90"),
-    ]:
+    ]
+    for change, reason in cases:
         advice, why = recommend({**good, **change})
         assert advice == "leave out"
         assert why.startswith(reason)

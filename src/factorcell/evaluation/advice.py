@@ -343,7 +343,7 @@ def _naive_bayes_log_posteriors(split: Split, column: LabelColumn, log_prior: Fl
 
 def _added_information(split: Split, estimate: Estimate, stronger: Sequence[Estimate]) -> float:
     """Return the nats per text of a column in addition to that stronger column that leaves the least of it."""
-    added = [estimate.row["information"]]
+    added: list[float] = [estimate.row["information"]]
     labels, size = estimate.column.labels, len(estimate.column.values)
     for other in stronger:
         other_labels = other.column.labels
