@@ -8,13 +8,12 @@ import tacl
 import thesis_sixteen
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.evaluation.advice.advise import advise
+from factorcell.evaluation.advice import advise
 from study import Baseline, Experiment, Measurement, Row
 
 # The experiments whose recipes define how the texts are read.
 RECIPE_EXPERIMENTS = {name: experiment for name, experiment in tacl.EXPERIMENTS.items() if name != "places"}
 RECIPE_EXPERIMENTS["scotus"] = thesis_sixteen.EXPERIMENTS["scotus"]
-FIGURES = ("least", "expected", "most")
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
@@ -27,10 +26,10 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure_advice(config: Config, tables: Tables, folder: Path, name: str) -> Measurement:
-    """Return the advice on each column of a data set, and on all columns together under the empty name."""
+    """Return the expected gain of each column of a data set, and of all columns together under the empty name."""
     advice = advise(tables[name], config)
-    every = [*advice["columns"], {**advice["all"], "column": ""}]
-    return Measurement({"advice": {column["column"]: {key: column[key] for key in FIGURES} for column in every}})
+    gains = {column["column"]: column["gain"] for column in advice["columns"]}
+    return Measurement({"advice": {**gains, "": advice["gain"]}})
 
 
 def options(experiment: Experiment) -> dict[str, Row]:

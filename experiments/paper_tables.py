@@ -335,13 +335,11 @@ def advice(read: Read) -> str:
     for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
         gains.append(("scotus", column, scotus.gain(row, KNOWN_PERPLEXITY, "none")))
     gains = [line for line in gains if line[0] in expected and line[2] is not None]
-    lines, keys = [], ("least", "expected", "most")
+    lines = []
     for name, column, gain_text in gains:
         columns = column or ", ".join(key for key in expected[name] if key)
-        lines.append(
-            [name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gain_text)]
-        )
-    common = [(expected[name][column]["expected"], gain_text.point) for name, column, gain_text in gains if gain_text]
+        lines.append([name, columns, f"{100 * expected[name][column]:.1f}", interval(gain_text)])
+    common = [(expected[name][column], gain_text.point) for name, column, gain_text in gains if gain_text]
     r = rank_correlation(*zip(*common, strict=True))
     text = f"Rank correlation of expected and measured gains: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
-    return f"{markdown(['texts', 'columns', *(f'{key}, %' for key in keys), 'measured gain, %'], lines)}\n{text}"
+    return f"{markdown(['texts', 'columns', 'expected gain, %', 'measured gain, %'], lines)}\n{text}"

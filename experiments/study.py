@@ -63,6 +63,10 @@ class Training(NamedTuple):
         return f"{self.row} {self.seed}"
 
 
+# Options of saved rows that have become constants, with their values.
+REMOVED_OPTIONS = (("decay", "cosine"), ("dropout_token", 0.0), ("max_context_words", 10_000))
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Figures of a run, and the contribution of every text to those figures that rows are compared by."""
@@ -167,7 +171,7 @@ class Job:
         """Return the trainings that are not finished. Raises `UserError` for rows made with other options."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.trainings):
-            saved = Config.from_dict(done[training]["config"])
+            saved = Config.from_dict(without_removed_options(done[training]["config"]))
             if comparable_config(saved) != comparable_config(self.experiment.config(training, saved.training.threads)):
                 raise UserError(
                     f"{self.rows}: row {training} was made with other options; choose another --results folder"
@@ -181,6 +185,14 @@ class Job:
             if baseline is None or all(other.row != baseline.after for other in (*waiting, *running)):
                 return training
         return None
+
+
+def without_removed_options(sections: Row) -> Row:
+    """Return a saved config without the options that have become constants, if it has the values of the constants."""
+    return {
+        section: {name: value for name, value in options.items() if (name, value) not in REMOVED_OPTIONS}
+        for section, options in sections.items()
+    }
 
 
 def comparable_config(config: Config) -> Config:

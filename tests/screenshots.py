@@ -14,9 +14,8 @@ from factorcell.reports.demo import demo_page
 from factorcell.reports.embeddings import embeddings_page
 from factorcell.reports.explain import explanation_page
 from factorcell.reports.runs import run_report
-from factorcell.reports.search import search_page
 from tests.chromium import open_chromium
-from tests.reports.examples import LOGS, ROW, contexts_results, demo_results, many_runs, trial_rows, two_runs
+from tests.reports.examples import ROW, contexts_results, demo_results, many_runs, two_runs
 
 WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
 THEMES = ("light", "dark")
@@ -42,7 +41,6 @@ def static_pages() -> dict[str, str]:
         "demo": demo_page(demo_results()),
         "contexts": embeddings_page("hotels", contexts_results()),
         "explain": explanation_page("factorcell", [ROW, ROW]),
-        "tune": search_page("hotels", trial_rows(40), "rating", LOGS),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("", ".client", ".completion", ".data", ".generation", ".nn", ".reports", ".service", ".training")
+PACKAGES = ("", ".completion", ".data", ".generation", ".nn", ".reports", ".service", ".training")
 
 
 def exported() -> dict[str, Any]:

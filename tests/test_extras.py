@@ -15,7 +15,7 @@ from factorcell.data.tokenizers.bpe import import_library
 from factorcell.io import extras
 from factorcell.io.pretrained import transformers
 from factorcell.service.stores.opening import open_store
-from factorcell.training.tuning.search import _import_optuna
+from factorcell.training.tuning import import_optuna
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -145,8 +145,7 @@ def test_errors_about_missing_packages_name_existing_extras_and_their_packages()
     ("module", "call", "extra"),
     [
         ("tokenizers", import_library, "bpe"),
-        ("optuna", _import_optuna, "tune"),
-        ("filelock", _import_optuna, "tune"),
+        ("optuna", import_optuna, "tune"),
         ("transformers", transformers, "transformers"),
         ("psycopg", lambda: open_store("postgresql://localhost/x"), "serve"),
         ("redis", lambda: open_store("redis://localhost"), "serve"),

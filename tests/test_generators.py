@@ -1,6 +1,5 @@
 """Functions that return generators check their arguments when they are called, not at the first item."""
 
-import asyncio
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ from factorcell import (
     stream,
     train,
 )
-from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
 from factorcell.runs.training_state import CHECKPOINT
@@ -52,7 +50,7 @@ def public_functions() -> Iterator[tuple[str, Any]]:
 def test_no_public_function_is_a_generator_function() -> None:
     """A generator function runs nothing, and so checks nothing, before the first item is requested."""
     functions = dict(public_functions())
-    assert {"factorcell.generate", "factorcell.train", "factorcell.client.Client.generate"} <= functions.keys()
+    assert {"factorcell.generate", "factorcell.train"} <= functions.keys()
     are_late = [
         name
         for name, function in functions.items()
@@ -135,17 +133,6 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
         with pytest.raises(UserError, match="unknown policy for unknown values"):
             call()
     assert not (tmp_path / "tuned").exists()
-
-
-def test_the_clients_check_the_fields_of_a_request_at_the_call() -> None:
-    async def generate_in_loop() -> None:
-        async with AsyncClient("http://localhost:1") as client:
-            client.generate(nope=1)
-
-    with Client("http://localhost:1") as client, pytest.raises((TypeError, UserError), match="nope"):
-        client.generate(nope=1)
-    with pytest.raises((TypeError, UserError), match="nope"):
-        asyncio.run(generate_in_loop())
 
 
 def test_a_training_checks_its_run_at_the_call(tmp_path: Path) -> None:

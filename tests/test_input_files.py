@@ -23,7 +23,7 @@ from factorcell.service.block_list import BlockList
 from factorcell.service.http import keys
 from factorcell.training.check import check
 from factorcell.training.mixture import open_scorer
-from factorcell.training.tuning import search_space
+from factorcell.training.tuning import read_space
 from tests.small_runs import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
@@ -53,7 +53,7 @@ def references(path: Path | str) -> Any:
 READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "options in TOML": ("x.toml", "[model]\nrank = 3\n", Config.load),
     "options in JSON": ("x.json", '{"model": {"rank": 3}}', Config.load),
-    "search space": ("x.toml", "rank = [1, 2]\n", search_space.read),
+    "search space": ("x.toml", "rank = [1, 2]\n", read_space),
     "keys": ("x.toml", KEY, keys.read_keys),
     "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),
     "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),

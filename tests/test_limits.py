@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sklearn.model_selection import ParameterGrid
 
 from factorcell import Budget, ContextConfig, GenerationOptions, LearningRule, fit
-from factorcell.client.retries import RetryPolicy
 from factorcell.completion.replay.streams import PrefixDraw
 from factorcell.completion.typos import TypoCosts
 from factorcell.config import Config
@@ -34,7 +33,7 @@ FLOATS = (np.float64, np.float32, np.float16, np.array, torch.tensor, Fraction)
 NATURAL_ZERO = {
     *("learning_rate", "prefix_vectors", "prompt_history", "seed", "token_rate", "value_prior"),
     *("warmup", "weight_decay"),
-    *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent", "dropout_token"),
+    *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent"),
 }
 
 
@@ -156,7 +155,7 @@ def test_arguments_are_none_only_if_they_are_optional(name: str) -> None:
 
 OPTIONS: list[Any] = [
     *(GenerationOptions(seconds=1.0, width=3, banned=("a",)), Beam(), Sampler(), Constraints(), Budget(2.0, "good")),
-    *(LearningRule(), PrefixDraw(), TypoCosts(), RetryPolicy(), ContextConfig(target_modules=("q_proj",))),
+    *(LearningRule(), PrefixDraw(), TypoCosts(), ContextConfig(target_modules=("q_proj",))),
 ]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from factorcell.data.corpus import Corpus as Corpus
     from factorcell.data.tokenizers.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.errors import UserError as UserError
-    from factorcell.evaluation.advice.advise import advise as advise
+    from factorcell.evaluation.advice import advise as advise
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
     from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
@@ -77,7 +77,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "data.cache": ("prepare",),
         "data.corpus": ("Corpus",),
         "data.tokenizers.tokenizer": ("register_tokenizer",),
-        "evaluation.advice.advise": ("advise",),
+        "evaluation.advice": ("advise",),
         "evaluation.classification": ("classify",),
         "evaluation.likelihoods": ("log_likelihoods",),
         "evaluation.point_classification": ("classify_points",),

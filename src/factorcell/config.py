@@ -48,7 +48,6 @@ CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
 LOSSES = ("full", "sampled")
-DECAYS = ("cosine", "linear", "none")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
@@ -94,9 +93,6 @@ class DataConfig:
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
     min_context_word: int = int_option(5, "in columns of kind text or sequence, ignore words that occur less often", 1)
-    max_context_words: int = int_option(
-        10_000, "in columns of kind text or sequence, use at most this many words, the most frequent ones", 1
-    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -157,7 +153,6 @@ class TrainingConfig:
         1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
     warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1)
-    decay: str = option("cosine", "how the learning rate falls after the warm-up", choices=DECAYS)
     weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
     value_prior: float = float_option(
         0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target"

@@ -8,8 +8,8 @@ from factorcell.config import Config
 
 def test_advice_names_the_options_to_use() -> None:
     """Names that a shell would split are quoted."""
-    texts = [advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "softmax bias", "leave out")]
-    assert texts == ["use (--context 'my city')", "softmax bias (--context 'my city')", "leave out"]
+    texts = [advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "leave out")]
+    assert texts == ["use (--context 'my city')", "leave out"]
     assert advice_text({"advice": "use", "column": "my city"}, is_user=True) == "use (--user 'my city')"
 
 
@@ -23,9 +23,7 @@ def test_the_command_has_all_columns_that_are_not_left_out() -> None:
 
     start = "factorcell train 'a b.csv' --text 'my text'"
     assert command(*["leave out"] * 4) == ""
-    assert command("use", *["softmax bias"] * 3) == (
+    assert command(*["use"] * 4) == (
         f"{start} --context city --context nights:number --context lon:longitude --user who --out RUN"
     )
-    assert command("leave out", "softmax bias", "leave out", "leave out") == (
-        f"{start} --context nights:number --model softmaxbias --out RUN"
-    )
+    assert command("leave out", "use", "leave out", "leave out") == f"{start} --context nights:number --out RUN"

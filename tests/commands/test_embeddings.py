@@ -94,8 +94,6 @@ def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.Cap
     known = Embeddings.from_run(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
-    distant = rows_of(capsys, folder, "--near", "<city 3>", "--measure", "distance")
-    assert distant == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>"], 10, "distance")]
     assert {row["value"] for row in rows_of(capsys, folder)} == set(known.values[:10])
     assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
     assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
@@ -145,37 +143,27 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     assert "city=<city 3> against the expected context" in text_of(capsys, folder, "--near", "<city 3>", "--words")
 
 
-def test_maps_and_predictions_match_those_of_the_functions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_maps_match_those_of_the_functions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, table = Embeddings.from_run(Run.open(folder / "run")), folder / "labels.jsonl"
-    tables = ["--map", str(table), "--predict", str(table), "--by", "side", "--by", "height"]
-    rows = rows_of(capsys, folder, *tables, "--groups", "1")
+    tables = ["--map", str(table), "--by", "side", "--by", "height"]
+    rows = rows_of(capsys, folder, *tables)
     side, height = (embeddings.read_column(known, table, name) for name in ("side", "height"))
     points = embeddings.map_points(known, side)
-    assert [row for row in rows if row["kind"] == "prediction"] == [
-        {"kind": "prediction", **embeddings.predict_column(known, column)} for column in (side, height)
-    ]
     assert [row for row in rows if row["kind"] == "agreement"] == [
         {"kind": "agreement", **embeddings.neighbour_agreement(known, column)} for column in (side, height)
     ]
-    (ellipse,) = [row for row in rows if row["kind"] == "ellipse"]
-    assert ellipse == {"kind": "ellipse", "column": "side", **embeddings.fit_ellipses(points, 1)[0]}
+    assert [row for row in rows if row["kind"] == "ellipse"] == [
+        {"kind": "ellipse", "column": "side", **ellipse} for ellipse in embeddings.fit_ellipses(points)
+    ]
     assert [row["value"] for row in rows if row["kind"] == "point" and row["column"] == "side"] == list(known.values)
     text = text_of(capsys, folder, *tables)
-    (accuracy, r2) = (row for row in rows if row["kind"] == "prediction")
-    assert f"accuracy {accuracy['accuracy']:.1%}, majority class {accuracy['majority']:.1%}" in text
-    assert f"R² {r2['r2']:.3f}" in text
     assert "of the values have the same side as their nearest neighbour" in text
     assert "Correlation of the height of values and of their nearest neighbours" in text
-    distant = rows_of(capsys, folder, "--map", str(table), "--by", "side", "--measure", "distance")
-    assert distant[-1] == {"kind": "agreement", **embeddings.neighbour_agreement(known, side, "distance")}
-    others = rows_of(capsys, folder, "--predict", str(table), "--by", "height", "--seed", "1")
-    assert [row["kind"] for row in others] == ["prediction"]
-    assert others[0]["r2"] != r2["r2"]
 
 
 def test_the_page_has_all_requested_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, path = str(folder / "labels.jsonl"), folder / "page.html"
-    more = ["--map", table, "--predict", table, "--by", "side", "--by", "height", "--points", "--page", str(path)]
+    more = ["--map", table, "--by", "side", "--by", "height", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
     page = path.read_text(encoding="utf-8")
     reader = Page(page)
@@ -186,8 +174,6 @@ def test_the_page_has_all_requested_results(folder: Path, capsys: pytest.Capture
             assert f"{row['near']} ({row['cosine']:.2f})" in reader.text
         if row["kind"] == "word":
             assert html.escape(row["token"]) in page
-        if row["kind"] == "prediction" and "accuracy" in row:
-            assert f"{row['accuracy']:.1%} ± {row['deviation'] / 5**0.5:.1%}" in reader.text
         if row["kind"] == "agreement":
             assert agreement_sentence(row) in reader.text
     shares = embeddings.project_to_plane(Embeddings.from_run(Run.open(folder / "run")).vectors)[1]
@@ -219,7 +205,6 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
         (["--by", "side"], "--by COLUMN requires"),
         (["--map", "LABELS"], "--by COLUMN requires"),
         (["--map", "LABELS", "--by", "sid"], "no column 'sid'"),
-        (["--map", "LABELS", "--by", "side", "--groups", "0"], "groups is 0"),
         (["--map", "nowhere.csv", "--by", "side"], "nowhere.csv"),
         (["--between", "stars", "stars=1"], "--between: expected NAME=VALUE, got 'stars'"),
         (["--between", "star=5", "star=1"], "unknown context column 'star'"),

@@ -18,7 +18,7 @@ COMMANDS = {  # arguments, the folder of the interrupted training, and the instr
     "finetune": ("train.jsonl --out run", "run", "repeat the command with --resume to continue"),
     "compare": ("train.jsonl --out runs --models softmaxbias", "runs/softmaxbias", "with --resume to continue"),
     "tune": (
-        "train.jsonl --out runs --trials 1 --models softmaxbias",
+        "train.jsonl --out runs --trials 1",
         "runs/trial-0000",
         "repeat the command to continue",
     ),

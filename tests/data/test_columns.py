@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.columns import readers
 from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.number_reader import NumberReader
 from factorcell.data.columns.readers import ColumnReader, TextReader, VectorReader, to_vector
@@ -181,12 +182,14 @@ def test_bags_of_words_equal_those_of_plain_loops(texts: list[str | None], min_c
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     words = sorted((w for w in counts if counts[w] >= min_count), key=lambda w: (-counts[w], w))[:max_words]
-    reader, config = read(texts, "text"), Config.of(min_context_word=min_count, max_context_words=max_words).data
+    reader, config = read(texts, "text"), Config.of(min_context_word=min_count).data
     if not words:
         with pytest.raises(UserError, match=f"x: no word occurs {min_count} times"):
             reader.build_variable(config)
         return
-    variable = reader.build_variable(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "MAX_CONTEXT_WORDS", max_words)
+        variable = reader.build_variable(config)
     assert variable.values == tuple(words)
     expected = [[word for word in bag if word in words] for bag in bags]
     encoded = reader.encode(variable)

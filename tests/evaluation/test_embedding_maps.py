@@ -1,4 +1,4 @@
-"""Maps, agreement and prediction of columns outside the model, against closed forms, loops and planted groups."""
+"""Maps and agreement of columns outside the model, against closed forms, loops and planted groups."""
 
 import itertools
 import math
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import ensemble, metrics, model_selection
 
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
@@ -140,13 +139,12 @@ def test_the_largest_groups_have_ellipses() -> None:
         embeddings.fit_ellipses(rows, 0)
 
 
-@pytest.mark.parametrize("measure", ["cosine", "distance"])
-def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agreement_equals_a_loop_over_values(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure)
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("theme", names))
     indices = [place for place, name in enumerate(names) if name is not None]
     part = replace(embedded, values=tuple(embedded.values[p] for p in indices), vectors=embedded.vectors[indices])
-    nearest = [part.neighbours([value], 1, measure)[0]["near"] for value in part.values]
+    nearest = [part.neighbours([value], 1)[0]["near"] for value in part.values]
     same = [
         names[embedded.values.index(near)] == names[embedded.values.index(value)]
         for value, near in zip(part.values, nearest, strict=True)
@@ -155,87 +153,20 @@ def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.M
     assert row["same"] == pytest.approx(sum(same) / len(same))
     assert 0.2 < row["same"] < 0.95, "some but not all neighbours must agree, or the test would be weak"
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
-    assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
+    assert (row["values"], row["groups"], row["measure"]) == (26, 4, "cosine")
     monkeypatch.setattr(embeddings, "MAX_PAIRS", 60)  # many blocks
-    assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure) == row
+    assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names)) == row
 
 
 def test_agreement_of_numbers_is_the_correlation_with_the_neighbour() -> None:
-    """On a line the nearest neighbour has nearly the same number; random numbers are uncorrelated."""
-    line = np.linspace(0, 10, 40)[:, None] * (1.0, 2.0)
-    embedded = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
-    row = embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.arange(40.0)), "distance")
+    """On an arc the nearest neighbour has nearly the same number; random numbers are uncorrelated."""
+    angles = np.linspace(0, 1.5, 40)
+    arc = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    embedded = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), arc)
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.arange(40.0)))
     assert row["correlation"] > 0.99
     random = np.random.default_rng(0).normal(size=40)
-    assert (
-        abs(embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=random), "distance")["correlation"])
-        < 0.5
-    )
-    assert (
-        embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
-        == 0
-    )
+    assert abs(embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=random))["correlation"]) < 0.5
+    assert embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.ones(40)))["correlation"] == 0
     with pytest.raises(UserError, match="expected entries for at least 3 values, got 2"):
         embeddings.neighbour_agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
-
-
-def test_planted_groups_are_predicted_and_random_ones_are_not() -> None:
-    embedded = clouds((14, 9), width=3)
-    result = embeddings.predict_column(embedded, groups_of((14, 9)), seed=3)
-    assert result["accuracy"] > 0.9
-    assert result["majority"] == pytest.approx(14 / 23)
-    assert (result["values"], result["groups"]) == (23, 2)
-    assert result["deviation"] >= 0
-    assert embeddings.predict_column(embedded, groups_of((14, 9)), seed=3) == result
-    names = np.random.default_rng(0).permutation(np.array(groups_of((14, 9)).names)).tolist()
-    assert embeddings.predict_column(embedded, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
-
-
-def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
-    embedded = clouds((10, 10, 3))
-    result = embeddings.predict_column(embedded, groups_of((10, 10, 3)))
-    assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
-    with pytest.raises(UserError, match="in groups of at least 5"):
-        embeddings.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
-    with pytest.raises(
-        UserError,
-        match=r"groups of at least 5 with two or more different entries, got 23 values \(different entries: 1\)",
-    ):
-        embeddings.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
-
-
-def test_numbers_are_predicted() -> None:
-    embedded = clouds((20, 20))
-    high = ValueColumn("height", numbers=embedded.vectors[:, 0] * 2 + 1)
-    result = embeddings.predict_column(embedded, high)
-    assert result["r2"] > 0.9
-    assert result["correlation"] > 0.95
-    noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
-    assert embeddings.predict_column(embedded, noise)["r2"] < 0.2
-    with pytest.raises(
-        UserError, match="height: expected at least 10 values with two or more different entries, got 9 values"
-    ):
-        embeddings.predict_column(
-            embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
-        )
-
-
-def test_predictions_equal_scikit_learns_cross_validation() -> None:
-    """Every value is predicted by trees that were not fitted on it, as in scikit-learn's cross-validation."""
-    embedded, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
-    numbers = embedded.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
-    names = np.array(groups.names)
-    folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=4)
-    trees = ensemble.GradientBoostingClassifier(random_state=4)
-    predicted_names = model_selection.cross_val_predict(trees, embedded.vectors, names, cv=folds)
-    result = embeddings.predict_column(embedded, groups, seed=4)
-    assert result["accuracy"] == pytest.approx((predicted_names == names).mean())
-    shares = [(predicted_names == names)[test].mean() for _, test in folds.split(embedded.vectors, names)]
-    assert result["deviation"] == pytest.approx(np.std(shares, ddof=1))
-    number_folds = model_selection.KFold(5, shuffle=True, random_state=4)
-    predicted_numbers = model_selection.cross_val_predict(
-        ensemble.GradientBoostingRegressor(random_state=4), embedded.vectors, numbers, cv=number_folds
-    )
-    row = embeddings.predict_column(embedded, ValueColumn("height", numbers=numbers), seed=4)
-    assert row["r2"] == pytest.approx(metrics.r2_score(numbers, predicted_numbers))
-    assert row["correlation"] == pytest.approx(np.corrcoef(numbers, predicted_numbers)[0, 1])

@@ -31,5 +31,4 @@ def test_the_advice_of_a_data_set_is_measured(tmp_path: Path) -> None:
     texts_of = corpora.parts(data, tmp_path, "agnews_words")
     measurement = experiment.baselines["agnews"].measure(config, {"agnews": texts_of["train"]}, tmp_path)
     assert list(measurement.row["advice"]) == ["section", ""]
-    section_advice = measurement.row["advice"]["section"]
-    assert section_advice["least"] <= section_advice["expected"] <= section_advice["most"]
+    assert measurement.row["advice"][""] == measurement.row["advice"]["section"] >= 0

@@ -21,7 +21,7 @@ from factorcell.io import digests, files
 from factorcell.ngram.ngram import NGram
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
-from factorcell.training.tuning import search_space
+from factorcell.training.tuning import read_space
 from tests.model_folders import LETTERS, MODELS, make_models
 from tests.small_runs import ROWS
 
@@ -271,7 +271,7 @@ DEEPLY_NESTED = {
 def test_deeply_nested_files_are_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
     path = tmp_path / case[1]
     path.write_text(DEEPLY_NESTED[case](depth))
-    for read in (Config.load, search_space.read) if path.suffix == ".toml" else (Config.load,):
+    for read in (Config.load, read_space) if path.suffix == ".toml" else (Config.load,):
         with pytest.raises(UserError) as error:
             read(path)
         assert str(error.value).startswith(f"{path}: ")

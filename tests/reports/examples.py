@@ -15,7 +15,6 @@ GAIN = "gain_over_unknown_context"
 HOSTILE = '<script>alert("x")</script> & co'
 MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 BETWEEN = ["rating=5", "rating=<1>"]
-LOGS = ("learning_rate", "embedding_size")  # options that are drawn on a logarithmic axis
 
 
 def posterior(lat: float, lon: float) -> Row:
@@ -135,14 +134,14 @@ def two_runs() -> list[Row]:
 
 
 def contexts_results() -> Row:
-    """Return made-up results of `factorcell contexts`: neighbours, words, predictions and maps of three kinds."""
+    """Return made-up results of `factorcell contexts`: neighbours, words and maps of three kinds."""
     random = np.random.default_rng(0)
     points: list[Row] = [
         {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}", "number": n}
         for n, (x, y) in enumerate(random.normal(size=(60, 2)) + 3 * random.normal(size=(4, 2))[np.arange(60) % 4])
     ]
     agreement = {"values": 60, "measure": "cosine"}
-    rest = {"shares": [0.5, 0.25], "dots": True, "points": points}
+    rest = {"shares": [0.5, 0.25], "points": points}
     groups = {"column": "region", "groups": 4, "same": 0.81, "chance": 0.24, **agreement}
     one_group = {"column": "country", "groups": 1, "same": 1.0, "chance": 1.0, **agreement}
     numbers = {"column": "height", "correlation": 0.4, **agreement}
@@ -160,9 +159,6 @@ def contexts_results() -> Row:
             {"column": "region", "ellipses": fit_ellipses(points), "agreement": groups, **rest},
             {"column": "country", "ellipses": fit_ellipses(country), "agreement": one_group, **rest, "points": country},
             {"column": "height", "ellipses": None, "agreement": numbers, **rest},
-        ],
-        "predictions": [
-            {"column": "height", "variable": "city", "values": 60, "folds": 5, "r2": 0.3, "correlation": 0.6}
         ],
         "cautions": [
             "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"
@@ -197,28 +193,3 @@ def row(*tokens: Row, **more: Any) -> Row:
 
 
 ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6, False), token("</s>", -1.5))
-
-
-def trial_rows(count: int, seed: int = 0, accuracy: bool = True) -> list[Row]:
-    """Return trials of all four models: the first failed, every sixth was pruned, and the last is an outlier."""
-    random = np.random.default_rng(seed)
-    rows: list[Row] = [
-        {"number": 0, "state": "failed", "model": "factorcell", "params": {"rank": 3}, "perplexity": None, "error": "x"}
-    ]
-    for number in range(1, count):
-        model = MODELS[number % 4]
-        params: Row = {
-            "hidden_size": int(random.integers(110, 250)),
-            "embedding_size": int(random.integers(35, 200)),
-            "learning_rate": float(10 ** random.uniform(-4, -2)),
-            "decay": ("cosine", "none")[number % 2],
-        }
-        if model == "factorcell":
-            params["rank"] = int(random.integers(2, 20))
-        perplexity = 1e6 if number == count - 1 else 300 - params["hidden_size"] + 5 * random.random()
-        row: Row = {"number": number, "state": "pruned" if number % 6 == 0 else "complete", "model": model}
-        row |= {"params": params, "perplexity": perplexity, "minutes": 0.5, "parameters": 1000}
-        if accuracy and row["state"] == "complete" and model != "unadapted":
-            row["accuracy"] = float(random.uniform(0.5, 0.9))
-        rows.append(row)
-    return rows

@@ -15,7 +15,7 @@ def pages() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("width", WINDOWS)
-@pytest.mark.parametrize("name", ["run", "runs", "demo", "contexts", "explain", "tune"])
+@pytest.mark.parametrize("name", ["run", "runs", "demo", "contexts", "explain"])
 def test_key_figures_are_visible_and_nothing_is_cut_off(
     browser: Any, pages: dict[str, str], name: str, width: int
 ) -> None:

@@ -13,7 +13,7 @@ from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 from tests import small_runs
 
-CONVERGED = {"epochs": 200, "batch_tokens": 10_000, "learning_rate": 0.1, "decay": "linear", "clip": 0.0}
+CONVERGED = {"epochs": 200, "batch_tokens": 10_000, "learning_rate": 0.1, "clip": 0.0}
 FEW_ROWS = {"evaluations": 1, "log_every": 1000, "save_every": 1000}
 
 

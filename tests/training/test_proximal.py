@@ -95,7 +95,7 @@ def test_training_minimizes_the_penalized_loss(tmp_path: Path) -> None:
     The gradient is between -l1 and l1 for a value at its start, -l1 for a value above it, and l1 for a value below it.
     """
     l1 = 0.01
-    options = {"epochs": 300, "batch_tokens": 10_000, "learning_rate": 0.1, "decay": "linear", "clip": 0.0}
+    options = {"epochs": 300, "batch_tokens": 10_000, "learning_rate": 0.1, "clip": 0.0}
     options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000}
     run = make_finetuning(tmp_path / "run", ("output_bias",), l1, {"adapt": (), "output_bias": ()}, **options)
     corpus = full_batch(run)
@@ -170,7 +170,7 @@ def test_the_log_of_a_fine_tuning_begins_with_the_perplexity_of_its_start(tmp_pa
 
     If every step raises the perplexity, the best weights are those of the start.
     """
-    options = {"learning_rate": 2.0, "decay": "none", "clip": 0.0, "epochs": 4, "batch_tokens": 40, "evaluations": 4}
+    options = {"learning_rate": 2.0, "clip": 0.0, "epochs": 4, "batch_tokens": 40, "evaluations": 4}
     run = make_finetuning(tmp_path / "run", tuple(PARTS), 0.0, {}, **options)
     before, corpus = values_of(run.model), full_batch(run)
     perplexity = math.exp(

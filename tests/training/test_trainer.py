@@ -51,7 +51,7 @@ def small_tables(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dic
 
 def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Path, small_tables: Any) -> None:
     run, corpus, dev = make_run(
-        tmp_path / "run", *small_tables, epochs=20, evaluations=20, learning_rate=0.3, decay="none", patience=3
+        tmp_path / "run", *small_tables, epochs=20, evaluations=20, learning_rate=0.3, patience=3
     )
     rows = [row for row in train(run, corpus, dev) if row["split"] == "dev"]
     perplexities = [row["perplexity"] for row in rows]
@@ -64,15 +64,13 @@ def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Pa
 
 
 def test_learning_rates_follow_the_schedule() -> None:
-    config = TrainingConfig(learning_rate=2.0, warmup=0.1, decay="cosine")
+    config = TrainingConfig(learning_rate=2.0, warmup=0.1)
     rates = [learning_rate(step, 100, config) for step in range(100)]
     assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
     assert max(rates) == rates[9] == pytest.approx(2.0)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[55] == pytest.approx(1.0)
     assert rates[-1] < 0.01
-    assert learning_rate(55, 100, TrainingConfig(learning_rate=2.0, warmup=0.1, decay="linear")) == pytest.approx(1.0)
-    assert learning_rate(99, 100, TrainingConfig(learning_rate=2.0, warmup=0.1, decay="none")) == 2.0
 
 
 def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, small_tables: Any) -> None:

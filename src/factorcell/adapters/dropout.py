@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 
-def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool, *, whole_vectors: bool = False) -> Tensor:
+def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool) -> Tensor:
     """Multiply `values` (B, T, N) by a dropout mask.
 
-    With `shared_by_steps`, one mask (B, 1, N) applies to all steps of a text. With `whole_vectors`, whole vectors (N,)
-    are set to 0, and the others are not scaled.
+    With `shared_by_steps`, one mask (B, 1, N) applies to all steps of a text.
     """
     if not rate:
         return values
     batch, steps, width = values.shape
-    if whole_vectors:
-        return values * dropout_mask((batch, steps, 1), rate, values) * (1 - rate)
     return values * dropout_mask((batch, 1 if shared_by_steps else steps, width), rate, values)
 
 

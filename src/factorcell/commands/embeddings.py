@@ -3,6 +3,7 @@
 import argparse
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
@@ -27,17 +28,17 @@ Row = dict[str, Any]
 
 def run_contexts(arguments: argparse.Namespace) -> None:
     """Run `factorcell contexts`."""
-    if bool(arguments.by) != bool(arguments.map or arguments.predict):
-        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and each of these requires --by COLUMN")
+    if bool(arguments.by) != bool(arguments.map):
+        raise UserError("--by COLUMN requires --map TABLE, and --map TABLE requires --by COLUMN")
     run = options.open_on_device(Run.open, arguments.run, arguments)
     context = options.parse_context(arguments.context)
     has_words_of_context = bool(arguments.words and context)
     # If there is no other request, the command shows the neighbours of the most frequent values.
-    has_other_request = arguments.between or arguments.map or arguments.predict or has_words_of_context
+    has_other_request = arguments.between or arguments.map or has_words_of_context
     # Each pair has a context and the context to compare it with; {} is the expected context.
     context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_of_context else []
-    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
-    if arguments.near or arguments.map or arguments.predict or not has_other_request:
+    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
+    if arguments.near or arguments.map or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
         default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
         shown_values = arguments.near or default_values
@@ -48,13 +49,9 @@ def run_contexts(arguments: argparse.Namespace) -> None:
                 for variable in run.schema.categories
                 if variable.name != value_embeddings.variable and not variable.is_all_rare
             ]
-        results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count, arguments.measure)
+        results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count)
         for column_name in arguments.by:
-            if arguments.map:
-                results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments))
-            if arguments.predict:
-                column = embeddings.read_column(value_embeddings, arguments.predict, column_name)
-                results["predictions"].append(embeddings.predict_column(value_embeddings, column, seed=arguments.seed))
+            results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments.map))
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
@@ -136,27 +133,26 @@ def _compare_contexts(
     return {"context": first_text, "against": second_text, "rows": token_rows}
 
 
-def _map_embeddings(value_embeddings: Embeddings, column_name: str, arguments: argparse.Namespace) -> Row:
+def _map_embeddings(value_embeddings: Embeddings, column_name: str, table: Path) -> Row:
     """Return the content of a map of the embeddings, coloured by a column.
 
     The map has points, ellipses of groups, the agreement of neighbours in the column, and for each of the two axes the
     share of the variance that it explains.
     """
-    column = embeddings.read_column(value_embeddings, arguments.map, column_name)
+    column = embeddings.read_column(value_embeddings, table, column_name)
     points = embeddings.map_points(value_embeddings, column)
     _, variance_shares = embeddings.project_to_plane(value_embeddings.vectors)
     return {
         "column": column.name,
         "points": points,
-        "ellipses": None if column.numbers is not None else embeddings.fit_ellipses(points, arguments.groups),
-        "agreement": embeddings.neighbour_agreement(value_embeddings, column, arguments.measure),
+        "ellipses": None if column.numbers is not None else embeddings.fit_ellipses(points),
+        "agreement": embeddings.neighbour_agreement(value_embeddings, column),
         "shares": variance_shares.tolist(),
-        "dots": arguments.points,
     }
 
 
 def _flatten(results: Row) -> list[Row]:
-    """Return the results as flat rows with a `kind`: neighbour, word, point, ellipse, agreement or prediction."""
+    """Return the results as flat rows with a `kind`: neighbour, word, point, ellipse or agreement."""
     rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
     for comparison in results["words"]:
         contexts = {"context": comparison["context"], "against": comparison["against"]}
@@ -166,11 +162,11 @@ def _flatten(results: Row) -> list[Row]:
         rows += [{"kind": "point", "column": column, **row} for row in map_content["points"]]
         rows += [{"kind": "ellipse", "column": column, **row} for row in map_content["ellipses"] or ()]
         rows.append({"kind": "agreement", **map_content["agreement"]})
-    return rows + [{"kind": "prediction", **row} for row in results["predictions"]]
+    return rows
 
 
 def _show(results: Row, arguments: argparse.Namespace) -> None:
-    _show_neighbours(results, arguments.measure)
+    _show_neighbours(results)
     for comparison in results["words"]:
         terminal.show("", f"{comparison['context']} against {comparison['against']}")
         _show_words(comparison["rows"])
@@ -178,17 +174,11 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
         terminal.show("", agreement_sentence(map_content["agreement"]))
         if map_content["ellipses"]:
             terminal.show_table(map_content["ellipses"], ("group", "count", "x", "y", "wide", "high"))
-    for row in results["predictions"]:
-        task = f"{row['column']} predicted from the embedding of {row['variable']} ({row['values']:,} values)"
-        if "accuracy" in row:
-            terminal.show("", f"{task}: accuracy {row['accuracy']:.1%}, majority class {row['majority']:.1%}")
-        else:
-            terminal.show("", f"{task}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
     if arguments.page:
         terminal.notify(f"report: {arguments.page}")
 
 
-def _show_neighbours(results: Row, measure: str) -> None:
+def _show_neighbours(results: Row) -> None:
     """Print the neighbours of a single value as a table, or the neighbours of several values in one line per value."""
     rows = results["neighbours"]
     values = list(dict.fromkeys(row["value"] for row in rows))
@@ -198,13 +188,13 @@ def _show_neighbours(results: Row, measure: str) -> None:
         return
     counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
     subject = counts[values[0]] if len(values) == 1 else f"{len(values):,} of {results['values']:,} values"
-    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by {measure}"))
+    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by cosine"))
     if len(values) == 1:
-        terminal.show_table(rows, ("near", "count", measure))
+        terminal.show_table(rows, ("near", "count", "cosine"))
         return
     width = max(map(len, counts.values()))
     for value in values:
-        neighbours = ", ".join(f"{row['near']} {row[measure]:z.2f}" for row in rows if row["value"] == value)
+        neighbours = ", ".join(f"{row['near']} {row['cosine']:z.2f}" for row in rows if row["value"] == value)
         terminal.show(f"{counts[value]:<{width}}  {neighbours}")
 
 

@@ -5,11 +5,11 @@ import argparse
 from factorcell.commands.cli import options, terminal
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.training import tuning
 from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, training_plans
 from factorcell.training.fit import fit, summary
 from factorcell.training.plan import Plan, config_with_defaults
-from factorcell.training.tuning import search, search_space
 
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 
@@ -63,31 +63,23 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 def run_tune(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune`."""
-    from factorcell.reports.search import search_page, search_table
-
     specified, budget = options.prepare_training(arguments)
-    if arguments.models and (hasattr(arguments, "adapt") or hasattr(arguments, "output_bias")):
-        raise UserError("specify either --models, or --adapt and --output-bias")
     # `arguments` has only those options of the config that the command line specifies; the search does not vary these.
-    fixed_options = {name for name in vars(arguments) if name in search_space.SECTIONS}
-    trial_rows = search.search(
+    space = tuning.default_space(config_with_defaults(specified))
+    if arguments.space is not None:
+        space |= tuning.read_space(arguments.space, fixed=vars(arguments))
+    space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
+    rows = tuning.tune(
         arguments.train,
         arguments.dev,
         specified,
         arguments.out,
-        search.SearchOptions(
-            trials=arguments.trials,
-            models=arguments.models,
-            ranges=search_space.load_space(arguments.space, fixed_options),
-            target=arguments.target,
-            sampler=arguments.sampler,
-            pruner=arguments.pruner,
-            budget=budget,
-        ),
-        page=search_page,
+        trials=arguments.trials,
+        space=space,
+        budget=budget,
     )
-    terminal.show_table(*search_table(trial_rows[:MAX_SHOWN_TRIALS]))
-    terminal.notify(f"report: {arguments.out / 'study.html'}; best options: {arguments.out / 'best.toml'}")
+    terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
+    terminal.notify(f"best options: {arguments.out / 'best.toml'}; figures: {arguments.out}")
 
 
 def run_check(arguments: argparse.Namespace) -> None:

@@ -104,7 +104,7 @@ class LinearClassifier:
         cost_per_text = features_per_text * (size + READING_COST)
         rows = np.random.default_rng(0).permutation(np.flatnonzero(target_labels(train, target) >= 0))
         texts = train.select(np.sort(rows[: int(min(len(rows), max_cost / cost_per_text))]))
-        ngrams, idf = _choose_ngrams(texts, order, min_users, MAX_WEIGHTS // size)
+        ngrams, idf = choose_ngrams(texts, order, min_users, MAX_WEIGHTS // size)
         arrays = _arrays(texts)
         edges = {other.name: _range_edges(arrays[other.name]) for other in ContextSchema(others).numbers}
         nothing = np.zeros((0, size), np.float16), np.zeros(size, np.float32)
@@ -164,7 +164,7 @@ class LinearClassifier:
         """Return the TF-IDF features of texts as a sparse matrix (B, n-grams)."""
         from scipy.sparse import csr_array
 
-        texts, keys = _ngrams(corpus, self.order)
+        texts, keys = text_ngrams(corpus, self.order)
         columns = np.searchsorted(self.ngrams, keys).clip(max=max(0, len(self.ngrams) - 1))
         is_read = self.ngrams[columns] == keys if len(self.ngrams) else np.zeros(len(keys), dtype=bool)
         positions = texts[is_read].astype(np.int32), columns[is_read].astype(np.int32)
@@ -296,7 +296,7 @@ def _range_edges(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     return edges
 
 
-def _ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
+def text_ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
     """Return the n-grams of 1 to `order` tokens, without start and end tokens: their texts and their keys.
 
     A key is a number to the base of the size of the vocabulary; if it exceeds 64 bits, it is a hash.
@@ -317,7 +317,7 @@ def _ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
     return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
 
 
-def _choose_ngrams(
+def choose_ngrams(
     corpus: Corpus, order: int, min_users: int, max_count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
     """Return the keys of the n-grams that enough texts or users have, at most `max_count`, and their IDF.
@@ -326,7 +326,7 @@ def _choose_ngrams(
     """
     from scipy.sparse import csr_array
 
-    texts, keys = _ngrams(corpus, order)
+    texts, keys = text_ngrams(corpus, order)
     ngrams, indices = np.unique(keys, return_inverse=True)
     counts = csr_array((np.ones(len(texts), np.float32), (texts, indices)), (len(corpus), len(ngrams)))
     counts.sum_duplicates()

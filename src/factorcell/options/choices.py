@@ -12,8 +12,6 @@ from factorcell.errors import check_choice
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("conditional", "uniform", "training")  # prior probabilities of the values in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
-SAMPLERS = ("random", "tpe")  # how `tune` draws the options of a trial
-PRUNERS = ("median", "none")  # how `tune` decides to stop a trial early
 PRESETS = ("quick", "good", "best")  # presets of the training time
 MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # parts that fine-tuning can train
 EXPORT_FORMATS = ("lora", "merged", "gguf-lora")

@@ -288,7 +288,6 @@ class RecurrentOptions(KindOptions):
     )
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
-    dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero")
 
 
 @dataclass(frozen=True)

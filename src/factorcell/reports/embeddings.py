@@ -37,19 +37,6 @@ MAP_REMARK = (
     "maps: the embeddings on their first two principal axes; an ellipse covers 1.5 standard deviations around the "
     "centre of its group"
 )
-PREDICTIONS_REMARK = (
-    "predictions: gradient-boosted trees predict a column from the embedding, in five-fold cross-validation; "
-    "accuracies have their standard error"
-)
-PREDICTION_FORMATS = {
-    "column": "",
-    "values": ",",
-    "groups": ",",
-    "accuracy": "",
-    "majority class": ".1%",
-    "r2": ".3f",
-    "correlation": ".3f",
-}
 SCALE = LinearSegmentedColormap.from_list(
     "scale", ["#b8401a", "#e2944f", "#b3b08c", "#5b9bb5", "#2b5f9e"]
 )  # low to high
@@ -59,9 +46,9 @@ def embeddings_page(name: str, results: Row) -> str:
     """Return the page with the results of `factorcell contexts` for the run `name`.
 
     `results` has variable (the name of the context variable), values (their number) and cautions (sentences). Its other
-    items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows), maps
-    (entries with column, points, ellipses, agreement, shares of the variance, and dots: whether points are drawn) and
-    predictions (rows). If the variable was chosen automatically, other_variables has the names of the others.
+    items are empty if they were not requested: neighbours (rows), words (entries with context, against and rows) and
+    maps (entries with column, points, ellipses, agreement and shares of the variance). If the variable was chosen
+    automatically, other_variables has the names of the others.
     """
     page = Page(f"What {name} has learned about contexts", "factorcell contexts", figures=_key_figures(results))
     page.lead = f"{results['values']:,} values of {results['variable']}." if results["variable"] else ""
@@ -71,14 +58,11 @@ def embeddings_page(name: str, results: Row) -> str:
     page.add("Words that a context raises and lowers", words)
     page.add("Maps", list(map(_map, results["maps"])))
     page.add("Neighbours", tables=[_neighbours(results["neighbours"])] if results["neighbours"] else [])
-    predictions = make_table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
-    page.add("Other columns predicted from the embedding", tables=[predictions])
     page.remarks += [WORDS_REMARK] if words else []
     page.remarks += [
         f"{title}: no word with evidence in the training texts" for entry, title in titled_words if not entry["rows"]
     ]
     page.remarks += [MAP_REMARK] if results["maps"] else []
-    page.remarks += [PREDICTIONS_REMARK] if results["predictions"] else []
     if others := results.get("other_variables"):
         page.remarks.append(f"{results['variable']} has the most values; --variable chooses {' or '.join(others)}")
     return page.render()
@@ -93,9 +77,6 @@ def _key_figures(results: Row) -> list[tuple[str, str]]:
             figures.append((f"{agreement['same']:.1%}", f"have the {entry['column']} of their nearest neighbour"))
         elif "correlation" in agreement:
             figures.append((f"{agreement['correlation']:.2f}", f"correlation of the {entry['column']} of neighbours"))
-    for row in results["predictions"]:
-        name, title, text = ("accuracy", "accuracy", ".1%") if "accuracy" in row else ("r2", "R²", ".3f")
-        figures.append((format(row[name], text), f"{title} of predicting {row['column']}"))
     for row in results["neighbours"][:1]:
         measure = "cosine" if "cosine" in row else "distance"
         figures.append((f"{row[measure]:.2f}", f"{measure} of {row['value']} and {row['near']}"))
@@ -125,7 +106,7 @@ def _map(entry: Row) -> Chart:
     if ellipses is None:  # the column has numbers instead of groups
         figure = map_of_numbers(entry["points"], f"mean {column}")
     elif _has_shared_groups(entry):
-        figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
+        figure = map_of_groups(entry["points"], ellipses)
     else:  # the names of values say more than one colour, or as many colours as points
         frequent = sorted(entry["points"], key=lambda row: -row["count"])[:MAX_NAMED_VALUES]
         figure = map_of_groups(entry["points"], [{**row, "group": row["value"]} for row in frequent])
@@ -133,16 +114,9 @@ def _map(entry: Row) -> Chart:
     return Chart(figure, f"Map by {column}, {share:.0%} of the variance", agreement_sentence(entry["agreement"]))
 
 
-def _prediction_cells(row: Row) -> Row:
-    if "accuracy" not in row:
-        return row
-    standard_error = row["deviation"] / math.sqrt(row["folds"])
-    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {standard_error:.1%}", "majority class": row["majority"]}
-
-
 @styled()
-def map_of_groups(points: Sequence[Row], labels: Sequence[Row], *, dots: bool = False) -> Figure:
-    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and with `dots` all points.
+def map_of_groups(points: Sequence[Row], labels: Sequence[Row]) -> Figure:
+    """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and all points.
 
     Each point has x, y and group. Each label has group, x and y of its centre, and for an ellipse wide and high (its
     half axes) and the angle in degrees. Points of groups without an ellipse are grey.
@@ -151,10 +125,9 @@ def map_of_groups(points: Sequence[Row], labels: Sequence[Row], *, dots: bool = 
     ellipses = [row for row in labels if "wide" in row]
     colours = dict.fromkeys((row["group"] for row in labels), INK)
     colours |= zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False)
-    if dots or not ellipses:
-        points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
-        point_colours = [colours.get(row["group"], MUTED) for row in points]
-        axes.scatter([row["x"] for row in points], [row["y"] for row in points], 9, point_colours, alpha=0.45, lw=0)
+    points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
+    point_colours = [colours.get(row["group"], MUTED) for row in points]
+    axes.scatter([row["x"] for row in points], [row["y"] for row in points], 9, point_colours, alpha=0.45, lw=0)
     for index, row in enumerate(ellipses):
         colour = colours[row["group"]]
         shape: Any = {"xy": (row["x"], row["y"]), "width": 2 * row["wide"], "height": 2 * row["high"]}

@@ -115,7 +115,7 @@ class Progress:
 
 
 def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:
-    """Return the learning rate at position `step` (from 0): a linear warm-up, then cosine, linear or no decay.
+    """Return the learning rate at position `step` (from 0): a linear warm-up, then a cosine decay.
 
     The warm-up takes the share `config.warmup` of all steps. It prevents large steps at the start, where gradients are
     large, because they can make a training diverge.
@@ -124,5 +124,4 @@ def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:
     if step < warmup_steps:
         return config.learning_rate * (step + 1) / warmup_steps
     share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
-    factor = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "none": 1.0}[config.decay]
-    return config.learning_rate * factor
+    return config.learning_rate * (1 + math.cos(math.pi * share)) / 2

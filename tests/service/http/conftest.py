@@ -1,4 +1,4 @@
-"""Fixtures: a client of the application over a service with an SQLite store."""
+"""Fixtures: a service with an SQLite store, a test client of its application, and its address."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
+from tests.service.listening import listening
 
 
 @pytest.fixture
@@ -19,3 +20,10 @@ def site(service: Service) -> Site:
 def client(site: Site) -> Iterator[TestClient]:
     with TestClient(application(site), base_url="http://127.0.0.1") as test_client:
         yield test_client
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    site.service.model.probe()
+    with listening(application(site)) as address:
+        yield address

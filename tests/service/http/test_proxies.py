@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from factorcell.client import Client, RetryPolicy
+from factorcell.client import Client
 from factorcell.service.engine import Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
@@ -137,19 +137,21 @@ def test_service_works_behind_a_proxy(
         listening(application(Site(service, Settings(deadline=5.0, pad=4096)))) as upstream,
         proxied(name, tmp_path, re.sub("^http://|/$", "", upstream)) as url,
     ):
-        client = Client(url, http=unchecked, retry_policy=RetryPolicy(deadline=START_TIMEOUT, timeout=START_TIMEOUT))
+        client = Client(url, http=unchecked, deadline=START_TIMEOUT)
         assert client.accept(user=STRANGE, text="abba").outcome == "learned"
-        assert [item.text for item in client.show(STRANGE).texts] == ["abba"]
+        assert [item.text for item in client.show(user=STRANGE).texts] == ["abba"]
         response = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Accept-Encoding": "gzip, br"})
         assert "content-encoding" not in response.headers
         assert len(response.content) % 4096 == 0
         for origin, status in ((url, 200), ("https://elsewhere.example", 403)):
             response = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Origin": origin})
             assert response.status_code == status
-        chunks = client.generate(prompt="a")
-        assert next(chunks).text == "first"
-        received.set()
-        assert [item.text for item in chunks] == ["second", ""]
+        with unchecked.stream("POST", f"{url}/v1/generate", json={"prompt": "a"}) as response:
+            chunks = (line for line in response.iter_lines() if line.startswith("data:"))
+            assert "first" in next(chunks)
+            received.set()
+            assert "second" in next(chunks)
+            assert '"done":true' in next(chunks)
         body = b'{"format": 1, "user": "bob", "paused": false, "texts": []}'.ljust(MAX_EXPORT_BYTES)
         response = unchecked.post(f"{url}/v1/users", content=body, headers={"Content-Type": "application/json"})
         assert response.status_code == 200
@@ -166,7 +168,7 @@ def test_proxy_logs_contain_no_user_data(name: str, service: Service, tmp_path: 
     with proxied(name, tmp_path, address) as url:
         assert unchecked.get(f"{url}/v1/users/{SECRET}").status_code == 502
         with pytest.raises(Exception, match="502"):
-            Client(url, http=unchecked, retry_policy=RetryPolicy(max_attempts=1)).show(SECRET)
+            Client(url, http=unchecked, deadline=0).show(user=SECRET)
     logs = [path for path in tmp_path.rglob("*log*") if path.is_file()]
     assert logs
     assert not [path for path in logs if SECRET in path.read_text()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.options.choices import DEFAULT_VALUE_COUNT, EMBEDDING_MEASURES
+from factorcell.options.choices import DEFAULT_VALUE_COUNT
 
 
 def add_explain_arguments(parser: Parser) -> None:
@@ -38,9 +38,6 @@ def add_contexts_arguments(parser: Parser) -> None:
     parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "context variable (default: the variable with the values of --near, else the one with most values)"
     parser.add_argument("--variable", default="", metavar="NAME", help=help_text)
-    parser.add_argument(
-        "--measure", default="cosine", choices=EMBEDDING_MEASURES, help="similarity or distance of embeddings"
-    )
     help_text = "number of neighbours, of raised words and of lowered words"
     parser.add_argument("--count", type=int, default=10, help=help_text)
     help_text = "show words whose softmax bias the values raise or lower most"
@@ -52,14 +49,7 @@ def add_contexts_arguments(parser: Parser) -> None:
     _add_train(parser)
     help_text = "draw a map of the embeddings for each column of --by"
     parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
-    help_text = "measure how well the embeddings predict each column of --by"
-    parser.add_argument("--predict", type=Path, metavar="TABLE", help=help_text)
-    help_text = "column of TABLE that colours the map or is predicted (repeatable)"
+    help_text = "column of TABLE that colours the map (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
     options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
     options.add_computing(parser, unknown="error")
-    parser.rare.add_argument(
-        "--groups", type=int, default=8, help="number of groups on a map; the largest groups are shown"
-    )
-    parser.rare.add_argument("--points", action="store_true", help="also draw the points on a map of groups")
-    options.add_seed(parser.rare, "the cross-validation folds")

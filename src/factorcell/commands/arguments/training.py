@@ -6,7 +6,7 @@ from pathlib import Path
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS
-from factorcell.options.choices import MODEL_PARTS, PRUNERS, SAMPLERS, SMALL_DATA_DEFAULTS
+from factorcell.options.choices import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
 RESUME_FOLDER_HELP = "resume the command that wrote --out"
@@ -47,18 +47,8 @@ def add_tune_arguments(parser: Parser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
     help_text = "total number of trials, including those of earlier commands"
     parser.add_argument("--trials", type=int, default=50, help=help_text)
-    help_text = "models to choose from"
-    parser.add_argument("--models", "--model", nargs="+", choices=list(MODELS), default=[], help=help_text)
-    help_text = "context column to classify the development texts by"
-    parser.add_argument("--target", metavar="COLUMN", help=help_text)
-    help_text = "TOML file of ranges and choices of options, which replace or extend those of the papers"
+    help_text = "TOML file of ranges and choices of options, which replace or extend the default ranges"
     parser.add_argument("--space", type=Path, help=help_text)
-    parser.rare.add_argument(
-        "--sampler", choices=SAMPLERS, default="random", help="method of sampling the options of a trial"
-    )
-    parser.rare.add_argument(
-        "--pruner", choices=PRUNERS, default="median", help="rule by which trials are stopped early"
-    )
     options.add_config_options(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue the search")
 

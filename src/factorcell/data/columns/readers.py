@@ -32,6 +32,7 @@ from factorcell.data.tokenizers.tokenizer import WordTokenizer
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.options.option_fields import WordOptions
 
+MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
 MAX_SEQUENCE_WORDS = 200  # number of words of a sequence that its encoder reads, the last ones
 
 
@@ -238,7 +239,7 @@ class TextReader(ColumnReader):
             problem = f"no word occurs {min_count} times (min_context_word)"
             raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_word")
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
-        words = tuple(frequent_words[: config.max_context_words])
+        words = tuple(frequent_words[:MAX_CONTEXT_WORDS])
         bags = self._encode_bags(words)
         sizes = np.diff(bags.offsets)
         text_count = (sizes > 0).sum()

@@ -1,4 +1,4 @@
-"""Inspection of the learned embeddings of a context variable: neighbours, tokens, maps, relations to other columns.
+"""Inspection of the learned embeddings of a context variable: neighbours, tokens, maps.
 
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
@@ -24,14 +24,12 @@ from factorcell.data.columns.columns import parse_column
 from factorcell.data.columns.values import category_name, is_missing, to_number
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice, nearest_hint
-from factorcell.io.progress import progress_bar
 from factorcell.options import limits
 from factorcell.options.choices import EMBEDDING_MEASURES
 from factorcell.runs.run import Run
 
 HALF_AXIS = 1.5  # half axes of an ellipse in standard deviations (TACL 2018, figure 6)
 MIN_VALUES = 3  # minimum number of values for a map, an ellipse and the agreement of neighbours
-FOLDS = 5  # number of folds of the cross-validation
 MAX_PAIRS = 1 << 22  # maximum number of pairs of values that are compared at once
 VALUE_COLUMN_KINDS = ("category", "number")
 
@@ -300,24 +298,23 @@ def fit_ellipses(rows: Sequence[Row], max_groups: int = 8) -> list[Row]:
     return results
 
 
-def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
-    """Measure how well the entries of a value and of its nearest neighbour in the embedding space agree.
+def neighbour_agreement(embeddings: Embeddings, column: ValueColumn) -> Row:
+    """Measure how well the entries of a value and of its nearest neighbour by cosine agree.
 
     The row has `column`, `values` (the number of values with an entry) and `measure`. For a column of groups, it has
     the number of `groups`, the share `same` of values whose neighbour is in the same group, and `chance`, the share of
     random pairs in the same group. For a column of numbers, it has the `correlation` of both entries.
     """
-    check_choice("measure", measure, EMBEDDING_MEASURES)
     indices = column.known_indices
     if len(indices) < MIN_VALUES:
         raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(indices)}")
     vectors, neighbours_of_parts = embeddings.vectors[indices], []
     part_count = 1 + len(indices) ** 2 // MAX_PAIRS
     for part in np.array_split(np.arange(len(indices)), part_count):
-        similarities = _similarities(vectors[part], vectors, measure)
+        similarities = _similarities(vectors[part], vectors, "cosine")
         similarities[np.arange(len(part)), part] = -np.inf  # a value is not its own neighbour
         neighbours_of_parts.append(similarities.argmax(1))
-    row = {"column": column.name, "values": len(indices), "measure": measure}
+    row = {"column": column.name, "values": len(indices), "measure": "cosine"}
     neighbours = np.concatenate(neighbours_of_parts)
     if column.numbers is not None:
         return row | {"correlation": _correlation(column.numbers[indices], column.numbers[indices][neighbours])}
@@ -330,47 +327,3 @@ def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: st
 def _correlation(first: Floats, second: Floats) -> float:
     """Return Pearson's correlation, 0 if one side is constant."""
     return float(np.corrcoef(first, second)[0, 1]) if np.ptp(first) and np.ptp(second) else 0.0
-
-
-def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0) -> Row:
-    """Predict the entries of a column from the embeddings of the values, with gradient-boosted trees.
-
-    The figures come from a cross-validation. The row has `column`, `variable`, `values` (the number of values) and
-    `folds`. For a column of groups, it has the number of `groups`, the `accuracy`, its standard `deviation` over folds,
-    and the share of the `majority` group; groups with fewer than `FOLDS` values are omitted. For a column of numbers,
-    it has `r2` and the `correlation` of prediction and number.
-    """
-    [seed] = limits.check(seed=seed)
-    from sklearn import ensemble, model_selection
-
-    indices, random_state = column.known_indices, seed % (1 << 32)  # scikit-learn reads seeds of 32 bits
-    targets: NDArray[Any] = np.array(column.names)[indices] if column.numbers is None else column.numbers[indices]
-    if column.numbers is None:
-        groups, group_sizes = np.unique(targets, return_counts=True)
-        is_frequent = np.isin(targets, groups[group_sizes >= FOLDS])
-        indices, targets = indices[is_frequent], targets[is_frequent]
-        folds = model_selection.StratifiedKFold(FOLDS, shuffle=True, random_state=random_state)
-        model = ensemble.GradientBoostingClassifier(random_state=random_state)
-    else:
-        folds = model_selection.KFold(FOLDS, shuffle=True, random_state=random_state)
-        model = ensemble.GradientBoostingRegressor(random_state=random_state)
-    if len(indices) < 2 * FOLDS or len(np.unique(targets)) < 2:
-        group_condition = f" in groups of at least {FOLDS}" if column.numbers is None else ""
-        valid = f"at least {2 * FOLDS} values{group_condition} with two or more different entries"
-        actual = f"{len(indices)} values (different entries: {len(np.unique(targets))})"
-        raise UserError(f"{column.name}: expected {valid}, got {actual}")
-    vectors, predictions, fold_accuracies = embeddings.vectors[indices], targets.copy(), []
-    splits = list(folds.split(vectors, targets))  # pairs of indices of the training values and the test values
-    for train, test in progress_bar(splits, desc=f"predicting {column.name}", unit="folds"):
-        model.fit(vectors[train], targets[train])
-        predictions[test] = model.predict(vectors[test])
-        fold_accuracies.append(float((predictions[test] == targets[test]).mean()))
-    row = {"column": column.name, "variable": embeddings.variable, "values": len(indices), "folds": FOLDS}
-    if column.numbers is None:
-        group_sizes = np.unique(targets, return_counts=True)[1]
-        accuracy = float((predictions == targets).mean())
-        rates = {"accuracy": accuracy, "deviation": float(np.std(fold_accuracies, ddof=1))}
-        return row | {"groups": len(group_sizes), **rates, "majority": float(group_sizes.max() / len(targets))}
-    sum_of_squares = ((targets - targets.mean()) ** 2).sum()
-    r2 = float(1 - ((predictions - targets) ** 2).sum() / sum_of_squares)
-    return row | {"r2": r2, "correlation": _correlation(predictions, targets)}

@@ -94,7 +94,6 @@ class RecurrentBackbone(Backbone):
     ) -> tuple[Tensor, RecurrentState]:
         values, next_states, options = inputs, [], self.options
         if self.training:
-            values = apply_dropout(values, options.dropout_token, shared_by_steps=False, whole_vectors=True)
             values = apply_dropout(values, options.dropout_input, options.variational)
         output_rate = options.dropout_output if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)

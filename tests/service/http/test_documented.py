@@ -14,7 +14,7 @@ from tests.test_docs import Block, blocks
 
 ADDRESS = "http://127.0.0.1:8000"
 CURL = 'curl() { command curl --silent --show-error --fail-with-body --noproxy "*" "$@"; }'
-THIS_FILE = f"tests/client/{Path(__file__).name}"
+THIS_FILE = f"tests/service/http/{Path(__file__).name}"
 
 
 def documented(language: str, address: str = ADDRESS) -> list[str]:

@@ -1,0 +1,374 @@
+"""Estimate before training how much each context column lowers the perplexity.
+
+An ideal model infers the value v of a column from the preceding tokens of a text. Knowing v before the first token
+lowers its nats per target by I(v; text) / T, where I is the mutual information and T the mean number of targets of a
+text. A classifier of held-out texts gives a lower bound of I(v; text): the mean of log q(v | text) - log p(v).
+A trained model remembers less of the text than the ideal model, so that it gains more:
+
+    gain = 1 - exp(-MEMORY I(v; text) / T)          the relative reduction of the perplexity
+
+The factor MEMORY was measured with trained models (docs/advice.md). If a column depends on another column u, it adds
+the mean of log q(v | text, u) - log p(v | u), with q(v | text, u) ~ q(v | text) p(v | u) / p(v).
+
+Shapes: B texts, K values (label K is a missing value), V n-grams.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.columns.columns import parse_column
+from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.corpus import Corpus, is_empty_text
+from factorcell.data.tables.chunks import Table
+from factorcell.data.tables.tables import open_table
+from factorcell.errors import UserError
+from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature, normalize
+from factorcell.evaluation.linear_classifier import (
+    CHARACTER_ORDER,
+    MAX_VALUES,
+    LinearClassifier,
+    choose_ngrams,
+    text_ngrams,
+)
+from factorcell.io.progress import progress_bar
+from factorcell.options import limits
+from factorcell.options.choices import ADVICE_ROWS
+
+MEMORY = 1.5  # gain of a trained model, relative to that of a model that remembers the whole text
+MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
+MAX_VOCABULARY = 20_000  # tokens
+HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
+MAX_LABELS = 2000  # maximum number of values of a column with their own label; rarer values share a label
+MAX_LINEAR_TEXTS = 20_000  # training texts of the linear classifier
+MAX_COUNTS = 1 << 25  # maximum number of counts of naive Bayes, values times n-grams
+PSEUDO_COUNTS = (10.0, 1e2, 1e3, 1e4, 1e5)  # candidates for naive Bayes
+PAIR_PSEUDO_COUNT = 1.0  # of the frequency of a value in the texts of another column's value
+BINS = 10  # number of quantile ranges of a numeric column
+MIN_GAIN = 0.005  # minimum gain of a column that is worth training with
+MAX_RARE_SHARE = 0.5  # if a larger share of texts has rare values, the gain of the column cannot be estimated
+MIN_ADDED_SHARE = 0.25  # minimum gain of a column in addition to another column, as a share of its gain alone
+
+Row = dict[str, Any]
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """A context column whose values have the labels 0 to K - 1; the label K stands for a missing value.
+
+    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0. If `is_binned`
+    is true, the values are ranges of numbers.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...]
+    labels: Ids
+    rare: int = 0
+    is_binned: bool = False
+
+    @property
+    def first_label(self) -> int:
+        """The label of the first frequent value."""
+        return int(self.kind == "category" and self.values[:1] == (UNKNOWN_VALUE,))
+
+    def only_context_of(self, corpus: Corpus) -> Corpus:
+        """Return the texts with this column as their only context variable, "value"."""
+        # Category v + 1 is the value v, because category 0 is the unknown value, and -1 a missing one.
+        counts = (0, *([1] * len(self.values)))
+        variable = Variable("value", "category", values=("", *self.values), counts=counts)
+        categories = np.where(self.labels == len(self.values), -1, self.labels + 1).astype(np.int32)
+        return replace(
+            corpus,
+            schema=ContextSchema((variable,)),
+            categories=categories[:, None],
+            numbers=corpus.numbers[:, :0],
+            vectors=(),
+            words=(),
+            prompts=(),
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """A corpus, and the indices of its train, tune and test texts."""
+
+    corpus: Corpus
+    train: Ids
+    tune: Ids
+    test: Ids
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The row of estimates for a column, and what the test texts say about its value.
+
+    `log_posterior` (B, K) and `log_prior` (K,) are those of the test texts.
+    """
+
+    column: LabelColumn
+    row: Row
+    log_posterior: Floats
+    log_prior: Floats
+
+
+def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0) -> Row:
+    """Estimate how much each context column lowers the perplexity.
+
+    Args:
+        source: A table.
+        config: The context columns, and the options for reading the table.
+        rows: The maximum number of rows to read, drawn at random.
+        seed: The seed of all draws.
+
+    Returns:
+        A row with seven entries. `columns` has a row of estimates for each column, the best column first, with the
+        `advice` and the reason for it (`why`). `gain` is the expected gain of all columns together. `rows` is the
+        number of rows that were read, `of` the number of rows in the table, `targets` the number of targets in the rows
+        read, and `tokens_per_text` the mean number of targets per text. The gains are those of models that predict the
+        `unit`, such as "word".
+
+    Raises:
+        UserError: The config has no context column, or the table has too few rows.
+    """
+    rows, seed = limits.check(rows=rows, seed=seed)
+    data = config.data
+    if not data.columns:
+        raise UserError("expected at least one context column; specify it with --context NAME")
+    if data.prompt_history:
+        raise UserError("prompt_history: expected categories, numbers or times, got earlier texts; omit the option")
+    config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
+    names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
+    table, row_count = sample(source, names, rows, seed)
+    corpus = _drop_empty_texts(prepare(table, config), table.name)
+    held_out = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
+    tune, test, train = np.split(np.random.default_rng(seed).permutation(len(corpus)), [held_out // 2, held_out])
+    split, targets_per_text = Split(corpus, train, tune, test), corpus.target_count / len(corpus)
+    columns = label_columns(corpus)
+    with progress_bar(columns, desc="estimating", unit="columns") as bar:
+        estimates = [_estimate(split, column, targets_per_text) for column in bar]
+    estimates.sort(key=lambda estimate: -estimate.row["gain"])
+    nats = 0.0
+    for count, estimate in enumerate(estimates):
+        added = _added_information(split, estimate, estimates[:count])
+        nats += added
+        estimate.row["added"] = expected_gain(added / targets_per_text)
+        estimate.row["advice"], estimate.row["why"] = recommend(estimate.row)
+    return {
+        "rows": len(corpus),
+        "of": row_count,
+        "targets": corpus.target_count,
+        "tokens_per_text": targets_per_text,
+        "unit": corpus.tokenizer.unit,
+        "columns": [estimate.row for estimate in estimates],
+        "gain": expected_gain(nats / targets_per_text),
+    }
+
+
+def expected_gain(nats: float) -> float:
+    """Return the gain of a trained model from the nats per target that an ideal model gains."""
+    return float(1 - np.exp(-MEMORY * nats))
+
+
+def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0) -> tuple[Table, int]:
+    """Draw at most `rows` rows of a table uniformly; return them as a table, and the number of rows of the source.
+
+    The source is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys
+    are selected. Messages about the sample say that they count its rows, not those of the source.
+    """
+    table = open_table(source)
+    generator, key_limit, row_count = np.random.default_rng(seed), 1.0, 0
+    first_column = columns[0]
+    selected: dict[str, list[Any]] = {name: [] for name in columns}
+    keys = np.zeros(0)
+    for chunk in table.chunks(columns):
+        chunk_keys = generator.random(len(chunk[first_column]))
+        row_count += len(chunk_keys)
+        added_rows = np.flatnonzero(chunk_keys < key_limit)
+        for name in selected:
+            selected[name] += [chunk[name][row] for row in added_rows]
+        keys = np.append(keys, chunk_keys[added_rows])
+        if len(keys) > rows:
+            key_limit = float(np.partition(keys, rows)[rows])
+            remaining_rows = np.flatnonzero(keys < key_limit)
+            selected = {name: [values[row] for row in remaining_rows] for name, values in selected.items()}
+            keys = keys[remaining_rows]
+    name = table.name if row_count <= rows else f"sample of {table.name} ({rows:,} of {row_count:,} rows)"
+    return replace(open_table(selected), name=name), row_count
+
+
+def _drop_empty_texts(corpus: Corpus, name: str) -> Corpus:
+    """Return the texts that are not empty."""
+    if len(corpus) < MIN_ROWS:
+        raise UserError(f"{name}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
+    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
+    if len(corpus) < MIN_TEXTS:
+        raise UserError(f"{name}: expected at least {MIN_TEXTS} rows with a text, got {len(corpus)}")
+    return corpus
+
+
+def label_columns(corpus: Corpus) -> list[LabelColumn]:
+    """Return the context columns of a corpus with a label for each text; numbers are binned."""
+    schema, columns = corpus.schema, []
+    for variable in schema.variables:
+        if variable.kind == "category":
+            ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
+            values = variable.values[: MAX_LABELS + 1]
+            ids = np.where(ids >= len(values), 0, ids)  # further values count as rare
+            labels = np.where(ids < 0, len(values), ids)
+            rare_count = variable.rare_count + len(variable.values) - len(values)
+            columns.append(LabelColumn(variable.name, "category", values, labels, rare_count))
+        elif variable in schema.numbers:
+            columns.append(_bin_numbers(variable, corpus.numbers[:, schema.numbers.index(variable)]))
+        else:
+            raise UserError(
+                f"{variable.name}: expected a category, a number or a time, got a variable of kind {variable.kind}"
+            )
+    return columns
+
+
+def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
+    """Label a numeric column with its quantile ranges, or with its distinct values if there are at most `BINS`."""
+    is_missing = np.isnan(numbers)
+    present_numbers = numbers[~is_missing]
+    edges = np.unique(present_numbers)
+    is_binned = len(edges) > BINS
+    if is_binned:
+        edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, BINS + 1)[:-1]))
+    labels = np.where(is_missing, len(edges), np.searchsorted(edges, numbers, side="right") - 1)
+    values = tuple(f"from {edge:.4g}" for edge in edges)
+    return LabelColumn(variable.name, variable.kind, values, labels, is_binned=is_binned)
+
+
+def _estimate(split: Split, column: LabelColumn, targets_per_text: float) -> Estimate:
+    """Return the estimates for one column from a classifier of its values."""
+    size = len(column.values)
+    counts = np.bincount(column.labels[split.train], minlength=size + 1)[:size]
+    log_prior = np.log((counts + 0.5) / (counts + 0.5).sum())
+    tune_labels, test_labels = column.labels[split.tune], column.labels[split.test]
+    classify = _linear_log_posteriors if 2 <= size <= MAX_VALUES else _naive_bayes_log_posteriors
+    tune, test = classify(split, column, log_prior) if size > 1 else (np.zeros((len(split.tune), 1)), log_prior[None])
+    is_labelled = tune_labels < size
+    temperature = fit_temperature(tune[is_labelled], tune_labels[is_labelled], log_prior)
+    log_posterior = np.broadcast_to(apply_temperature(test, temperature, log_prior), (len(split.test), size))
+    information = _information(log_posterior, log_prior, test_labels)
+    nats = max(0.0, float(information.mean()))
+    is_frequent = (test_labels >= column.first_label) & (test_labels < size)
+    frequent_counts = counts[column.first_label :]
+    accuracy = math.nan
+    if is_frequent.any():
+        predictions = log_posterior[:, column.first_label :].argmax(1) + column.first_label
+        accuracy = float((predictions == test_labels)[is_frequent].mean())
+    row = {
+        "column": column.name,
+        "kind": column.kind,
+        "is_binned": column.is_binned,
+        "values": len(frequent_counts),
+        "rare_values": column.rare,
+        "texts_per_value": float(np.median(frequent_counts)) if len(frequent_counts) else 0.0,
+        "rare": float(counts[: column.first_label].sum() / max(1, counts.sum())),
+        "missing": float((column.labels == size).mean()),
+        "entropy": float(-(np.exp(log_prior) * log_prior).sum()),
+        "information": nats,
+        "accuracy": accuracy,
+        "majority": float(max(frequent_counts, default=math.nan) / max(1, frequent_counts.sum())),
+        "gain": expected_gain(nats / targets_per_text),
+        "is_significant": bool(nats > 2 * information.std() / math.sqrt(len(information))),
+    }
+    return Estimate(column, row, log_posterior, log_prior)
+
+
+def _information(log_posterior: Floats, log_prior: Floats, labels: Ids) -> Floats:
+    """Return log posterior (B, K) minus log prior (K,) or (B, K) of the true values, 0 for missing values (B,)."""
+    rows = np.flatnonzero(labels < log_posterior.shape[1])
+    information = np.zeros(len(labels))
+    information[rows] = (log_posterior - log_prior)[rows, labels[rows]]
+    return information
+
+
+def _linear_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats) -> tuple[Floats, Floats]:
+    """Return the log posteriors (B, K) of the linear classifier for the tune and the test texts."""
+    corpus = column.only_context_of(split.corpus)
+    classifier = LinearClassifier.fit(corpus.select(split.train[:MAX_LINEAR_TEXTS]), "value")
+    return classifier.log_probs(corpus.select(split.tune)), classifier.log_probs(corpus.select(split.test))
+
+
+def _naive_bayes_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats) -> tuple[Floats, Floats]:
+    """Return the log posteriors (B, K) of naive Bayes for the tune and the test texts; it is fast with many values.
+
+        log q(v | text) = log p(v) + sum_w c(w) log((c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)) - log Z
+
+    The pseudo-count alpha has the highest likelihood on the tune texts.
+    """
+    from scipy.sparse import csr_array
+
+    corpus, size = split.corpus, len(column.values)
+    order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else 1
+    ngrams, _ = choose_ngrams(corpus.select(split.train), order, 0, MAX_COUNTS // size)
+
+    def count(rows: Ids) -> Any:
+        texts, keys = text_ngrams(corpus.select(rows), order)
+        columns = np.searchsorted(ngrams, keys).clip(max=max(0, len(ngrams) - 1))
+        is_read = ngrams[columns] == keys if len(ngrams) else np.zeros(len(keys), dtype=bool)
+        ones = np.ones(int(is_read.sum()), np.float32)
+        return csr_array((ones, (texts[is_read], columns[is_read])), (len(rows), len(ngrams)))
+
+    labels = column.labels[split.train]
+    rows = np.flatnonzero(labels < size)
+    one_hot = csr_array((np.ones(len(rows), np.float32), (labels[rows], rows)), (size, len(labels)))
+    train, tune, test = (count(rows) for rows in (split.train, split.tune, split.test))
+    value_counts = (one_hot @ train).toarray()  # (K, V)
+    totals, shares = value_counts.sum(1, keepdims=True), np.asarray(train.sum(0)) / max(1.0, train.sum())
+    tune_labels = column.labels[split.tune]
+    best_nats, best = -math.inf, (log_prior[None], log_prior[None])
+    for alpha in PSEUDO_COUNTS:
+        log_ratios = np.log((value_counts + alpha * shares) / ((totals + alpha) * shares)).T.astype(np.float32)
+        tune_posterior = normalize(log_prior + tune @ log_ratios)
+        is_labelled = tune_labels < size
+        temperature = fit_temperature(tune_posterior[is_labelled], tune_labels[is_labelled], log_prior)
+        tempered = apply_temperature(tune_posterior, temperature, log_prior)
+        nats = float(_information(tempered, log_prior, tune_labels).mean())
+        if nats > best_nats:
+            best_nats, best = nats, (tune_posterior, normalize(log_prior + test @ log_ratios))
+    return best
+
+
+def _added_information(split: Split, estimate: Estimate, stronger: Sequence[Estimate]) -> float:
+    """Return the nats per text of a column in addition to that stronger column that leaves the least of it."""
+    added: list[float] = [estimate.row["information"]]
+    labels, size = estimate.column.labels, len(estimate.column.values)
+    for other in stronger:
+        other_labels = other.column.labels
+        pairs = np.zeros((len(other.column.values) + 1, size + 1))
+        np.add.at(pairs, (other_labels[split.train], labels[split.train]), 1)
+        pairs = pairs[:, :size] + PAIR_PSEUDO_COUNT * np.exp(estimate.log_prior)
+        log_prior = np.log(pairs / pairs.sum(1, keepdims=True))[other_labels[split.test]]
+        log_posterior = normalize(estimate.log_posterior + log_prior - estimate.log_prior)
+        added.append(float(_information(log_posterior, log_prior, labels[split.test]).mean()))
+    return max(0.0, min(added))
+
+
+def recommend(row: Row) -> tuple[str, str]:
+    """Return the advice on a column ("use" or "leave out") and the reason for it."""
+    gain_text = f"{row['gain']:.1%}"
+    if row["rare"] > MAX_RARE_SHARE and not row["is_significant"]:
+        reason = f"{row['rare']:.1%} of the texts have one of {row['rare_values']:,} rare values"
+        return "leave out", f"too few rows per value to estimate the gain: {reason}"
+    if row["values"] < 2:
+        return "leave out", "fewer than two values have enough texts"
+    if not row["is_significant"]:
+        return "leave out", f"an expected gain of {gain_text} is not statistically significant"
+    if row["gain"] < MIN_GAIN:
+        return "leave out", f"an expected gain of {gain_text} is small"
+    if row["added"] < MIN_ADDED_SHARE * row["gain"]:
+        added = f"the column alone has an expected gain of {gain_text}, but it adds only {row['added']:.1%}"
+        return "leave out", f"redundant with a stronger column: {added}"
+    return "use", f"expected gain {gain_text}"

@@ -1,1 +1,0 @@
-"""Estimates of how much each context column can lower the perplexity, without training a model."""

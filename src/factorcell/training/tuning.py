@@ -1,0 +1,315 @@
+"""Hyperparameter search with Optuna: trials that call `fit` with sampled options, in a study that can be resumed.
+
+The folder of a search has a run folder per trial, the journal of the study, its best options and its figures.
+"""
+
+import json
+import logging
+import math
+import reprlib
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from factorcell.config import Config, section_of, section_types, selected_kinds
+from factorcell.data.tables.tables import table_name
+from factorcell.errors import UserError
+from factorcell.io import files, input_files, lock
+from factorcell.io.extras import missing_package_error
+from factorcell.io.findings import LOG
+from factorcell.io.finite import format_option
+from factorcell.options import limits
+from factorcell.options.option_fields import HuggingFaceOptions, option_types
+from factorcell.training.fit import fit, not_resumable_error, read_corpora
+from factorcell.training.plan import Budget, SpecifiedOptions, config_with_defaults
+
+if TYPE_CHECKING:
+    import optuna
+
+STUDY, JOURNAL = "factorcell", "study.journal"
+NOT_COMPARED = ("threads", "device")  # options with which a study may be resumed although they differ
+Values = Sequence[Any] | Mapping[str, Any]  # choices, or a range with the keys `low`, `high` and optionally `log`
+Space = Mapping[str, Values]  # by the name of an option
+
+# The ranges of sizes, rank and recurrent dropout span the values that the TACL paper selected (table 2).
+SIZES_AND_DROPOUT: Space = {
+    "embedding_size": {"low": 35, "high": 200, "log": True},
+    "hidden_size": {"low": 110, "high": 250, "log": True},
+    "layer_norm": [False, True],
+    "dropout_recurrent": {"low": 0.0, "high": 0.5},
+    "dropout_input": {"low": 0.0, "high": 0.4},
+    "dropout_output": {"low": 0.0, "high": 0.5},
+}
+DEFAULT_SPACE: Space = {
+    "context_size": {"low": 2, "high": 30, "log": True},
+    "rank": {"low": 2, "high": 20},
+    "dropout_context": {"low": 0.0, "high": 0.3},
+    "batch_tokens": {"low": 500, "high": 4000, "log": True},
+    "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
+    "token_rate": {"low": 1.0, "high": 4.0},
+    "weight_decay": {"low": 0.0, "high": 0.03},
+}
+ADAPTER_RATES = {"low": 1e-4, "high": 5e-3, "log": True}  # learning rates of the adapters of a frozen base
+BASE_RATES = {"low": 1e-5, "high": 5e-4, "log": True}  # learning rates of a pretrained base
+
+
+def default_space(config: Config) -> dict[str, Values]:
+    """Return the default ranges of the options that a model with this config has."""
+    space = dict(DEFAULT_SPACE)
+    if isinstance(config.backbone, HuggingFaceOptions):
+        if config.backbone.is_pretrained:
+            space["learning_rate"] = BASE_RATES if config.backbone.train_base else ADAPTER_RATES
+        return space
+    return {name: values for name, values in SIZES_AND_DROPOUT.items() if _is_option(name, config)} | space
+
+
+def _is_option(name: str, config: Config) -> bool:
+    return hasattr(config.model, name) or hasattr(config.backbone, name)
+
+
+def read_space(path: str | Path, fixed: Collection[str] = ()) -> dict[str, Any]:
+    """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`.
+
+    Args:
+        path: The file.
+        fixed: Options that the file may not contain, because they are set.
+
+    Raises:
+        UserError: The file is not valid, or contains a fixed option.
+    """
+    space: dict[str, Any] = input_files.read_options_file(path)
+    for name, values in space.items():
+        try:
+            _ends(values)
+        except UserError as error:
+            raise UserError(f"{path}: {name}: {error}") from None
+    if both := next((name for name in space if name in fixed), None):
+        raise UserError(f"{path}: {both} is also set as an option; an option is either fixed or searched")
+    return space
+
+
+def tune(
+    source: Any,
+    dev: Any,
+    config: Config | SpecifiedOptions,
+    folder: str | Path,
+    *,
+    trials: int = 50,
+    space: Space | None = None,
+    budget: Budget | None = None,
+) -> list[files.Row]:
+    """Train runs with sampled options until the study in `folder` has `trials` of them; continue an existing study.
+
+    The sampler is Optuna's TPE (tree-structured Parzen estimator), which minimizes the development perplexity.
+
+    Args:
+        source: The training table.
+        dev: The development table; if None, 5 % of the training rows are held out.
+        config: The options that all trials share: a `Config`, or a mapping of some options by section.
+        folder: The folder of the study.
+        trials: The number of trials in the whole study.
+        space: The options to sample, each with a list of choices or a range; by default `default_space`.
+        budget: The time or work of each trial.
+
+    Returns:
+        A row per trial, the best first: its folder, its perplexity, its sampled options, and a possible error.
+
+    Raises:
+        UserError: If Optuna is not installed, an input is not valid, or the study has other tables or options.
+    """
+    [trials] = limits.check(trials=trials)
+    optuna = import_optuna()
+    folder, options = Path(folder), config.to_dict() if isinstance(config, Config) else config
+    defaults = config_with_defaults(options)
+    space = default_space(defaults) if space is None else space
+    distributions = {name: _distribution(name, values, options) for name, values in space.items()}
+    read_corpora(source, dev, defaults)  # raises the errors of the tables before the first trial
+    description = {
+        "source": table_name(source),
+        "dev": None if dev is None else table_name(dev),
+        **{
+            f"{section}.{name}": value
+            for section, values in options.items()
+            for name, value in values.items()
+            if name not in NOT_COMPARED
+        },
+        **{f"range of {name}": values for name, values in space.items()},
+    }
+    with lock.training_lock(folder):
+        study = _open_study(folder, description)
+        while (trial := _next_trial(study, trials, distributions, defaults.training.seed)) is not None:
+            run_folder = folder / f"trial-{trial.number:04}"
+            try:
+                with _without_progress():
+                    run = fit(source, dev, _with(options, trial.params), run_folder, budget=budget, resume=True)
+            except UserError as error:
+                trial.set_user_attr("error", str(error))
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, (run.best_evaluation() or {})["perplexity"])
+            rows = trial_rows(study)
+            LOG.info("%s", _describe(next(row for row in rows if row["trial"] == run_folder.name)))
+            _save(study, rows, folder)
+        return trial_rows(study)
+
+
+def import_optuna() -> Any:
+    """Return the module `optuna`; raise a `UserError` if it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise missing_package_error("a search for options", error.name, "tune") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
+    """Return Optuna's distribution of an option; raise a `UserError` if its values are not valid."""
+    distributions = import_optuna().distributions
+    kinds = selected_kinds(options)
+    section = section_of(name, kinds)
+    if section in ("data", "tokenizer") and name != "min_context_count":
+        raise UserError(f"search space: {name}: perplexities with different values of this option are not comparable")
+    try:
+        ends = _ends(values)
+        for value in ends:
+            config_with_defaults(_with(options, {name: value}))
+        if not isinstance(values, Mapping):
+            return distributions.CategoricalDistribution(ends)
+        is_whole = option_types(section_types(kinds)[section])[name].scalar is int
+        distribution = distributions.IntDistribution if is_whole else distributions.FloatDistribution
+        return distribution(*ends, log=values.get("log", False))
+    except (UserError, ValueError, TypeError) as error:
+        raise UserError(f"search space: {name}: {error}") from None
+
+
+def _ends(values: Values) -> list[Any]:
+    """Return the choices, or the ends of the range; raise a `UserError` if `values` are neither."""
+    if isinstance(values, Mapping) and {"low", "high"} <= {*values} <= {"low", "high", "log"}:
+        return [values["low"], values["high"]]
+    if isinstance(values, list | tuple) and values:
+        return list(values)
+    expected = "expected a list of choices or a range, {low = ..., high = ...}"
+    raise UserError(f"{expected}, got {reprlib.repr(values)}")
+
+
+def _with(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options with sampled ones.
+
+    A sampled list, such as that of `adapt`, is a text with "+" between its items.
+    """
+    kinds = selected_kinds(options)
+    sections = {section: dict(values) for section, values in options.items()}
+    types = section_types(kinds)
+    for name, value in params.items():
+        section = section_of(name, kinds)
+        is_list = option_types(types[section])[name].is_list and isinstance(value, str)
+        sections.setdefault(section, {})[name] = [item for item in value.split("+") if item] if is_list else value
+    return sections
+
+
+def _open_study(folder: Path, description: files.Row) -> "optuna.Study":
+    """Open or create the study in a folder; raise a `UserError` if an existing study has another description."""
+    optuna = import_optuna()
+    path = folder / JOURNAL
+    if path.exists():
+        input_files.check(path)
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        study = optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
+    except (OSError, ValueError) as error:
+        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{path}: the study cannot be opened ({reason})") from None
+    description = json.loads(json.dumps(description))  # with lists instead of tuples, as in the journal
+    saved = study.user_attrs.get("description", description)
+    for key in saved | description:
+        if saved.get(key) != description.get(key):
+            raise not_resumable_error(folder, key, saved.get(key), description.get(key))
+    study.set_user_attr("description", description)
+    return study  # type: ignore[no-any-return]
+
+
+def _next_trial(study: "optuna.Study", trials: int, distributions: dict[str, Any], seed: int) -> "optuna.Trial | None":
+    """Return a trial that was interrupted, or else a new one; None if the study has all trials."""
+    optuna = import_optuna()
+    existing = study.get_trials(deepcopy=False)
+    for trial in existing:
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            # `Trial` expects an id, which equals the number because the journal has only one study.
+            return optuna.Trial(study, trial.number)  # type: ignore[no-any-return]
+    if len(existing) >= trials:
+        return None
+    # A sampler per trial, so that a resumed search draws the same options as one that was not stopped.
+    study.sampler = optuna.samplers.TPESampler(seed=(seed * 1_000_003 + len(existing)) % (1 << 32))
+    return study.ask(distributions)
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Log only warnings, because each trial would log the same facts about the table."""
+
+    def is_warning(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    LOG.addFilter(is_warning)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(is_warning)
+
+
+def trial_rows(study: "optuna.Study") -> list[files.Row]:
+    """Return a row per trial, those with the lowest perplexity first and those without one last."""
+    trials = study.get_trials(deepcopy=False)
+    rows = [
+        {
+            "trial": f"trial-{trial.number:04}",
+            "state": trial.state.name.lower(),
+            "perplexity": trial.values[0] if trial.values else None,
+            **trial.params,
+            **({"error": trial.user_attrs["error"]} if "error" in trial.user_attrs else {}),
+        }
+        for trial in trials
+    ]
+    return sorted(rows, key=lambda row: math.inf if row["perplexity"] is None else row["perplexity"])
+
+
+def _describe(row: files.Row) -> str:
+    """Describe a trial in one line."""
+    params = [
+        f"{name} {format_option(row[name])}" for name in row if name not in ("trial", "state", "perplexity", "error")
+    ]
+    result = row.get("error") or f"perplexity {row['perplexity']:.2f}"
+    return f"{row['trial']}: {result} ({', '.join(params)})"
+
+
+def _save(study: "optuna.Study", rows: list[files.Row], folder: Path) -> None:
+    """Write trials.jsonl, best.toml and the figures of a study."""
+    files.write_rows(folder / "trials.jsonl", rows)
+    if rows[0]["perplexity"] is None:
+        return
+    files.write(folder / "best.toml", Config.load(folder / rows[0]["trial"] / "config.json").to_toml())
+    _draw(study, folder)
+
+
+def _draw(study: "optuna.Study", folder: Path) -> None:
+    """Draw the perplexity by trial and by option, and the importance of each option, if trials differ."""
+    import numpy as np
+    from matplotlib import pyplot
+    from optuna.visualization import matplotlib as charts
+
+    if len({trial.values[0] for trial in study.get_trials(deepcopy=False) if trial.values}) < 2:
+        return
+    plots: dict[str, Any] = {
+        "history": charts.plot_optimization_history,
+        "options": charts.plot_slice,
+        "importance": charts.plot_param_importances,
+    }
+    with pyplot.rc_context({"backend": "agg"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # these functions are experimental
+        for name, plot in plots.items():
+            figure = np.ravel(plot(study, target=lambda trial: trial.values[0], target_name="perplexity"))[0].figure
+            figure.savefig(folder / f"{name}.png", bbox_inches="tight")
+            pyplot.close(figure)
