@@ -107,7 +107,7 @@ class CompiledEngine:
     ) -> list[SearchResult]:
         """Return the most probable completions of each request.
 
-        The compiled code does not call the function `is_accepted` of the request. If this function rejects so many
+        The compiled code does not call the function `text_of` of the request. If this function rejects so many
         completions that fewer than k remain, the search runs again for twice as many completions.
 
         Args:
@@ -157,7 +157,7 @@ class _Call:
         numbers = _request_numbers(
             k=k,
             max_tokens=request.max_tokens,
-            allow_empty=int(request.is_accepted(())),
+            allow_empty=int(request.text_of(()) is not None),
             max_rows=max_expanded,
             max_waiting=max_waiting,
         )
@@ -176,11 +176,12 @@ class _Call:
     def result(self, previous: SearchResult | None) -> SearchResult:
         """Return the best accepted completions; return those of the `previous` call if there are more of them."""
         entries = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
-        completions = [Completion(tuple(ids[:length]), score) for score, length, ids in entries]
+        found = sorted((-score, tuple(ids[:length])) for score, length, ids in entries)
         distinct: dict[Hashable, Completion] = {}
-        for completion in sorted(completions, key=lambda entry: (-entry.log_probability, entry.ids)):
-            if self.request.is_accepted(completion.ids):
-                distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
+        for negative_score, ids in found:
+            text = self.request.text_of(ids)
+            if text is not None and text not in distinct:
+                distinct[text] = Completion(ids, -negative_score, text)
         best = list(distinct.values())[: self.request.k]
         expanded_count = self.structure.expanded + (previous.expanded_count if previous else 0)
         if previous and len(previous.completions) > len(best):
