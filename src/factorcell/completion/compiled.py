@@ -176,9 +176,9 @@ class _Call:
     def result(self, previous: SearchResult | None) -> SearchResult:
         """Return the best accepted completions; return those of the `previous` call if there are more of them."""
         entries = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
-        found = sorted((-score, tuple(ids[:length])) for score, length, ids in entries)
+        ranked = sorted((-score, tuple(ids[:length])) for score, length, ids in entries)
         distinct: dict[Hashable, Completion] = {}
-        for negative_score, ids in found:
+        for negative_score, ids in ranked:
             text = self.request.text_of(ids)
             if text is not None and text not in distinct:
                 distinct[text] = Completion(ids, -negative_score, text)
