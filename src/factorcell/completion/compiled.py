@@ -141,7 +141,7 @@ class CompiledEngine:
         numbers = _request_numbers(k=1, max_tokens=len(tokens))
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        addresses = _addresses(self.packed, context, numbers, 0, arrays, "reading")
+        addresses = _addresses(self.packed, context, REQUEST.sizes(numbers), arrays, "reading")
         _run_compiled_code(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
         return states.unbind()
 
@@ -161,7 +161,7 @@ class _Call:
             max_rows=max_expanded,
             max_waiting=max_waiting,
         )
-        REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
+        sizes = REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
         # The prefix and each expanded hypothesis yield at most one completion.
         max_completions = min(k, max_expanded + 1)
         self.arrays = {
@@ -170,7 +170,8 @@ class _Call:
             "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
         }
         arrays = {**self.arrays, "start": request.prefix_state.states[-1]}
-        addresses = _addresses(packed, request.prefix_state.context, numbers, max_completions, arrays, "a search")
+        sizes["K"] = max_completions
+        addresses = _addresses(packed, request.prefix_state.context, sizes, arrays, "a search")
         self.structure = _request_structure(seconds, numbers, addresses)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
@@ -231,8 +232,7 @@ def _request_structure(seconds: float, numbers: tuple[int, ...], addresses: Sequ
 def _addresses(
     packed: PackedModel,
     context: PackedContext,
-    numbers: tuple[int, ...],
-    max_completions: int,
+    sizes: Mapping[str, int],
     arrays: Mapping[str, Tensor],
     case: str,
 ) -> list[int | None]:
@@ -241,8 +241,7 @@ def _addresses(
     Args:
         packed: The packed model.
         context: The packed context.
-        numbers: The numbers of the request, from `_request_numbers`.
-        max_completions: Maximum number of completions that the arrays can hold.
+        sizes: The sizes of the request; for a search also K, the number of completions that the arrays can hold.
         arrays: The arrays by the names of `REQUEST`.
         case: What the request is for, "reading" or "a search".
 
@@ -252,8 +251,8 @@ def _addresses(
     layout = packed.layout
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-    letter_sizes = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
-    return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(numbers, letter_sizes), arrays, case)]
+    all_sizes = {**sizes, "V": layout.vocabulary_size, "S": layout.state_values}
+    return [*context.addresses, *REQUEST.checked_addresses(all_sizes, arrays, case)]
 
 
 def _run_compiled_code(
