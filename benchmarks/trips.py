@@ -9,9 +9,12 @@ and the bodies of classes and modules, which an import runs. Each resumption of 
 a new process. The trip `score` begins with the first import, as a command line does; the other trips begin after a call
 of the same kind. The script trains a run on a small table that it makes, with a seed, so its figures repeat.
 
-Functions (calls; modules) of a scored row, a keystroke, a training step and a forward:
+Functions (calls; modules):
 
-    commit 69fe813a, before the rooms   867 (4,328; 146)   128 (2,279; 25)   121 (268; 19)   170 (605; 30)
+    package                            scored row        keystroke           step        forward
+    before the rooms (69fe813a)  867 (4,400; 146)  128 (2,279; 25)  121 (268; 19)  170 (605; 30)
+    after the rooms              796 (2,857; 138)  142 (2,506; 25)  125 (521; 19)  105 (346; 20)
+    after shorter trips          735 (2,210; 112)    131 (883; 25)  117 (357; 18)   96 (334; 20)
 """
 
 import argparse

@@ -141,8 +141,8 @@ class CompiledEngine:
         numbers = _request_numbers(k=1, max_tokens=len(tokens))
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        addresses = _addresses(self.packed, context, REQUEST.sizes(numbers), arrays, "reading")
-        _run_compiled_code(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
+        request = _checked_request(self.packed, context, numbers, REQUEST.sizes(numbers), arrays, "reading")
+        _run_compiled_code(self.packed, [request], is_reading=True)
         return states.unbind()
 
 
@@ -171,8 +171,8 @@ class _Call:
         }
         arrays = {**self.arrays, "start": request.prefix_state.states[-1]}
         sizes["K"] = max_completions
-        addresses = _addresses(packed, request.prefix_state.context, sizes, arrays, "a search")
-        self.structure = _request_structure(seconds, numbers, addresses)
+        context = request.prefix_state.context
+        self.structure = _checked_request(packed, context, numbers, sizes, arrays, "a search", seconds)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
         """Return the best accepted completions; return those of the `previous` call if there are more of them."""
@@ -223,27 +223,25 @@ def _request_numbers(**values: int) -> tuple[int, ...]:
     return tuple(values.get(name, 0) for name in REQUEST.numbers)
 
 
-def _request_structure(seconds: float, numbers: tuple[int, ...], addresses: Sequence[int | None]) -> Any:
-    """Return the structure of a request that may take `seconds`; the compiled code sets its lost score."""
-    lost_score = 0.0
-    return REQUEST.structure(seconds, lost_score, *numbers, *addresses)
-
-
-def _addresses(
+def _checked_request(
     packed: PackedModel,
     context: PackedContext,
+    numbers: tuple[int, ...],
     sizes: Mapping[str, int],
     arrays: Mapping[str, Tensor],
     case: str,
-) -> list[int | None]:
-    """Return the memory addresses of a packed context and of the `arrays` of a request.
+    seconds: float = 0.0,
+) -> Any:
+    """Return the structure of a request, with the memory addresses of a packed context and of the `arrays`.
 
     Args:
         packed: The packed model.
         context: The packed context.
+        numbers: The integer fields, from `_request_numbers`.
         sizes: The sizes of the request; for a search also K, the number of completions that the arrays can hold.
         arrays: The arrays by the names of `REQUEST`.
         case: What the request is for, "reading" or "a search".
+        seconds: The longest duration of a search.
 
     Raises:
         ValueError: The context or an array does not have the sizes of the model.
@@ -252,7 +250,9 @@ def _addresses(
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
     all_sizes = {**sizes, "V": layout.vocabulary_size, "S": layout.state_values}
-    return [*context.addresses, *REQUEST.checked_addresses(all_sizes, arrays, case)]
+    lost_score = 0.0  # the compiled code sets it
+    addresses = REQUEST.checked_addresses(all_sizes, arrays, case)
+    return REQUEST.structure(seconds, lost_score, *numbers, *context.addresses, *addresses)
 
 
 def _run_compiled_code(

@@ -13,13 +13,11 @@ Shapes: B expanded hypotheses, V vocabulary.
 
 import heapq
 import math
-import operator
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -143,8 +141,10 @@ class PrefixState:
 
 def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
     """Return the number of tokens at the beginning that are the same in both sequences."""
-    is_equal = map(operator.eq, ids, others)
-    return sum(1 for _ in takewhile(bool, is_equal))
+    length = 0
+    while length < min(len(ids), len(others)) and ids[length] == others[length]:
+        length += 1
+    return length
 
 
 class PlainEngine:
