@@ -124,7 +124,7 @@ class Bench:
 
     def request(self, typed: Any) -> SearchRequest:
         """Return a request for ten completions."""
-        return SearchRequest(typed, K, self.max_tokens - len(typed.ids), lambda ids: ids != ())
+        return SearchRequest(typed, K, self.max_tokens - len(typed.ids), lambda ids: ids or None)
 
     def measure_row(self, row: dict[str, str]) -> dict[str, Any]:
         """Complete a prefix with all contenders in random order; return the prefix state of each engine."""

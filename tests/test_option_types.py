@@ -111,8 +111,7 @@ def options_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def parse(words: list[str]) -> Config:
-    parser = Parser("command", "a summary")
-    parser.kinds = {"backbone": "late"}
+    parser = Parser("command", "a summary", ["--backbone", "late"])
     options.add_config_options(parser)
     parser.format_help(shows_all=True)
     return Config.from_dict(options.specified_options(parser.parse(["--backbone", "late", *words])))

@@ -25,7 +25,7 @@ USER_OPTIONS = ("anonymous", "max_user_texts", "min_users", "prompt_history")  #
 
 def parse(*arguments: str) -> Config:
     """Return the config of a command line."""
-    parser = Parser("command", "a summary", options.kinds_from_words(arguments))
+    parser = Parser("command", "a summary", arguments)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add_config_options(parser)

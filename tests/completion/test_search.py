@@ -91,7 +91,7 @@ def compiled_state(
 
 def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_KIND, **options: Any) -> SearchResult:
     """Search the completions of a prefix; `options` are fields of the request or options of the search."""
-    fields = {name: options.pop(name) for name in ("is_accepted", "min_log_prob", "stop") if name in options}
+    fields = {name: options.pop(name) for name in ("text_of", "min_log_prob", "stop") if name in options}
     city = options.pop("city", "Oslo")
     with run.scoring(), use_instructions("off" if kind == "pytorch" else kind):
         if kind == "pytorch":
@@ -140,7 +140,16 @@ def test_search_finds_the_best_of_all_texts(kind: str, data: st.DataObject, pref
         return ids != refused and refused not in ids
 
     logs = {ids: log for ids, log in enumerate_completions(run, prefix, city, max_tokens).items() if accept(ids)}
-    result = search(run, prefix, k, max_tokens, kind, is_accepted=accept, city=city, initial_batch_size=batch)
+    result = search(
+        run,
+        prefix,
+        k,
+        max_tokens,
+        kind,
+        text_of=lambda ids: ids if accept(ids) else None,
+        city=city,
+        initial_batch_size=batch,
+    )
     assert not result.is_cut
     assert is_best(result, logs, k)
 
@@ -314,12 +323,12 @@ def test_rare_accepted_completions_are_found() -> None:
     run = make_letters(seed=4, spread=0.8)
     logs = enumerate_completions(run, "a", "Oslo", 5)
     rarest = sorted(logs, key=lambda ids: logs[ids])[:3]
-    result = search(run, "a", 2, 5, is_accepted=lambda ids: ids in rarest)
+    result = search(run, "a", 2, 5, text_of=lambda ids: ids if ids in rarest else None)
     assert [c.ids for c in result.completions] == rarest[:0:-1]
     assert not result.is_cut
-    none = search(run, "a", 2, 5, is_accepted=lambda ids: False)
+    none = search(run, "a", 2, 5, text_of=lambda ids: None)
     assert (none.completions, none.is_cut) == ((), False)
-    assert search(run, "a", 2, 5, is_accepted=lambda ids: ids in rarest, max_expanded=30).is_cut
+    assert search(run, "a", 2, 5, text_of=lambda ids: ids if ids in rarest else None, max_expanded=30).is_cut
 
 
 def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:
@@ -331,7 +340,7 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
         _, empty = states["Oslo" if index % 2 else "Nice"]
         ids = run.tokenizer.encode(random.choice(list("abcdefz"), size=index % 6).tolist())
         prefix_state = compiled.read_prefix(empty, ids)
-        requests.append(SearchRequest(prefix_state, 1 + index % 9, 3 + index % 4, lambda ids: ids != ()))
+        requests.append(SearchRequest(prefix_state, 1 + index % 9, 3 + index % 4, lambda ids: ids or None))
     return compiled, requests
 
 

@@ -1,13 +1,16 @@
-"""The command `serve`, and the training of the run that `factorcell serve demo` serves."""
+"""The commands `serve` and `export`, and the training of the run that `factorcell serve demo` serves."""
 
 import argparse
 import os
 from pathlib import Path
 from typing import Any
 
-from factorcell.commands.cli import terminal
+from factorcell.commands.cli import options, terminal
+from factorcell.evaluation.diagnostics import report_run
 from factorcell.io.extras import missing_package_error
 from factorcell.options.choices import STORE_VARIABLE
+from factorcell.runs.exporting import export
+from factorcell.runs.run import Run
 
 DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 
@@ -72,3 +75,19 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
         specified, budget = {**DEMO_OPTIONS, "training": {"epochs": epochs}}, Budget()
     terminal.notify(f"{folder}: training on place names; this takes a minute or two and happens only once")
     fit(table_path("train"), table_path("dev"), specified, folder, budget=budget, resume=True)
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    """Run `factorcell export`."""
+    run = Run.open(arguments.run, mixture=False)
+    context = options.parse_context(arguments.context)
+    options.report_rare_values(run.schema, context)
+    report_run(run, context)
+    export(
+        run,
+        arguments.folder,
+        to=arguments.to,
+        context=context,
+        approximate=arguments.approximate,
+        unknown=arguments.unknown,
+    )

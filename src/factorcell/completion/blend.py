@@ -47,9 +47,10 @@ from factorcell.runs.run import Run
 Floats = NDArray[np.float64]
 
 PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
-# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter, and the
-# share of the mean reciprocal rank that the threshold may cost; if both are not possible, the latter decides.
-MAX_INVENTED, MAX_COST = 0.015, 0.02
+# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. The mean
+# reciprocal rank must stay `MIN_GAIN` times that of the best source alone, or what it is without a threshold if that is
+# less; if both are not possible, the latter decides.
+MAX_INVENTED, MIN_GAIN = 0.015, 1.05
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -183,7 +184,10 @@ class BlendWeights:
         ]
         thresholds = sorted({0.0, *(case.invented[0] for case in cases if case.invented), 1.0})
         thresholds = thresholds[:: max(1, len(thresholds) // 100)]
-        least = (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases)
+        best_alone = max(
+            sum(rank_alone(alternatives, text, source) for alternatives, text in examples) for source in ALONE
+        )
+        least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases))
         best = 0.0
         for threshold in thresholds:
             threshold = math.nextafter(threshold, 2.0) if threshold else 0.0

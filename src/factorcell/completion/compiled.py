@@ -107,7 +107,7 @@ class CompiledEngine:
     ) -> list[SearchResult]:
         """Return the most probable completions of each request.
 
-        The compiled code does not call the function `is_accepted` of the request. If this function rejects so many
+        The compiled code does not call the function `text_of` of the request. If this function rejects so many
         completions that fewer than k remain, the search runs again for twice as many completions.
 
         Args:
@@ -141,8 +141,8 @@ class CompiledEngine:
         numbers = _request_numbers(k=1, max_tokens=len(tokens))
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        addresses = _addresses(self.packed, context, numbers, 0, arrays, "reading")
-        _run_compiled_code(self.packed, [_request_structure(0.0, numbers, addresses)], is_reading=True)
+        request = _checked_request(self.packed, context, numbers, REQUEST.sizes(numbers), arrays, "reading")
+        _run_compiled_code(self.packed, [request], is_reading=True)
         return states.unbind()
 
 
@@ -157,11 +157,11 @@ class _Call:
         numbers = _request_numbers(
             k=k,
             max_tokens=request.max_tokens,
-            allow_empty=int(request.is_accepted(())),
+            allow_empty=int(request.text_of(()) is not None),
             max_rows=max_expanded,
             max_waiting=max_waiting,
         )
-        REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
+        sizes = REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
         # The prefix and each expanded hypothesis yield at most one completion.
         max_completions = min(k, max_expanded + 1)
         self.arrays = {
@@ -170,17 +170,19 @@ class _Call:
             "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
         }
         arrays = {**self.arrays, "start": request.prefix_state.states[-1]}
-        addresses = _addresses(packed, request.prefix_state.context, numbers, max_completions, arrays, "a search")
-        self.structure = _request_structure(seconds, numbers, addresses)
+        sizes["K"] = max_completions
+        context = request.prefix_state.context
+        self.structure = _checked_request(packed, context, numbers, sizes, arrays, "a search", seconds)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
         """Return the best accepted completions; return those of the `previous` call if there are more of them."""
         entries = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
-        completions = [Completion(tuple(ids[:length]), score) for score, length, ids in entries]
+        ranked = sorted((-score, tuple(ids[:length])) for score, length, ids in entries)
         distinct: dict[Hashable, Completion] = {}
-        for completion in sorted(completions, key=lambda entry: (-entry.log_probability, entry.ids)):
-            if self.request.is_accepted(completion.ids):
-                distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
+        for negative_score, ids in ranked:
+            text = self.request.text_of(ids)
+            if text is not None and text not in distinct:
+                distinct[text] = Completion(ids, -negative_score, text)
         best = list(distinct.values())[: self.request.k]
         expanded_count = self.structure.expanded + (previous.expanded_count if previous else 0)
         if previous and len(previous.completions) > len(best):
@@ -221,29 +223,25 @@ def _request_numbers(**values: int) -> tuple[int, ...]:
     return tuple(values.get(name, 0) for name in REQUEST.numbers)
 
 
-def _request_structure(seconds: float, numbers: tuple[int, ...], addresses: Sequence[int | None]) -> Any:
-    """Return the structure of a request that may take `seconds`; the compiled code sets its lost score."""
-    lost_score = 0.0
-    return REQUEST.structure(seconds, lost_score, *numbers, *addresses)
-
-
-def _addresses(
+def _checked_request(
     packed: PackedModel,
     context: PackedContext,
     numbers: tuple[int, ...],
-    max_completions: int,
+    sizes: Mapping[str, int],
     arrays: Mapping[str, Tensor],
     case: str,
-) -> list[int | None]:
-    """Return the memory addresses of a packed context and of the `arrays` of a request.
+    seconds: float = 0.0,
+) -> Any:
+    """Return the structure of a request, with the memory addresses of a packed context and of the `arrays`.
 
     Args:
         packed: The packed model.
         context: The packed context.
-        numbers: The numbers of the request, from `_request_numbers`.
-        max_completions: Maximum number of completions that the arrays can hold.
+        numbers: The integer fields, from `_request_numbers`.
+        sizes: The sizes of the request; for a search also K, the number of completions that the arrays can hold.
         arrays: The arrays by the names of `REQUEST`.
         case: What the request is for, "reading" or "a search".
+        seconds: The longest duration of a search.
 
     Raises:
         ValueError: The context or an array does not have the sizes of the model.
@@ -251,8 +249,10 @@ def _addresses(
     layout = packed.layout
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-    letter_sizes = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
-    return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(numbers, letter_sizes), arrays, case)]
+    all_sizes = {**sizes, "V": layout.vocabulary_size, "S": layout.state_values}
+    lost_score = 0.0  # the compiled code sets it
+    addresses = REQUEST.checked_addresses(all_sizes, arrays, case)
+    return REQUEST.structure(seconds, lost_score, *numbers, *context.addresses, *addresses)
 
 
 def _run_compiled_code(

@@ -282,7 +282,7 @@ class Completer:
                 results = [self._suggest_with_typos(typed_text, k, deadline, stop) for typed_text in fitting]
             else:
                 requests = [self._new_request(typed_text, k, stop=stop) for typed_text in fitting]
-                results = self._search(fitting, requests, deadline, threads)
+                results = self._search(requests, deadline, threads)
         remaining = iter(results)
         return [next(remaining) if fits else Suggestions([], expanded_count=0, is_cut=False) for fits in is_fitting]
 
@@ -293,24 +293,15 @@ class Completer:
             not complete_words or self.is_allowed(complete_words)
         )
 
-    def _search(
-        self,
-        typed_texts: Sequence[TypedText],
-        requests: Sequence[SearchRequest],
-        deadline: float | None,
-        threads: int = 1,
-    ) -> list[Suggestions]:
+    def _search(self, requests: Sequence[SearchRequest], deadline: float | None, threads: int = 1) -> list[Suggestions]:
         results = self.engine.search(requests, deadline, threads, max_expanded=self.max_expanded)
         return [
             Suggestions(
-                [
-                    Suggestion(self._whole_text(typed_text, completion.ids), completion.log_probability, "model")
-                    for completion in result.completions
-                ],
+                [Suggestion(completion.text, completion.log_probability, "model") for completion in result.completions],
                 result.expanded_count,
                 result.is_cut,
             )
-            for typed_text, result in zip(typed_texts, results, strict=True)
+            for result in results
         ]
 
     def _new_request(
@@ -322,55 +313,55 @@ class Completer:
         stop: Stop | None = None,
     ) -> SearchRequest:
         """Return a request for continuations of a typed text; with `min_new_tokens` = 0, also for the text itself."""
+        prefix = typed_text.text
 
-        def is_accepted(ids: Ids) -> bool:
-            """Return whether `ids` are an allowed continuation that the tokenizer splits into the same tokens."""
+        def text_of(ids: Ids) -> str | None:
+            """Return the text that `ids` continue; None if it is not allowed, or has other tokens after splitting."""
             if len(ids) < min_new_tokens:
-                return False
-            if not self.tokenizer.can_follow(self.typed_reader.whole_tokens(typed_text.tokens, ids), ()):
-                return False
-            text = to_text(ids)
-            if min_new_tokens:
-                is_continuation = text.startswith(typed_text.text) and text != typed_text.text
-            else:
-                is_continuation = bool(text)
-            return is_continuation and self.is_allowed(text)
+                return None
+            text = self._canonical_text(self.typed_reader.whole_tokens(typed_text.tokens, ids))
+            if not text or (min_new_tokens and (text == prefix or not text.startswith(prefix))):
+                return None
+            return text if self.is_allowed(text) else None
 
-        to_text = partial(self._whole_text, typed_text)
         max_tokens = self.max_text_tokens - (0 if self.typed_reader.returns_whole_texts else len(typed_text.tokens))
-        return SearchRequest(typed_text.prefix_state, k, max_tokens, is_accepted, min_log_prob, stop, to_text)
+        return SearchRequest(typed_text.prefix_state, k, max_tokens, text_of, min_log_prob, stop)
 
-    def _whole_text(self, typed_text: TypedText, ids: Ids) -> str:
-        """Return the canonical form of the typed text followed by `ids`."""
-        return same_text(self.tokenizer.join(self.typed_reader.whole_tokens(typed_text.tokens, ids)))
+    def _canonical_text(self, tokens: Sequence[str]) -> str | None:
+        """Return the canonical form of the text of `tokens`; None if the tokenizer splits the text into other tokens.
+
+        Without this test, a search could return a text twice, with different tokens.
+        """
+        text = self.tokenizer.join(tokens)
+        return same_text(text) if self.tokenizer.split(text) == list(tokens) else None
 
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
     ) -> Suggestions:
         """Suggest texts with and without typos; the search for texts without typos has half of the time."""
         if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
-            return self._search([typed_text], [self._new_request(typed_text, k, stop=stop)], deadline)[0]
+            return self._search([self._new_request(typed_text, k, stop=stop)], deadline)[0]
         max_suggestions = sizes_of_rounds(k)[-1]
 
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
             """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
             if correction.is_whole_text:
-                text = same_text(self.tokenizer.join(correction.tokens))
-                is_suggested = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
-                is_suggested = is_suggested and self.is_allowed(text)
-                return [Suggestion(text, log_probability=0.0, source="model")] if is_suggested else []
+                text = self._canonical_text(correction.tokens)
+                if not text or not self.is_allowed(text):
+                    return []
+                return [Suggestion(text, log_probability=0.0, source="model")]
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
             corrected = TypedText(correction.tokens, prefix_state)
             request = self._new_request(
                 corrected, max_suggestions, min_new_tokens=0, min_log_prob=min_log_prob, stop=stop
             )
-            (result,) = self._search([corrected], [request], deadline)
+            (result,) = self._search([request], deadline)
             results.append(result)
             return result.suggestions
 
         first_deadline = None if deadline is None else (time.monotonic() + deadline) / 2
         request = self._new_request(typed_text, max_suggestions, stop=stop)
-        results = self._search([typed_text], [request], first_deadline)
+        results = self._search([request], first_deadline)
         (without_typos,) = results
         corrections = find_corrections(
             self.run,

@@ -13,13 +13,11 @@ Shapes: B expanded hypotheses, V vocabulary.
 
 import heapq
 import math
-import operator
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -45,10 +43,17 @@ MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion: its tokens `ids` after the prefix, and its log probability, which includes the end token."""
+    """A completion of a prefix.
+
+    Attributes:
+        ids: The tokens after the prefix.
+        log_probability: The log probability of the tokens and of the end token.
+        text: The result of `SearchRequest.text_of` for the tokens.
+    """
 
     ids: Ids
     log_probability: float
+    text: Any = None
 
 
 @dataclass(frozen=True)
@@ -103,20 +108,18 @@ class SearchRequest:
         prefix_state: The search state of the prefix, from the engine that answers the request.
         k: Maximum number of completions.
         max_tokens: Maximum number of tokens after the prefix.
-        is_accepted: Returns whether the completion with these tokens may be returned.
+        text_of: Returns the whole text of the completion with these tokens, or None if it may not be returned. The
+            search returns only the most probable completion with each text.
         min_log_prob: Only completions whose log probability exceeds this value are returned.
         stop: Ends the search early.
-        duplicate_key: Returns a key, such as the whole text, for the tokens of a completion. The search returns only
-            the most probable completion among those with the same key.
     """
 
     prefix_state: Any
     k: int
     max_tokens: int
-    is_accepted: Callable[[Ids], bool] = lambda ids: True
+    text_of: Callable[[Ids], Hashable | None] = lambda ids: ids
     min_log_prob: float = -math.inf
     stop: Stop | None = None
-    duplicate_key: Callable[[Ids], Hashable] = lambda ids: ids
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,10 @@ class PrefixState:
 
 def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
     """Return the number of tokens at the beginning that are the same in both sequences."""
-    is_equal = map(operator.eq, ids, others)
-    return sum(1 for _ in takewhile(bool, is_equal))
+    length = 0
+    while length < min(len(ids), len(others)) and ids[length] == others[length]:
+        length += 1
+    return length
 
 
 class PlainEngine:
@@ -242,8 +247,9 @@ class Frontier:
         self.parents, self.tokens, self.depths = (np.zeros(capacity, dtype=np.int64) for _ in range(3))
         self.states: StateBuffer = self._first_state.reserve(capacity)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
-        self.finished: list[tuple[float, Ids]] = []  # score and tokens; a heap, whose first entry is the worst
-        self.finished_by_key: dict[Hashable, tuple[float, Ids]] = {}  # duplicate key -> entry of `finished`
+        # Score, tokens and text; a heap, whose first entry is the worst
+        self.finished: list[tuple[float, Ids, Hashable]] = []
+        self.finished_by_text: dict[Hashable, tuple[float, Ids, Hashable]] = {}  # text -> entry of `finished`
         self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
         self._begin()
 
@@ -278,7 +284,7 @@ class Frontier:
         """The score that a hypothesis must exceed: that of the k-th finished one, or the minimum of the request."""
         if len(self.finished) < self.request.k:
             return self.request.min_log_prob
-        worst_score, _ = self.finished[0]
+        worst_score, _, _ = self.finished[0]
         return worst_score
 
     def take(self, count: int) -> tuple[Floats, Ints, Ints]:
@@ -325,26 +331,29 @@ class Frontier:
         self._select(np.zeros(0, dtype=np.int64))
 
     def result(self) -> SearchResult:
-        completions = [Completion(ids, score) for score, ids in self.finished]
+        completions = [Completion(ids, score, text) for score, ids, text in self.finished]
         completions.sort(key=lambda completion: (-completion.log_probability, completion.ids))
         return SearchResult(tuple(completions), self.expanded_count, is_cut=self.best_dropped > self.min_score)
 
     def _finish(self, number: int, score: float) -> None:
         """Finish the expanded hypothesis `number` if `score`, which includes the end token, is among the k highest."""
-        if score <= self.min_score or not self.request.is_accepted(ids := self._ids(number)):
+        if score <= self.min_score:
             return
-        key = self.request.duplicate_key(ids)
-        if duplicate := self.finished_by_key.get(key):
-            duplicate_score, duplicate_ids = duplicate
+        ids = self._ids(number)
+        text = self.request.text_of(ids)
+        if text is None:
+            return
+        if duplicate := self.finished_by_text.get(text):
+            duplicate_score, duplicate_ids, _ = duplicate
             if (-score, ids) > (-duplicate_score, duplicate_ids):
                 return  # the duplicate is better
             self.finished.remove(duplicate)
             heapq.heapify(self.finished)
         elif len(self.finished) == self.request.k:
-            _, worst_ids = heapq.heappop(self.finished)
-            del self.finished_by_key[self.request.duplicate_key(worst_ids)]
-        self.finished_by_key[key] = score, ids
-        heapq.heappush(self.finished, (score, ids))
+            _, _, worst_text = heapq.heappop(self.finished)
+            del self.finished_by_text[worst_text]
+        self.finished_by_text[text] = score, ids, text
+        heapq.heappush(self.finished, (score, ids, text))
 
     def _ids(self, number: int) -> Ids:
         """Return the tokens of the expanded hypothesis `number` after the prefix."""

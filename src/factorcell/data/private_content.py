@@ -11,7 +11,7 @@ from typing import Any
 
 import regex
 
-from factorcell.data import secret_phrases
+from factorcell.data.secret_phrases import has_secret
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 from factorcell.options import limits
 
@@ -104,8 +104,10 @@ def is_public(text: str) -> bool:
 def _find_in_text(text: str) -> str | None:
     text = screening(text)
     digit_count = sum(map(str.isdigit, text))
-    labels = (label for label, min_digits, is_in in RECOGNIZERS if digit_count >= min_digits and is_in(text))
-    return next(labels, None)
+    for label, min_digits, is_in in RECOGNIZERS:
+        if digit_count >= min_digits and is_in(text):
+            return label
+    return None
 
 
 def has_email(text: str) -> bool:
@@ -153,13 +155,13 @@ def has_phone_number(text: str) -> bool:
 
 
 def has_password(text: str) -> bool:
-    """Return whether a text announces a secret, or has a word whose characters are those of a password."""
-    return secret_phrases.has_secret(text) or any(map(_resembles_password, text.split()))
+    """Return whether a text has a word whose characters are those of a password."""
+    return any(map(_resembles_password, text.split()))
 
 
 def has_key(text: str) -> bool:
     """Return whether a text has a word in the format of a known kind of key, or a word of random characters."""
-    if not any(len(word) >= MIN_KEY_LENGTH for word in text.split()) and "PRIVATE KEY" not in text:
+    if max(map(len, text.split()), default=0) < MIN_KEY_LENGTH and "PRIVATE KEY" not in text:
         return False
     return _KEY_FORMAT.search(text) is not None or any(map(_is_random, _KEY_WORD.findall(text)))
 
@@ -172,7 +174,8 @@ RECOGNIZERS: tuple[tuple[str, int, Callable[[str], bool]], ...] = (
     ("an IBAN", MIN_IBAN_DIGITS, has_iban),
     ("a card number", MIN_CARD_DIGITS, has_card_number),
     ("a key", 0, has_key),
-    ("a password", 0, has_password),
+    ("a password", 0, has_secret),
+    ("a password", 1, has_password),
     ("a phone number", MIN_PHONE_DIGITS, has_phone_number),
 )
 

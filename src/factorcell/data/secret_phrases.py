@@ -11,6 +11,8 @@ A phrase consists of a name of a secret, a link and a value. The link decides wh
 A CVV may have 3 digits, and after the French "mot de passe" a value needs no link.
 """
 
+import re
+
 import regex
 
 # Names of secrets that are usually words, of secrets that are usually digits, and of random secrets. The languages are
@@ -79,10 +81,10 @@ TECHNICAL_WORD = regex.compile(
     regex.IGNORECASE,
 )
 
-# Every name contains one of these parts; texts without them are not searched.
-NAME_PARTS = (
-    *"pass kennwort mdp pw contrase pin puk cv otp cod cód kod clav token bearer secret key schlüssel geheim".split(),
-    *("jeton", "clé", "nøkkel", "hemmelig", "phrases secr", "phrase secr"),
+# Every name contains one of these parts; texts without them are not searched. `re` finds them faster than `regex`.
+NAME_PART = re.compile(
+    "pass|kennwort|mdp|pw|contrase|pin|puk|cv|otp|cod|cód|kod|clav|token|bearer|secret|key|schlüssel|geheim|jeton|clé"
+    "|nøkkel|hemmelig|phrases? secr"
 )
 PHRASE = regex.compile(
     rf"(?:(?P<password>{PASSWORD_NAMES})|(?<![^\W_])(?:(?P<token>{TOKEN_NAMES})|(?P<pin>{PIN_NAMES})))"
@@ -104,8 +106,7 @@ REVERSED = regex.compile(
 
 def has_secret(text: str) -> bool:
     """Return whether a text names a secret together with its value."""
-    lower = text.lower()
-    if not any(part in lower for part in NAME_PARTS):
+    if not NAME_PART.search(text.lower()):
         return False
     phrases = PHRASE.finditer(text, overlapped=True)
     return any(map(_is_secret, phrases)) or any(map(_is_reversed_secret, REVERSED.finditer(text)))

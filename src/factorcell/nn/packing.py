@@ -62,7 +62,7 @@ class Layout:
         """V, E, H and R."""
         return self.vocabulary_size, self.embedding_size, self.hidden_size, self.rank
 
-    def letters(self) -> tuple[tuple[str, int], ...]:
+    def letters(self) -> dict[str, int]:
         """Return the values of the letters in the shapes of `signatures.MODEL` and `signatures.CONTEXT`."""
         lanes = library.LANES[self.variant]
         panel_columns = PANEL * lanes
@@ -71,7 +71,7 @@ class Layout:
         words = {"sH": -(-self.hidden_size // 2), "wR": -(-self.rank // 2)}  # two rows in a word, rounded up
         panels = {f"p{letter}": -(-count // panel_columns) for letter, count in columns.items()}
         others = {"P": panel_columns, "H": self.hidden_size, "W": panels["pV"] * panel_columns}
-        return tuple({**columns, **words, **panels, **others}.items())
+        return {**columns, **words, **panels, **others}
 
 
 class CheckedArrays:
@@ -83,9 +83,7 @@ class CheckedArrays:
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], signature: Signature, *cases: str) -> None:
         self.layout, self.arrays = layout, MappingProxyType(dict(arrays))
-        self.addresses = tuple(
-            signature.checked_addresses(signature.expected((), layout.letters()), self.arrays, *cases)
-        )
+        self.addresses = tuple(signature.checked_addresses(layout.letters(), self.arrays, *cases))
 
 
 class PackedContext(CheckedArrays):

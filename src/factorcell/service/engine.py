@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop
 from factorcell.completion.suggestions import Suggestion
-from factorcell.completion.texts import check_text, clean_prefix, clean_text
+from factorcell.completion.texts import check_text, clean_text
 from factorcell.errors import UserError
-from factorcell.options import limits
 from factorcell.service import changes
 from factorcell.service.changes import AcceptResult, Change
 from factorcell.service.learning import ServedModel
@@ -165,8 +164,7 @@ class Service:
         Raises:
             UserError: A field of the request is invalid, or the model does not know a context column or value.
         """
-        limits.check(count=request.limit)
-        prefix, context = _checked_prefix(request), checked_context(request.context)
+        prefix, context = _text_before_cursor(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
         model, user = self.model, None if request.private else user
         degraded: Degradation | None = None
@@ -387,11 +385,11 @@ def _cache_key(model: ServedModel, user: str | None, version: int | None, contex
     return CacheKey(model, None if version is None else user, version, columns, unknown)
 
 
-def _checked_prefix(request: CompletionRequest) -> str:
-    """Return the normalized text before the cursor; raise a `UserError` if the text or the cursor is invalid."""
+def _text_before_cursor(request: CompletionRequest) -> str:
+    """Return the text before the cursor; raise a `UserError` if the text or the cursor is invalid."""
     query, cursor = check_text(request.query, "query"), request.cursor
     if cursor is None:
-        return clean_prefix(query)
+        return query
     if type(cursor) is not int or not 0 <= cursor <= len(query):
         raise UserError(f"cursor: expected a position in the query, from 0 to {len(query)}, got {cursor!r:.30}")
-    return clean_prefix(query[:cursor])
+    return query[:cursor]

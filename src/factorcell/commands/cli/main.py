@@ -71,7 +71,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         (
             Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
             Command("classify", "predict the context of each text", "evaluation"),
-            Command("score", "compute the nats and the perplexity of each text", "evaluation"),
+            Command("score", "compute the nats and the perplexity of each text", "scoring"),
             Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
             Command("advise", "estimate before training how much each context column lowers the perplexity", "advice"),
             Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         (
             Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
             Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
-            Command("export", "write a Transformer in one context for PEFT, transformers or llama.cpp", "export"),
+            Command("export", "write a Transformer in one context for PEFT, transformers or llama.cpp", "serving"),
         ),
     ),
     "generate": (
@@ -171,11 +171,11 @@ def find_commands(words: Iterable[str]) -> list[Command]:
 def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parser:
     """Return the parser of the last of `commands`, which begin with the root command.
 
-    The parser has the options of the kinds of tokenizer, backbone and head that `words` select.
+    Parsers of trainings have the options of the kinds of tokenizer, backbone and head that `words` select.
     """
     _root, command, *_subcommands = commands
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
-    command_parser = Parser(_join_names(commands), commands[-1].summary, options.kinds_from_words(words))
+    command_parser = Parser(_join_names(commands), commands[-1].summary, words)
     getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
     help_text = "print all warnings, not only the one that can mislead most"
     command_parser.add_argument("--verbose", action="store_true", help=help_text)

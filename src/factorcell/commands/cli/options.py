@@ -62,17 +62,18 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
     """
     if not sections or "training" in sections:
         add_max_memory(parser)
-    classes = section_types(parser.kinds)
-    for section, field in config_fields(parser.kinds):
+    kinds = kinds_from_words(parser.words)
+    classes = section_types(kinds)
+    for section, field in config_fields(kinds):
         if not sections or section in sections:
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
-            is_built_in = parser.kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
+            is_built_in = kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
             name = section if field.name == "kind" else field.name
             help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
             if field.name == "kind":
-                _add_kind(help_section, section, parser.kinds)
+                _add_kind(help_section, section, kinds)
             else:
                 _add_field(help_section, field, option_types(classes[section])[field.name], default)
     if not sections and run_defaults is None:

@@ -12,7 +12,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -49,15 +49,15 @@ class Parser:
     on the command line.
 
     Attributes:
-        kinds: The selected kinds of tokenizer, backbone and head.
+        words: The words of the command line, which select the options of some commands.
         optional: The argparse parser of the options.
         positional: The argparse parser of the positional arguments.
         sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
         rare_actions: The rarely needed options, which --help does not show.
     """
 
-    def __init__(self, prog: str, summary: str, kinds: Mapping[str, str] | None = None) -> None:
-        self.prog, self.summary, self.kinds = prog, summary, kinds or {}
+    def __init__(self, prog: str, summary: str, words: Sequence[str] = ()) -> None:
+        self.prog, self.summary, self.words = prog, summary, words
         self.optional, self.positional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
         self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
         self.rare_actions: list[argparse.Action] = []

@@ -184,8 +184,11 @@ class CategoryReader(ColumnReader):
     def _unseen_names(self, variable: Variable) -> list[str]:
         """Return the values of the column that training never saw, in order of appearance."""
         rare_filter = bytes.fromhex(variable.rare_filter)
-        other_names = [name for name in self.ids_by_name if not variable.index_by_value.get(name)]
-        return [name for name in other_names if not may_contain(rare_filter, name)]
+        return [
+            name
+            for name in self.ids_by_name
+            if not variable.index_by_value.get(name) and not may_contain(rare_filter, name)
+        ]
 
     def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
         """Return the error about values that training never saw; it names the first of these values and its row."""

@@ -28,8 +28,9 @@ EXPECTED_READING = "read as the expected value of the column"  # clause of notic
 TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
-COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "sequence", "prompt", "vector")
+NUMBER_KINDS = ("number", *PERIODS, "cyclic")
 WORD_KINDS = ("text", "sequence")  # kinds of columns of texts that become part of the context vector
+COLUMN_KINDS = ("category", *NUMBER_KINDS, *WORD_KINDS, "prompt", "vector")
 # The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
 # days of a week is a weighted sum of the waves plus a constant.
 HARMONICS = 3
@@ -137,40 +138,44 @@ class ContextSchema:
 
     variables: tuple[Variable, ...] = ()
 
-    @property
+    def of_kinds(self, *kinds: str) -> tuple[Variable, ...]:
+        """Return the variables of these kinds."""
+        return tuple(variable for variable in self.variables if variable.kind in kinds)
+
+    @cached_property
     def categories(self) -> tuple[Variable, ...]:
         """The categorical variables, in the order of the columns of `Context.categories`."""
-        return tuple(variable for variable in self.variables if variable.kind == "category")
+        return self.of_kinds("category")
 
     def columns(self, without: str = "") -> list[str]:
         """Return the name of each column that contains a variable, once each, except the column `without`."""
         names = dict.fromkeys(variable.source_column for variable in self.variables)
         return [name for name in names if name != without]
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[Variable, ...]:
         """The numeric variables, periodic or not, in the order of the columns of `Context.numbers`."""
-        return tuple(variable for variable in self.variables if variable.kind == "number" or variable.period)
+        return self.of_kinds(*NUMBER_KINDS)
 
-    @property
+    @cached_property
     def vectors(self) -> tuple[Variable, ...]:
         """The vector variables, in the order of `Context.vectors`."""
-        return tuple(variable for variable in self.variables if variable.kind == "vector")
+        return self.of_kinds("vector")
 
-    @property
+    @cached_property
     def texts(self) -> tuple[Variable, ...]:
         """The variables of kind text or sequence, in the order of `Context.words`."""
-        return tuple(variable for variable in self.variables if variable.kind in WORD_KINDS)
+        return self.of_kinds(*WORD_KINDS)
 
-    @property
+    @cached_property
     def prompts(self) -> tuple[Variable, ...]:
         """The prompts, in the order of `Context.prompts`."""
-        return tuple(variable for variable in self.variables if variable.kind == "prompt")
+        return self.of_kinds("prompt")
 
     @property
     def embedded(self) -> "ContextSchema":
         """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
-        return ContextSchema(tuple(variable for variable in self.variables if variable.kind != "prompt"))
+        return ContextSchema(self.of_kinds("category", *NUMBER_KINDS, *WORD_KINDS, "vector"))
 
     def named_categories(self, user: str) -> list[Variable]:
         """Return the categories with frequent values, whose names a model can read, without the column `user`."""

@@ -131,14 +131,6 @@ class Tokenizer:
         """Return `token` as reports show it."""
         return token
 
-    def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """Return whether `split` splits the joined text of `tokens` and `more` into exactly these tokens.
-
-        Searches and samplers generate only sequences that pass this test, so that no text can be generated in two ways.
-        """
-        all_tokens = [*tokens, *more]
-        return self.split(self.join(all_tokens)) == all_tokens
-
     def save(self, folder: Path) -> None:
         """Write the files of the tokenizer into `folder`."""
         for name, content in self.contents().items():

@@ -244,7 +244,7 @@ class BpeTokenizer(Tokenizer):
             count -= 1
         if count < len(tokens):
             return self.may_begin(tokens[:count])
-        return self.can_follow(tokens, ()) or self._split_last_word(text) == tokens
+        return self.split(self.join(tokens)) == list(tokens) or self._split_last_word(text) == tokens
 
     def _split_last_word(self, text: str) -> list[str] | None:
         """Return the tokens of `text`, with its last word cut into pieces also if the vocabulary has the whole word.

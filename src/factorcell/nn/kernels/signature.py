@@ -9,10 +9,10 @@ Shapes are strings of the letters of native/kernels.h: "B T 3H" means an array o
 """
 
 import ctypes
-import re
+import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
 # Requirements of an array: its element type, its shape, and the largest integer in it (None: no limit).
-Expected = tuple[torch.dtype, tuple[int, ...], int | None]
+Expected = tuple[torch.dtype, list[int], int | None]
 MAX_SIZE = 2**31 - 1  # largest valid size, because compiled code stores ids of tokens and hypotheses in 32 bits
 DTYPES = {
     "float": torch.float32,
@@ -64,11 +64,15 @@ class Array:
     element: str = "float"
     upto: str = ""
     below: str = ""
-    dimensions: tuple[tuple[int, str], ...] = field(init=False)  # factor and letter of each: (3, "H") for 3H
 
-    def __post_init__(self) -> None:
-        matches = [re.fullmatch(r"(\d*)(\D*)", dimension) for dimension in self.shape.split()]
-        object.__setattr__(self, "dimensions", tuple((int(match[1] or 1), match[2]) for match in matches if match))
+    @cached_property
+    def dimensions(self) -> list[tuple[int, str]]:
+        """The factor and the letter of each dimension: 3 and "H" for 3H, 8 and "" for 8."""
+        dimensions = []
+        for dimension in self.shape.split():
+            letter = dimension.lstrip(string.digits)
+            dimensions.append((int(dimension.removesuffix(letter) or 1), letter))
+        return dimensions
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
         """Return what the array must have if the letters stand for `sizes`."""
@@ -80,7 +84,8 @@ class Array:
             largest = sizes[self.upto]
         elif self.below:
             largest = sizes[self.below] - 1
-        return DTYPES[element], tuple(factor * sizes[letter] for factor, letter in self.dimensions), largest
+        shape = [factor * sizes[letter] if letter else factor for factor, letter in self.dimensions]
+        return DTYPES[element], shape, largest
 
 
 class Signature:
@@ -111,19 +116,18 @@ class Signature:
         fields += [(name, ctypes.c_void_p) for name in (*pointers, *arrays)]
         self.structure: Any = type(f"_{name.title()}", (ctypes.Structure,), {"_fields_": fields})
 
-        # Calls are frequent and repeat a few sizes, so the valid values are computed once for each combination.
-        self.sizes, self.expected = lru_cache(1000)(self._sizes), lru_cache(1000)(self._expected)
-
     def checked_addresses(
-        self,
-        expected: Mapping[str, Expected],
-        arrays: Mapping[str, Tensor | None],
-        *cases: str,
+        self, sizes: Mapping[str, int], arrays: Mapping[str, Tensor | None], *cases: str
     ) -> list[int | None]:
         """Return the addresses of `arrays` in the order of the structure.
 
+        Args:
+            sizes: The size for which each letter stands.
+            arrays: The array fields by name.
+            *cases: The cases whose required arrays must be present.
+
         Raises:
-            ValueError: An array is not as `expected`, or is missing although one of the `cases` requires it.
+            ValueError: An array does not have its shape or type, or is missing although a case requires it.
         """
         for case in cases:
             for name in self.required[case]:
@@ -133,16 +137,16 @@ class Signature:
         for name, array in arrays.items():
             if array is None:
                 continue
-            dtype, shape, largest = expected[name]
+            dtype, shape, largest = self.arrays[name].expected(sizes)
             if (
                 not isinstance(array, Tensor)
                 or array.dtype != dtype
-                or array.shape != shape
+                or list(array.shape) != shape
                 or array.layout != torch.strided
                 or not array.is_contiguous()
                 or array.device != CPU
             ):
-                valid = f"{_dtype_name(dtype)} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
+                valid = f"{_dtype_name(dtype)} {tuple(shape)}, dense, on {CPU}: ({self.arrays[name].shape})"
                 raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {valid}")
             if largest is not None:
                 self._check_range(name, array, largest)
@@ -169,27 +173,22 @@ class Signature:
         Raises:
             ValueError: A value is invalid, or a required array is missing.
         """
-        expected = self.expected(numbers, (("packed", packed),))
-        return self.structure(*doubles, *numbers, *self.checked_addresses(expected, arrays, *cases))
+        sizes = self.sizes(numbers) | {"packed": packed}
+        return self.structure(*doubles, *numbers, *self.checked_addresses(sizes, arrays, *cases))
 
-    def _sizes(self, numbers: tuple[int, ...]) -> dict[str, int]:
+    def sizes(self, numbers: tuple[int, ...]) -> dict[str, int]:
         """Check the integer fields and return their values by letter, or by name if they have no letter.
 
         Raises:
             ValueError: A number is out of its range.
         """
-        sizes = {"": 1}
+        sizes: dict[str, int] = {}
         for value, (name, number) in zip(numbers, self.numbers.items(), strict=True):
             largest = sizes[number.below] - 1 if number.below else number.high
             if not number.low <= value <= largest:
                 raise ValueError(f"{self.name}: {name} is {value}; expected {number.low} to {largest}")
             sizes[number.letter or name] = value
         return sizes
-
-    def _expected(self, numbers: tuple[int, ...], other_sizes: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
-        """Return what each array must have, given the integer fields and the `other_sizes` of further letters."""
-        sizes = {**self.sizes(numbers), **dict(other_sizes)}
-        return {name: array.expected(sizes) for name, array in self.arrays.items()}
 
     def _check_range(self, name: str, array: Tensor, largest: int) -> None:
         """Raise `ValueError` unless all integers in `array` are from 0 to `largest`."""
