@@ -138,6 +138,13 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
     first = [math.exp(weights.log_probabilities(alternatives)[0]) for alternatives, _ in wrong]
     assert sum(probability >= threshold for probability in first) <= 0.015 * 100 < 3
     assert all(math.exp(weights.log_probabilities(alternatives)[0]) >= threshold for alternatives, _ in right)
+    # A third of the inventions are right, but without them the blend still ranks better than each source alone.
+    popular = [(example(-1.0, "known")[0][1:], "known") for _ in range(30)]
+    typed = Candidate("typed", tuple({**dict.fromkeys(FEATURES, 0.0), "own": 1.0}.values()))
+    typed_before = [([typed, alternatives[-1]], "typed") for alternatives, _ in popular]
+    costly = [example(-1.0, "other" if number % 3 else "new") for number in range(30)]
+    probability = math.exp(weights.log_probabilities(costly[0][0])[0])
+    assert weights.fit_threshold([*popular, *typed_before, *costly]) > probability
     # If most lists begin with wrong inventions, but the right ones are no more probable, none are removed.
     mixed = [example(-1.0, "new" if number % 3 else "other") for number in range(60)]
     assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])

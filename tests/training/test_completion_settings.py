@@ -125,7 +125,7 @@ def test_a_model_that_suggests_worse_than_counts_is_reported(tmp_path: Path) -> 
     run = fit(rows_of(60), rows_of(10, name="new"), OPTIONS, tmp_path / "run")
     facts = files.read_json(run.folder / "training.json")
     for mrr, is_reported in ((0.1, True), (0.9, False)):
-        facts["completion"] |= {"mrr_model": mrr, "mrr_popular": 0.5}
+        facts["completion"] |= {"mrr_model": mrr, "mrr_popularity": 0.5}
         files.write_json(run.folder / "training.json", facts)
         names = [finding.name for finding in run_findings(run, [])]
         assert ("weak model" in names) == is_reported

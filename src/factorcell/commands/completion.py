@@ -13,7 +13,7 @@ from typing import Any
 from factorcell.bootstrap import Interval
 from factorcell.commands.cli import options, streams, terminal
 from factorcell.completion import online
-from factorcell.completion.blend import INDICATORS, Blend, BlendWeights, new_suggester, save_settings
+from factorcell.completion.blend import INDICATORS, ORDERS, Blend, BlendWeights, new_suggester, save_settings
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users, learn_one
 from factorcell.completion.replay import streams as replay_streams
@@ -150,7 +150,7 @@ def _show_blend(row: Mapping[str, Any]) -> None:
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
     terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
-    for source in tuning.ALONE:
+    for source in ORDERS:
         terminal.show(f"  {f'{source} alone':<14} {terminal.format_interval(row, f'mrr_{source}')}")
     difference = Interval.from_row(row, "mrr_difference")
     assert difference is not None  # the row has figures of at least one text

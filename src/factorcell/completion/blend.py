@@ -47,10 +47,9 @@ from factorcell.runs.run import Run
 Floats = NDArray[np.float64]
 
 PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
-# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. The mean
-# reciprocal rank must stay `MIN_GAIN` times that of the best source alone, or what it is without a threshold if that is
-# less; if both are not possible, the latter decides.
-MAX_INVENTED, MIN_GAIN = 0.015, 1.05
+# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
+# the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
+MAX_INVENTED, MIN_GAIN, MAX_COST = 0.015, 1.05, 0.02
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -62,6 +61,8 @@ SOURCES: dict[str, dict[str, tuple[float, float]]] = {
     "none": {"none": ANY, "none rest": ANY, "none typed": ANY},
 }
 INDICATORS = {"model": "model", "popularity": "popular", "history": "own"}  # source -> the feature that marks its texts
+# Source -> the feature by which it orders its texts.
+ORDERS = {"model": "model log p", "popularity": "popular log share", "history": "own log share"}
 BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds in features.items()}
 FEATURES = tuple(BOUNDS)
 NONE = len(FEATURES) - len(SOURCES["none"])  # index of the first feature of the alternative "none of them"
@@ -176,7 +177,7 @@ class BlendWeights:
     def fit_threshold(self, examples: Sequence[Example]) -> float:
         """Return the lowest threshold with which few lists begin with an invented text that the user does not enter.
 
-        A lower threshold is returned if this one would cost too much of the mean reciprocal rank.
+        A lower threshold is returned if this one would lower the mean reciprocal rank too much.
         """
         cases = [
             _Ranking.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
@@ -185,7 +186,8 @@ class BlendWeights:
         thresholds = sorted({0.0, *(case.invented[0] for case in cases if case.invented), 1.0})
         thresholds = thresholds[:: max(1, len(thresholds) // 100)]
         best_alone = max(
-            sum(rank_alone(alternatives, text, source) for alternatives, text in examples) for source in ALONE
+            sum(1 / rank for alternatives, text in examples if (rank := rank_alone(alternatives, text, source)))
+            for source in ORDERS
         )
         least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases))
         best = 0.0
@@ -197,6 +199,18 @@ class BlendWeights:
             if sum(case.begins_wrong(threshold) for case in cases) <= MAX_INVENTED * len(cases):
                 break
         return best
+
+
+def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int | None:
+    """Return the rank of `text` among the texts of one source; None if the source does not propose it."""
+    order = FEATURES.index(ORDERS[source])
+    proposed = [
+        (-alternative.features[order], alternative.text)
+        for alternative in alternatives
+        if alternative.has(INDICATORS[source])
+    ]
+    own = next((entry for entry in proposed if entry[1] == text), None)
+    return None if own is None else 1 + sum(entry < own for entry in proposed)
 
 
 @dataclass(frozen=True)

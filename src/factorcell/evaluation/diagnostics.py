@@ -80,9 +80,9 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
             problem = f"undertrained: its perplexity fell by {fall:.0%} in the second half of the training"
             yield Finding("undertrained", f"{run.folder}: {problem}; {remedy}")
     ranks = facts.get("completion", {})
-    if ranks and ranks["mrr_model"] < ranks["mrr_popular"]:
+    if ranks and ranks["mrr_model"] < ranks["mrr_popularity"]:
         problem = "the model alone suggests worse than counts of popular texts"
-        figures = f"mean reciprocal rank {ranks['mrr_model']:.3f} and {ranks['mrr_popular']:.3f}"
+        figures = f"mean reciprocal rank {ranks['mrr_model']:.3f} and {ranks['mrr_popularity']:.3f}"
         yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")
 
 

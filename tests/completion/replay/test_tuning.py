@@ -187,7 +187,7 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
     alone = compare_with_model(completer, popularity, lists_of_users[:1])
     assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
-    for name, texts_of in (("popular", popularity.complete), ("history", None)):
+    for name, texts_of in (("popularity", popularity.complete), ("history", None)):
         ranks = []
         for stream in streams(run):
             for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
@@ -238,7 +238,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
-    assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "popular alone", "history alone"))
+    assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "popularity alone", "history alone"))
     assert "  blend - model  " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS

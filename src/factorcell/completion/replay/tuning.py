@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.completion.blend import FEATURES, Blend, BlendWeights, Candidate, Example
+from factorcell.completion.blend import ORDERS, Blend, BlendWeights, Example, rank_alone
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
@@ -32,12 +32,6 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
 INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
-# Source -> the feature that marks its texts, and the feature by which it orders them.
-ALONE = {
-    "model": ("model", "model log p"),
-    "popular": ("popular", "popular log share"),
-    "history": ("own", "own log share"),
-}
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
@@ -202,7 +196,7 @@ class Settings:
     def describe(self) -> str:
         """Return a line about the effects of the settings."""
         texts = f"{self.ranks['queries']:,} texts of {self.ranks['users']:,} users"
-        alone = ", ".join(f"{name} {self.ranks[f'mrr_{name}']:.3f}" for name in ALONE)
+        alone = ", ".join(f"{name} {self.ranks[f'mrr_{name}']:.3f}" for name in ORDERS)
         ranks = f"mean reciprocal rank {self.ranks['mrr']:.3f} ({alone} alone)"
         return f"completion of {texts}: {ranks}; learning users: perplexity {self.change:+.1%}"
 
@@ -295,39 +289,25 @@ def compare_with_model(
 
     Returns:
         A row with `queries`, `users`, and the mean reciprocal ranks of the entered texts: `mrr` of the blend,
-        `mrr_model`, `mrr_popular` and `mrr_history` of a source alone, and `mrr_difference` of blend and model. The
+        `mrr_model`, `mrr_popularity` and `mrr_history` of a source alone, and `mrr_difference` of blend and model. The
         ends of the intervals have the suffixes `_low` and `_high`.
     """
-    sums = np.zeros((len(examples_of_users), len(ALONE) + 2))
+    sums = np.zeros((len(examples_of_users), len(ORDERS) + 2))
     for fold in range(FOLD_COUNT):
         other_users = (examples for index, examples in enumerate(examples_of_users) if index % FOLD_COUNT != fold)
         blend = Blend(completer, popularity, BlendWeights.fit(list(chain.from_iterable(other_users))))
         for index in range(fold, len(examples_of_users), FOLD_COUNT):
             for alternatives, entered_text in examples_of_users[index]:
                 blended_texts = [suggestion.text for suggestion in blend.merge(alternatives, SUGGESTION_COUNT)]
-                lists = [blended_texts, *(_texts_alone(alternatives, *names) for names in ALONE.values())]
-                sums[index] += *(_reciprocal_rank(entered_text, texts) for texts in lists), 1
+                ranks_alone = (rank_alone(alternatives, entered_text, source) for source in ORDERS)
+                ranks = [rank_of(entered_text, blended_texts), *ranks_alone]
+                sums[index] += *(1 / rank if rank and rank <= SUGGESTION_COUNT else 0.0 for rank in ranks), 1
     blended, *alone, queries = bootstrap.resampled_sums(sums).T
     user_count = int((sums[:, -1] > 0).sum())
     row: Row = {"queries": int(queries[0]), "users": user_count}
-    figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(ALONE, alone, strict=True)}}
+    figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(ORDERS, alone, strict=True)}}
     figures["mrr_difference"] = blended - figures["mrr_model"]
     for name, totals in figures.items():
         points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
         row |= bootstrap.percentile_interval(points, user_count).to_row(name)
     return row
-
-
-def _texts_alone(alternatives: Sequence[Candidate], indicator: str, order: str) -> list[str]:
-    """Return the texts of one source, which have the feature `indicator`, the highest value of `order` first."""
-    index = FEATURES.index(order)
-    proposed = [
-        (-alternative.features[index], alternative.text) for alternative in alternatives if alternative.has(indicator)
-    ]
-    return [text for _, text in sorted(proposed)]
-
-
-def _reciprocal_rank(text: str, suggested_texts: Sequence[str]) -> float:
-    """Return the reciprocal rank of `text`; 0 if it is not among the first `SUGGESTION_COUNT` texts."""
-    rank = rank_of(text, suggested_texts[:SUGGESTION_COUNT])
-    return 0.0 if rank is None else 1 / rank
