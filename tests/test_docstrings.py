@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("", ".client", ".completion", ".data", ".generation", ".nn", ".reports", ".service", ".training")
+PACKAGES = (
+    *("", ".client", ".completion", ".data", ".evaluation", ".generation", ".hf", ".nn", ".reports", ".service"),
+    ".training",
+)
 
 
 def exported() -> dict[str, Any]:

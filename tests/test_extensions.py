@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from factorcell import Config, Run, UserError, register_adapter, register_cell
+from factorcell import Run, UserError
 from factorcell.adapters.adapters import Concat, find_adapter
 from factorcell.commands.cli.main import main
-from factorcell.config import EXTENSIBLE, ModelConfig
+from factorcell.config import EXTENSIBLE, Config, ModelConfig
+from factorcell.nn import register_adapter, register_cell
 from factorcell.nn.backbones.cells import GRU, LSTM, Coupled, find_cell
 from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests import ROOT, adapter_plugins
@@ -154,9 +155,9 @@ def test_a_package_that_cannot_be_imported_gives_one_line(
 
 
 def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "import factorcell\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
+    module = "import factorcell.nn\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
     points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
-    registering_module = module + "factorcell.register_cell('mine', Mine)\n"
+    registering_module = module + "factorcell.nn.register_cell('mine', Mine)\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "first", registering_module, points.format(MODULE))))
     assert find_cell("mine").__module__ == MODULE
     monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})

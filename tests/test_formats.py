@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, learn_one, open_scorer
+from factorcell import Completer, Run, UserError
 from factorcell import config as options
-from factorcell.completion import online
+from factorcell.completion import Blend, Popularity, User, learn_one, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.systems import find_config_and_columns
+from factorcell.config import Config
 from factorcell.io import files
 from factorcell.ngram import mixture, ngram
+from factorcell.training import open_scorer
 from tests.model_folders import make_models
 
 # For each file with a format number: the newest format, a function that opens the file, its name in error messages.

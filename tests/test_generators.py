@@ -12,23 +12,13 @@ from typing import Any
 import pytest
 
 import factorcell
-from factorcell import (
-    Completer,
-    GenerationOptions,
-    Learner,
-    Run,
-    UserError,
-    evaluate,
-    finetune,
-    generate,
-    mix,
-    stream,
-    train,
-)
+from factorcell import Completer, Learner, Run, UserError, evaluate, generate
 from factorcell.client import AsyncClient, Client
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
+from factorcell.generation import GenerationOptions, stream
 from factorcell.runs.training_state import CHECKPOINT
+from factorcell.training import finetune, mix, train
 from tests.small_runs import ROWS, make_run
 
 PACKAGES = ["factorcell", *(f"factorcell.{module.name}" for module in pkgutil.iter_modules(factorcell.__path__))]
@@ -52,7 +42,7 @@ def public_functions() -> Iterator[tuple[str, Any]]:
 def test_no_public_function_is_a_generator_function() -> None:
     """A generator function runs nothing, and so checks nothing, before the first item is requested."""
     functions = dict(public_functions())
-    assert {"factorcell.generate", "factorcell.train", "factorcell.client.Client.generate"} <= functions.keys()
+    assert {"factorcell.generate", "factorcell.training.train", "factorcell.client.Client.generate"} <= functions.keys()
     are_late = [
         name
         for name, function in functions.items()

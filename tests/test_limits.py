@@ -15,17 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.model_selection import ParameterGrid
 
-from factorcell import Budget, ContextConfig, GenerationOptions, LearningRule, fit
+from factorcell import fit
 from factorcell.client.retries import RetryPolicy
+from factorcell.completion import LearningRule
 from factorcell.completion.replay.streams import PrefixDraw
 from factorcell.completion.typos import TypoCosts
 from factorcell.config import Config
 from factorcell.errors import UserError
+from factorcell.generation import GenerationOptions
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.hf import ContextConfig
 from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
 from factorcell.options.option_fields import OPTION_KINDS
 from factorcell.sklearn import ContextClassifier
+from factorcell.training.plan import Budget
 from tests.small_runs import ROWS
 
 INTEGERS = (np.int64, np.int32, np.uint32, np.array, torch.tensor)

@@ -12,12 +12,11 @@ from typing import Any, Literal, Optional
 import numpy as np
 import pytest
 
-from factorcell import register_backbone
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import EXTENSIBLE, Config, KindOptions, float_option, int_option, option
 from factorcell.errors import UserError
-from factorcell.nn import Backbone
+from factorcell.nn import Backbone, register_backbone
 
 if typing.TYPE_CHECKING:
     pass

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
+from factorcell import Run, UserError, fit
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import format_list
+from factorcell.completion import learn_one
 from factorcell.completion.online import User
-from factorcell.config import EXTENSIBLE, KindOptions
-from factorcell.nn import Backbone
+from factorcell.config import EXTENSIBLE, Config, KindOptions
+from factorcell.data import register_tokenizer
+from factorcell.nn import Backbone, register_backbone, register_head
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.training.tuning import search_space
 from tests import plugins

@@ -18,6 +18,7 @@ from typing import Any
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
 from factorcell.options import assignments
+from factorcell.options.columns import column_texts
 from factorcell.options.extensions import NONE
 from factorcell.options.limits import EPOCHS, MAX_SEED, plain
 from factorcell.options.option_fields import (
@@ -99,6 +100,7 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "context", column_texts(self.context))
         check_fields(self)
         if self.anonymous and not self.user:
             raise UserError("anonymous requires the column with the author of each text; set user")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell import Completer, Run, User, learn_one
+from factorcell import Completer, Run
 from factorcell.commands.cli.main import main
+from factorcell.completion import User, learn_one
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site

@@ -10,23 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from factorcell import (
-    Completer,
-    Run,
-    User,
-    UserError,
-    classify,
-    classify_points,
-    evaluate_by,
-    generate,
-    learn_one,
-    log_likelihoods,
-    stream,
-)
-from factorcell.completion import Learner
+from factorcell import Completer, Run, UserError, classify, generate
+from factorcell.completion import Learner, User, learn_one
 from factorcell.data.columns.rows import category_names, has_rows, to_row, to_rows
+from factorcell.evaluation import classify_points, evaluate_by, log_likelihoods
 from factorcell.evaluation.explaining.embeddings import bias_shift
 from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.generation import stream
 from tests.small_runs import make_letters, make_run
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Blend, Completer, Popularity, Run, User, UserError, open_scorer
+from factorcell import Completer, Run, UserError
+from factorcell.completion import Blend, Popularity, User
 from factorcell.completion.blend import FEATURES, BlendWeights
 from factorcell.completion.online import LearningRule, learn_one
 from factorcell.config import Config
@@ -19,6 +20,7 @@ from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
 from factorcell.io import digests, files
 from factorcell.ngram.ngram import NGram
+from factorcell.training import open_scorer
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.tuning import search_space

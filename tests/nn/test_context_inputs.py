@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import datasets
-from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_names, read_schema
+from factorcell import Number, UserError, Vector
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.hf import ContextCollator, ContextConfig, get_context_model, read_names
+from factorcell.hf.context_reading import read_schema
 from tests.nn.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
 
@@ -43,7 +45,7 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
     schema = read_schema(data, ["label", "rating:category"], min_count=1)
     assert [variable.values[1:] for variable in schema.categories] == [("Sports", "World"), ("1.5", "4.7")]
     schema = ContextSchema.from_dict(schema.to_dict())
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    model = get_context_model(new_base("llama"), ContextConfig(schema=schema))
     ids = model.read_contexts(data).categories.tolist()
     assert ids == [[2, 2], [1, 1], [1, 1], [-1, 2]]
     sports = {"label": "Sports", "rating": 1.5}
@@ -66,16 +68,16 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
 
 def test_a_context_of_a_vector_alone_is_one_context() -> None:
     rows = [{"place": [0.1, 0.2]}, {"place": [0.5, 0.1]}]
-    model = get_context_model(new_base("llama"), ContextConfig(), read_schema(rows, ["place:vector"]))
+    model = get_context_model(new_base("llama"), ContextConfig([Vector("place")]).fit(rows))
     vectors = model.context_vectors(rows)
     torch.testing.assert_close(model.context_vectors(rows[0]), vectors[:1])
     torch.testing.assert_close(model.context_vectors({"place": [row["place"] for row in rows]}), vectors)
 
 
 def test_model_without_context_columns_reads_any_table() -> None:
-    schema = read_schema(ROWS, [])
-    assert schema == ContextSchema()
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    config = ContextConfig().fit(ROWS)
+    assert config == ContextConfig()
+    model = get_context_model(new_base("llama"), config)
     assert len(model.read_contexts(ROWS)) == len(ROWS)
 
 
@@ -97,8 +99,9 @@ def test_names_are_those_of_the_schema() -> None:
 def test_model_in_bfloat16_reads_the_same_numbers(tokens: Tensor) -> None:
     """In bfloat16, the means 2015 and 2016 of years are the same number."""
     rows = [{"year": year, "place": [year, 0.5]} for year in (2015.0, 2014.0, 2016.0)]
-    schema = read_schema(rows, ["year:number", "place:vector"])
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    config = ContextConfig([Number("year"), "place:vector"])
+    assert config == ContextConfig(["year:number", Vector("place")])
+    model = get_context_model(new_base("llama"), config.fit(rows))
     expected = model.context_vectors(rows)
     model.to(torch.bfloat16)
     model(tokens[:3], context=rows)
@@ -158,7 +161,7 @@ class WithoutWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def model_of_all_kinds(device: str = "cpu") -> Any:
     with torch.device(device):
         base = new_base("llama")
-    return get_context_model(base, ContextConfig(rank=2, output_bias=True), SCHEMA_OF_ALL_KINDS)
+    return get_context_model(base, ContextConfig(rank=2, output_bias=True, schema=SCHEMA_OF_ALL_KINDS))
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -200,4 +203,4 @@ def test_each_form_of_a_context_gives_the_vectors_of_its_rows() -> None:
 
 def test_a_schema_has_no_prompts() -> None:
     with pytest.raises(UserError, match="about: expected no prompt; put its text into the input tokens"):
-        read_schema(ROWS_OF_ALL_KINDS, ["city", "about:prompt"])
+        ContextConfig(["city", "about:prompt"]).fit(ROWS_OF_ALL_KINDS)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import factorcell
+from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.ngram.ngram import NGram
@@ -118,12 +119,12 @@ def test_groups_of_evaluate_are_those_of_the_rows_that_were_not_dropped(tmp_path
 
 
 def test_an_n_gram_model_reads_lists_of_texts(tmp_path: Path) -> None:
-    model = NGram.fit(ROWS, factorcell.Config.of(min_count=1), tmp_path / "ngram")
+    model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram")
     expected = model.nats(model.prepare([{"text": text} for text in TEXTS]))
     assert model.nats(model.prepare(TEXTS)).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["classify", "evaluate", "explain", "export", "generate"])
+@pytest.mark.parametrize("name", ["classify", "evaluate", "explain", "generate"])
 def test_public_functions_are_methods_of_a_run(run: Run, name: str) -> None:
     function, method = getattr(factorcell, name), getattr(run, name)
     assert getattr(Run, name) is function

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from factorcell import Config, Run, evaluate
+from factorcell import Run, evaluate
+from factorcell.config import Config
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.reports import notebook

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from factorcell import Completer, User, learn_one
+from factorcell import Completer
+from factorcell.completion import User, learn_one
 from factorcell.config import Config
 from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.errors import UserError

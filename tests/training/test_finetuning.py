@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import classify, finetune
+from factorcell import classify
 from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
+from factorcell.training import finetune
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
 from tests import small_runs, synthetic

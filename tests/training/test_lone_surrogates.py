@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from factorcell import Config, Popularity, Run, classify, evaluate, fit, generate
+from factorcell import Run, classify, evaluate, fit, generate
+from factorcell.completion import Popularity
+from factorcell.config import Config
 from factorcell.reports import report_page
 from factorcell.training.check import check
 

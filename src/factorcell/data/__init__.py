@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from factorcell.data.tables.tables import open_table as open_table
     from factorcell.data.tokenizers.base_tokenizer import Tokenizer as Tokenizer
     from factorcell.data.tokenizers.bpe import BpeTokenizer as BpeTokenizer
+    from factorcell.data.tokenizers.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.data.tokenizers.vocabulary import Specials as Specials
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -19,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "tokenizers.base_tokenizer": ("Tokenizer",),
         "tokenizers.bpe": ("BpeTokenizer",),
+        "tokenizers.tokenizer": ("register_tokenizer",),
         "cache": ("prepare",),
         "corpus": ("Batch", "Corpus"),
         "columns.schema": ("ContextSchema",),

@@ -29,13 +29,11 @@ def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> 
         min_count: Values of a category with fewer rows are rare and share one embedding.
 
     Returns:
-        The schema, which `get_context_model` and `ContextModel.read_contexts` use.
+        The schema.
 
     Raises:
         UserError: A column is missing or has an invalid value.
     """
-    if isinstance(columns, str):
-        raise UserError(f"columns: expected a list of names, got {columns!r}")
     if not columns:
         return ContextSchema()
     for name, kind, _ in map(parse_column, columns):

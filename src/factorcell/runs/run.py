@@ -342,9 +342,8 @@ class Run(TextModel):
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
     # The public functions of these names, with this run as their first argument.
-    classify, evaluate, explain, export, generate = map(
-        LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
-    )
+    classify, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
+    export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
