@@ -29,6 +29,8 @@ from factorcell.options.option_fields import (
     MISSING_POLICIES,
     OPTION_KINDS,
     PREFIX,
+    TRANSFORMER_OPTIONS,
+    PretrainedTokenizerOptions,
     RecurrentOptions,
     SoftmaxOptions,
     WordOptions,
@@ -375,6 +377,59 @@ class Config:
         """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
         adapt, output_bias = MODELS[check_choice("model", name, MODELS)]
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
+
+
+def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return options that are named without their sections, as on the command line, by section.
+
+    Args:
+        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, and `model` is the name of a model in
+            `MODELS`. `config` is a `Config` or the path of a file of options. The other options override those that
+            `model` sets; both override `config`.
+        others: Further names that a wrong name can be meant to be.
+
+    Raises:
+        UserError: No section has an option of that name, or the file is not valid.
+    """
+    options = dict(options)
+    model, config = options.pop("model", None), options.pop("config", None)
+    base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
+    kinds = kinds_of_transformer(options)
+    kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
+    base_options = without_overridden(base_options, kinds, options)
+    specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
+    for section, kind in kinds.items():
+        specified[section]["kind"] = kind
+    if model:
+        adapt, output_bias = MODELS[check_choice("model", model, MODELS)]
+        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
+    kinds = selected_kinds(base_options) | kinds
+    names = {item.name: section for section, cls in section_types(kinds).items() for item in dataclasses.fields(cls)}
+    del names["kind"]
+    for name, value in options.items():
+        check_choice("option", name, (*names, *OPTION_KINDS, "config", "model", *others))
+        specified[names[name]][name] = value
+    return {section: {**base_options.get(section, {}), **values} for section, values in specified.items()}
+
+
+def without_overridden(
+    base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a file, by section, without the sections whose kinds are changed by `kinds`.
+
+    A base among the `options` replaces an architecture in the file, and the other way round. A pretrained tokenizer is
+    that of the base in the file.
+    """
+    kinds_in_file = Config().kinds | selected_kinds(base_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    replaces_base = "backbone" in changed or "architecture" in options
+    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")
+    remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
+    if options.keys() & {*TRANSFORMER_OPTIONS}:
+        for name in TRANSFORMER_OPTIONS:
+            remaining.get("backbone", {}).pop(name, None)
+    return remaining
 
 
 def read_options(path: str | Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from factorcell.io import files, findings
 from factorcell.io.findings import Finding
 from factorcell.runs import run as run_module
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.findings import collected_findings, no_findings
 from tests.small_runs import ROWS, make_run, with_ngrams
 
@@ -354,7 +354,7 @@ def test_evaluations_report_texts_of_the_training_table(tmp_path: Path, user: bo
     options = {"tokenizer": "char", "epochs": 0.1, "hidden_size": 8, "embedding_size": 4, "min_count": 1}
     columns: dict[str, Any] = {"user": "city"} if user else {"context": ("city",)}
     config = Config.of(**options, **columns, ngram_mixture=False, min_context_count=1, min_user_count=1)
-    run = fit(train, dev, config, tmp_path / "run")
+    run = train_run(train, dev, config, tmp_path / "run")
     assert (run.text_hashes() is None) == user  # no hashes of texts of persons
     for table, is_reported in ((dev, False), (rows[36:], not user)):
         with collected_findings() as logged:

@@ -33,7 +33,7 @@ MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_s
 def train_run(folder: Path, canaries: pa.Table, data: dict[str, Any] | None = None, **training: Any) -> Run:
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, **training}
     config = Config.of(**{**DATA, **(data or {}), **MODEL, **options})
-    return fit(plant(TRAIN, canaries).to_pylist(), ROWS[:10], config, folder)
+    return fit(plant(TRAIN, canaries).to_pylist(), dev=ROWS[:10], out=folder, config=config)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.runs.model_card import render as card_of
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.findings import logged_progress
 from tests.small_runs import nats_of
@@ -151,13 +151,13 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     request = DATA.with_options(**small)
     path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
     with logged_progress() as notices:
-        run = fit(path, path, request, tmp_path / "run")
+        run = train_run(path, path, request, tmp_path / "run")
     assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
     assert "title: text, 4 words" in notices
     assert "topic: vector of 3 numbers" in notices
     opened = Run.open(tmp_path / "run")
     np.testing.assert_allclose(opened.nats(opened.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
-    resumed = fit(path, path, request, tmp_path / "run", resume=True)
+    resumed = train_run(path, path, request, tmp_path / "run", resume=True)
     assert resumed.schema == run.schema
     for column, value, message in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),

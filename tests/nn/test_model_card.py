@@ -17,7 +17,7 @@ from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run
 from factorcell.training.check import check
 from factorcell.training.finetuning import finetune
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import CONTEXT, ROWS
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Run:
     config = Config.of(
         context=list(CONTEXT), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, rank=1, epochs=1
     )
-    return fit(ROWS, ROWS, config, tmp_path / "run")
+    return train_run(ROWS, ROWS, config, tmp_path / "run")
 
 
 def test_card_shows_the_results(run: Run) -> None:
@@ -65,7 +65,7 @@ def test_example_leaves_out_a_column_whose_values_are_all_rare(
         names = columns.split()
         config = Config.of(context=names, min_count=1, min_context_count=5, embedding_size=4, hidden_size=4, epochs=0.1)
         rows = [{**row, "city": f"{row['city']} {index}"} for index, row in enumerate(ROWS * 2)]
-        run = fit(rows, rows, config, tmp_path / names[-1])
+        run = train_run(rows, rows, config, tmp_path / names[-1])
         (example,) = re.findall(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
         assert example.endswith(expected)
         monkeypatch.chdir(tmp_path)
@@ -195,8 +195,8 @@ def test_the_card_has_no_paths_and_no_users(tmp_path: Path, monkeypatch: pytest.
     base = write_pretrained(private / "base", [row["text"] for row in ROWS])
     options = {"max_tokens": 30, "min_user_count": 1, "min_context_count": 1, "epochs": 0.1}
     config = Config.of(base=str(base), context=["city"], user="user", **options)
-    run = fit(table, table, config, private / "run")
-    finetuned = finetune(run, table, table, private / "finetuned", training={"epochs": 0.1})
+    run = train_run(table, table, config, private / "run")
+    finetuned = finetune(run, table, dev=table, out=private / "finetuned", epochs=0.1)
     monkeypatch.chdir(private)
     for model in (run, finetuned, Run.open("run")):
         text = model_card.render(model)

@@ -24,7 +24,7 @@ from factorcell.nn.backbones.huggingface import UNUSED_BIAS, HuggingFaceBackbone
 from factorcell.nn.sizes import check_memory
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 ROWS = [{"text": "a\nbc ☕", "city": "Oslo"}, {"text": "x\n    a <think> b", "city": "Nice"}]
@@ -266,6 +266,6 @@ def test_a_training_loads_its_base_once(tmp_path: Path, monkeypatch: pytest.Monk
         "tokenizer": {"kind": "pretrained"},
         "training": {"epochs": 1.0, "threads": 1},
     }
-    fit(ROWS * 8, ROWS, options, tmp_path / "run")
+    train_run(ROWS * 8, ROWS, options, tmp_path / "run")
     assert len(loaded) == 1
     assert sizes.meta_model.cache_info().misses == 1

@@ -17,7 +17,7 @@ from factorcell.errors import UserError
 from factorcell.options.option_fields import CELLS
 from factorcell.runs.model_card import describe_adaptation, render
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_run, step_nats
 
@@ -184,7 +184,7 @@ def test_training_learns_to_read_names(tmp_path: Path) -> None:
     rows = [{"text": f"in {city}", "city": city} for city in ("Oslo", "Nice", "Rome")] * 40
     options: dict[str, Any] = {"adapt": ("names",), "output_bias": (), "min_context_count": 1, "cell": "gru"}
     config = Config.of(context=("city",), tokenizer="char", epochs=12, batch_tokens=200, learning_rate=0.02, **options)
-    fit(rows, rows[:6], config, tmp_path / "run")
+    train_run(rows, rows[:6], config, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert not any(name.startswith("names") for name in run.model.saved_tensors())
     for city, other in itertools.permutations(("Oslo", "Nice", "Rome"), 2):

@@ -13,7 +13,7 @@ from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.reports import notebook
 from factorcell.runs import saved_results
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import CONTEXT, ROWS, make_run
 
 HOSTILE = "<script>alert(1)</script>\u202e&amp;"
@@ -142,7 +142,7 @@ def test_the_view_of_an_explanation_has_all_tokens_and_the_posterior(run: Run) -
 def test_the_view_of_a_run_has_the_results_of_its_card(tmp_path: Path) -> None:
     options = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1, "epochs": 1}
     config = Config.of(context=list(CONTEXT), **options)
-    run = fit(ROWS, ROWS, config, tmp_path / "a & b")
+    run = train_run(ROWS, ROWS, config, tmp_path / "a & b")
     reader = Reader(run._repr_html_())
     assert "Run a & b" in reader.text
     header, *rows = [row for row in reader.rows if len(row) == 3]

@@ -30,7 +30,7 @@ def train_run(folder: Path, **data: Any) -> Run:
     training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1}
     config = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
-    run = fit(rows, ROWS[:4], config, folder)
+    run = fit(rows, dev=ROWS[:4], out=folder, config=config)
     evaluation = evaluate_by_columns(run, ROWS, by=["who", "place"], unknown="group")
     results.save_result(run, results.evaluation_row(run, ROWS, evaluation), evaluation.texts)
     results.classify_and_save(run, ROWS, "who")

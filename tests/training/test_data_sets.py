@@ -12,7 +12,7 @@ from factorcell.config import Config
 from factorcell.data import prepare
 from factorcell.evaluation import advise, classify_points
 from factorcell.training import finetune
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import CONTEXT, ROWS
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -23,7 +23,7 @@ CONFIG = Config.of(context=list(CONTEXT), epochs=1, **OPTIONS)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return fit(ROWS * 2, ROWS * 2, CONFIG, tmp_path_factory.mktemp("runs") / "run")
+    return train_run(ROWS * 2, ROWS * 2, CONFIG, tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables() -> list[Any]:
@@ -69,10 +69,10 @@ def test_a_data_set_gives_the_same_result_as_its_rows(run: Run, name: str) -> No
 @pytest.mark.parametrize("index", [1, 2], ids=["in memory", "streamed"])
 def test_a_data_set_trains_the_same_model_as_its_rows(run: Run, index: int, tmp_path: Path) -> None:
     table = tables()[index]
-    trained = fit(table, table, CONFIG, tmp_path / "run")
+    trained = train_run(table, table, CONFIG, tmp_path / "run")
     assert weights(trained) == weights(run)
     tuned, expected = (
-        finetune(run, source, source, tmp_path / str(number)) for number, source in enumerate((table, ROWS * 2))
+        finetune(run, source, dev=source, out=tmp_path / str(number)) for number, source in enumerate((table, ROWS * 2))
     )
     assert weights(tuned) == weights(expected)
 

@@ -4,11 +4,12 @@ import sys
 
 import pytest
 
-from factorcell import Run, classify, evaluate, fit, generate
+from factorcell import Run, classify, evaluate, generate
 from factorcell.completion import Popularity
 from factorcell.config import Config
 from factorcell.reports import report_page
 from factorcell.training.check import check
+from factorcell.training.fit import train_run
 
 COLUMN, VALUE, TEXT = "ci\udce9ty", "Os\udfff", "the s\ud800ea"
 ROWS = [
@@ -41,7 +42,7 @@ CONFIG = Config.of(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in a folder whose name is not UTF-8, if the system allows such names."""
     folder = tmp_path_factory.mktemp("runs") / ("r\udce9n" if sys.platform == "linux" else "run")
-    fit(ROWS, ROWS[:4], CONFIG, folder)
+    train_run(ROWS, ROWS[:4], CONFIG, folder)
     return Run.open(folder)
 
 

@@ -16,7 +16,7 @@ from factorcell.io import files
 from factorcell.ngram import mixture
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.check import check
-from factorcell.training.fit import fit, read_corpora
+from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.plan import Budget, plan
 from tests.small_runs import ROWS
@@ -41,7 +41,7 @@ def train(folder: Path, **options: Any) -> Run:
     """Train a small run."""
     arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
     config = Config.of(**OPTIONS, **options)
-    return fit(TRAIN, ROWS, config, folder, **arguments)
+    return train_run(TRAIN, ROWS, config, folder, **arguments)
 
 
 def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:

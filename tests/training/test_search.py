@@ -23,7 +23,7 @@ from factorcell.io import files
 from factorcell.reports import search as trials
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.tuning import search, search_space
 from tests import ROOT
@@ -87,7 +87,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
     recipe = Config.load(tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
-    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best_evaluation()
+    again = train_run(ROWS, ROWS[:5], recipe, tmp_path / "again").best_evaluation()
     assert again is not None
     assert again["perplexity"] == first["perplexity"]
     assert "<svg" in (tmp_path / "s" / "study.html").read_text(encoding="utf-8")

@@ -20,6 +20,8 @@ from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 
+# The parameters of `fit` and `compare` that a wrong name of an option can be meant to be.
+PLAN_ARGUMENTS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
 
@@ -174,10 +176,10 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
         resumed = config if isinstance(config, Plan) else Plan(config)
     else:
         kinds = saved.kinds | selected_kinds(config)
-        options_by_section = {}
+        sections = {}
         for section, saved_options in saved.to_dict().items():
             # The saved options of another kind, such as another tokenizer, are not used.
             has_same_kind = kinds.get(section) == saved_options.get("kind")
-            options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
-        resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
+            sections[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
+        resumed = Plan(Config.from_dict(sections), unspecified_options(config))
     return resumed
