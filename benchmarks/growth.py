@@ -155,7 +155,7 @@ def serve(axis: str, size: int, folder: Path) -> Figures:
     text = WORD_TEXT if axis == "vocabulary" else TEXT
     if axis == "users":
         return serve_users(run, folder / STORE, size)
-    works: dict[str, Callable[[], object]] = {"scoring a text": lambda: run.score([{"text": text, **context}])}
+    works: dict[str, Callable[[], object]] = {"scoring a text": lambda: run.score_rows([{"text": text, **context}])}
     if axis != "vocabulary":  # a model of words does not complete texts
         completer = Completer(run)
 

@@ -77,7 +77,7 @@ def test_names_of_an_installed_package_can_be_used(
     with monkeypatch.context() as installed:
         installed.syspath_prepend(str(install(tmp_path / "site")))
         assert main(train_command(tmp_path)) == 0
-        scores = Run.open(run).score(ROWS[:2])
+        scores = Run.open(run).score_rows(ROWS[:2])
     for registry in EXTENSIBLE.values():
         monkeypatch.setattr(registry, "registered", {})
     capsys.readouterr()
@@ -90,7 +90,7 @@ def test_names_of_an_installed_package_can_be_used(
         register_adapter(name, adapter_plugins.ADAPTERS[name])
     assert "unknown cell 'minimal'" in refusal(lambda: Run.open(run))
     register_cell("minimal", Minimal)
-    assert Run.open(run).score(ROWS[:2]) == scores
+    assert Run.open(run).score_rows(ROWS[:2]) == scores
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
         lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
         lambda: finetune(run, missing, out=tmp_path / "tuned", unknown=unknown),
         lambda: mix([run.folder], missing, tmp_path / "mix", unknown=unknown),
-        lambda: run.score(rows, unknown=unknown),
+        lambda: run.score_rows(rows, unknown=unknown),
         lambda: evaluate(run, rows, unknown=unknown),
         lambda: generate(run, {}, unknown=unknown),
     ]

@@ -61,8 +61,8 @@ def test_a_run_of_an_external_kind_trains_and_opens_with_the_same_scores(section
     run = train_run(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
     opened = Run.open(tmp_path / "run")
     assert {name: opened.config.kinds[name] for name in kinds} == kinds
-    scores = [row["nats"] for row in opened.score(ROWS)]
-    assert scores == [row["nats"] for row in run.score(ROWS)]
+    scores = opened.score(ROWS).tolist()
+    assert scores == run.score(ROWS).tolist()
     assert scores == pytest.approx([sum(nats_of(opened, row)) for row in ROWS], abs=1e-4)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert ("pieces.json" in names) == ("tokenizer" in kinds)

@@ -38,7 +38,7 @@ def fitted() -> ContextClassifier:
 
 def test_predictions_follow_bayes_rule_with_the_default_priors(fitted: ContextClassifier) -> None:
     probabilities = fitted.predict_proba(TEXTS[:4])
-    result = fitted.run_.classify(TEXTS[:4], "class")
+    result = fitted.run_.predict(TEXTS[:4], "class")
     assert fitted.classes_.tolist() == ["north", "south"]
     columns = [result.names.index(name) for name in fitted.classes_]
     np.testing.assert_allclose(probabilities, result.probabilities[:, columns], rtol=1e-6)
@@ -146,7 +146,7 @@ def test_a_run_folder_is_written_and_stays(tmp_path: Path) -> None:
         model.fit(TEXTS, LABELS)
     del model
     gc.collect()
-    result = Run.open(tmp_path / "run").classify(TEXTS, "class", values=["north", "south"])
+    result = Run.open(tmp_path / "run").predict(TEXTS, "class", values=["north", "south"])
     np.testing.assert_array_equal(result.probabilities, probabilities)
 
 

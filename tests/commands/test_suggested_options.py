@@ -62,5 +62,5 @@ def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeyp
         comparing.compare(ROWS, dev=ROWS, test=BARE, out=tmp_path / "compared", config=CONFIG, models=["unadapted"])
     assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")
     with pytest.raises(UserError) as error:
-        run.score(BARE)
+        run.score_rows(BARE)
     assert str(error.value).endswith(f'{MISSING_COLUMN}; unknown="expected" to continue anyway')

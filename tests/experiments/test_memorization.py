@@ -83,7 +83,7 @@ def test_p_values_of_uniform_ranks_are_uniform() -> None:
 def lowest_nats(run: Run, texts: list[str], user_contexts: list[tuple[str, str]]) -> list[float]:
     """Return the lowest nats of each text over the given pairs of user and place."""
     rows = [{"text": text, "who": who, "place": place} for text in texts for who, place in user_contexts]
-    nats = [float(row["nats"]) for row in run.score(rows, unknown="group")]
+    nats = [float(row["nats"]) for row in run.score_rows(rows, unknown="group")]
     return [min(nats[at : at + len(user_contexts)]) for at in range(0, len(nats), len(user_contexts))]
 
 

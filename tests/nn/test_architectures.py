@@ -85,7 +85,7 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
     end = corpus.tokenizer.specials.end
     log_probs = base(torch.tensor([[end, *ids]])).logits.log_softmax(-1)
     nats = -sum(float(log_probs[0, position, token]) for position, token in enumerate([*ids, end]))
-    assert run.score(["a bc"])[0]["nats"] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
+    assert run.score(["a bc"])[0] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # PEFT uses an old name of transformers

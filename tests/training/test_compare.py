@@ -70,7 +70,7 @@ def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:
     for row in several:
         runs = [Run.open(tmp_path / f"{row['model']}{end}") for end in ("", "-seed-6", "-seed-7")]
         assert [run.config.training.seed for run in runs] == [5, 6, 7]
-        perplexities = [perplexity.evaluate(run, TEST)["perplexity"] for run in runs]
+        perplexities = [perplexity.evaluate(run, TEST).perplexity for run in runs]
         assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(perplexities)))))
         assert row["perplexity_deviation"] == pytest.approx(float(np.std(perplexities, ddof=1)))
     base, adapted = several
@@ -123,7 +123,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
         assert np.array_equal(saved.counts, counted.counts)
     assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
-    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST)["perplexity"])
+    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST).perplexity)
     assert row["gain_over_baseline"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_over_baseline_low"] <= row["gain_over_baseline"] <= row["gain_over_baseline_high"]
     assert [mixed["model"] for mixed in mixtures] == [f"{model} + ngram" for model in MODELS]

@@ -47,9 +47,9 @@ POINTS = {"north": {"lat": 60.0, "lon": 10.0}, "south": {"lat": 43.0, "lon": 7.0
 READERS: dict[str, Callable[[Run, Any], Any]] = {
     "prepare": lambda run, table: prepare(table, run.config).tokens.tolist(),
     "Run.prepare": lambda run, table: run.prepare(table).categories.tolist(),
-    "score": lambda run, table: run.score(table),
-    "evaluate": lambda run, table: run.evaluate(table),
-    "classify": lambda run, table: run.classify(table, "city", calibrate=table, combine=True).rows(),
+    "score": lambda run, table: run.score_rows(table),
+    "evaluate": lambda run, table: run.evaluate(table).row,
+    "classify": lambda run, table: run.predict(table, "city", calibrate=table, combine=True).rows(),
     "classify_points": lambda run, table: classify_points(run, table, POINTS).rows(),
     "generate": generated,
     "explain": lambda run, table: run.explain(
@@ -84,9 +84,9 @@ def test_a_list_of_data_sets_is_an_error_about_its_first_row() -> None:
 
 def test_results_of_texts_become_data_sets(run: Run) -> None:
     table = tables()[1]
-    scores = run.score(table).to_dataset()
-    assert scores["nats"][:] == [row["nats"] for row in run.score(ROWS * 2)]
-    result = run.classify(table, "city")
+    scores = run.score_rows(table).to_dataset()
+    assert scores["nats"][:] == run.score(ROWS * 2).tolist()
+    result = run.predict(table, "city")
     frame = result.rows().to_pandas()
     np.testing.assert_allclose(
         frame[["probabilities.Oslo", "probabilities.Nice"]],

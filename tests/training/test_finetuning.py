@@ -38,7 +38,7 @@ def of_dialect(name: str, rows: int, seed: int) -> list[dict[str, str]]:
 
 
 def perplexity(run: Run, rows: list[dict[str, str]]) -> float:
-    scored = run.score(rows)
+    scored = run.score_rows(rows)
     nats, targets = (sum(row[key] for row in scored) for key in ("nats", "targets"))
     return float(torch.tensor(nats / targets).exp())
 

@@ -54,7 +54,7 @@ def test_lone_surrogates_are_stored_and_read(run: Run) -> None:
 
 
 def test_a_run_with_lone_surrogates_can_be_used(run: Run) -> None:
-    assert evaluate(run, ROWS)["texts"] == len(ROWS)
+    assert evaluate(run, ROWS).row["texts"] == len(ROWS)
     assert VALUE in classify(run, ROWS, COLUMN).names
     (row,) = generate(run, [{COLUMN: VALUE}])
     assert row["context"] == {COLUMN: VALUE}

@@ -55,8 +55,8 @@ def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -
     assert row["is_saved"]
     assert row["components"][:2] == ["neural", "ngram"]
     neural = Run.open(tmp_path / "run", mixture=False)
-    assert evaluate(neural, ROWS)["perplexity"] == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
-    assert evaluate(opened, ROWS)["perplexity"] < row["perplexity"]["neural"]
+    assert evaluate(neural, ROWS).perplexity == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
+    assert evaluate(opened, ROWS).perplexity < row["perplexity"]["neural"]
     assert all(result.is_valid for result in check(run.folder))
 
 
@@ -136,7 +136,7 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["train", table, "--dev", dev, "--out", run, "--ngram-mixture", *flags, "--batch-tokens", "40"]) == 0
     assert "the run predicts with the mixture" in capsys.readouterr().err
     assert main(["evaluate", run, dev]) == 0
-    perplexity = evaluate(Run.open(run), ROWS)["perplexity"]
+    perplexity = evaluate(Run.open(run), ROWS).perplexity
     assert f"{perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
     assert float(weight.abs().amax()) == float(weight[token, column])
     assert nonzero_share(run) < 0.03
     again = Run.open(run.folder)
-    b, c = (row["nats"] for row in again.score([{"text": FAVOURITE, "city": city} for city in "bc"]))
+    b, c = (row["nats"] for row in again.score_rows([{"text": FAVOURITE, "city": city} for city in "bc"]))
     assert b < c - 0.3
 
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
     from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
+    from factorcell.evaluation.perplexity import Evaluation as Evaluation
     from factorcell.evaluation.perplexity import evaluate as evaluate
-    from factorcell.evaluation.perplexity import evaluate_by as evaluate_by
     from factorcell.evaluation.point_classification import classify_points as classify_points
 
 
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "classification": ("classify",),
         "explaining.likelihood_ratios": ("explain",),
         "likelihoods": ("log_likelihoods",),
-        "perplexity": ("evaluate", "evaluate_by"),
+        "perplexity": ("Evaluation", "evaluate"),
         "point_classification": ("classify_points",),
     },
 )

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 class ResultRows(list[Row]):
     """A list of rows (dicts from column to value) that can become an Arrow table, a data frame or a data set.
 
-        ResultRows(run.score(["lovely stay"])).to_pandas()
+        run.score_rows(["lovely stay"]).to_pandas()
 
     A column of dicts becomes one column for each key: `probabilities` of `Oslo` becomes `probabilities.Oslo`.
     """
