@@ -37,24 +37,4 @@ if TYPE_CHECKING:
     from factorcell.training.compare import compare as compare
     from factorcell.training.fit import fit as fit
 
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "completion.completer": ("Completer",),
-        "completion.online": ("Learner",),
-        "errors": ("UserError",),
-        "evaluation.classification": ("classify",),
-        "evaluation.explaining.likelihood_ratios": ("explain",),
-        "evaluation.perplexity": ("evaluate",),
-        "generation.generate": ("generate",),
-        "io.version": ("__version__",),
-        "options.columns": (
-            *("Category", "Cyclic", "Hour", "Longitude", "Number", "Prompt", "Sequence", "Text", "Vector"),
-            *("Weekday", "Yearday"),
-        ),
-        "runs.run": ("Run",),
-        "training.compare": ("compare",),
-        "training.fit": ("fit",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

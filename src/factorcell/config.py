@@ -247,18 +247,6 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     return types
 
 
-def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:
-    """Return the section that has the option `name`.
-
-    Raises:
-        UserError: With these `kinds`, no section has this option.
-    """
-    types = section_types(kinds)
-    section_by_option = {item.name: section for section, cls in types.items() for item in dataclasses.fields(cls)}
-    section_by_option.pop("kind")
-    return section_by_option[check_choice("option", name, section_by_option)]
-
-
 @dataclass(frozen=True)
 class Config:
     """All options of a run, in six sections.
@@ -298,12 +286,12 @@ class Config:
 
     @classmethod
     def of(cls, **options: Any) -> "Config":
-        """Create a config from options without their sections: `Config.of(tokenizer="char", rank=8)`.
+        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`.
 
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        return cls().with_options(**options)
+        return cls.from_dict(options_by_section(options))
 
     def with_options(self, **options: Any) -> "Config":
         """Return a copy of this config with changed options, named without their sections.
@@ -315,17 +303,7 @@ class Config:
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        defaults = self.kinds | kinds_of_transformer(options)
-        kinds = {section: str(options.pop(section, defaults[section])) for section in OPTION_KINDS}
-        types = section_types(kinds)
-        new_values: dict[str, dict[str, Any]] = {section: {} for section in types}
-        for name, value in options.items():
-            new_values[section_of(name, kinds)][name] = value
-        sections: dict[str, Any] = {}
-        for section, cls in types.items():
-            current, values = getattr(self, section), new_values[section]
-            sections[section] = dataclasses.replace(current, **values) if type(current) is cls else cls(**values)
-        return Config(**sections)
+        return Config.from_dict(options_by_section({**options, "config": self}))
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -333,12 +311,12 @@ class Config:
         return {section: getattr(self, section).kind for section in OPTION_KINDS}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
+    def from_dict(cls, values: Mapping[str, Any], where: str = "") -> "Config":
         """Create a config from nested dicts of plain values; missing options get their defaults.
 
         Args:
             values: Options by section and name.
-            where: The source that error messages name.
+            where: The source that error messages name, if any.
 
         Raises:
             UserError: A section or an option is unknown, or a value is invalid.
@@ -347,7 +325,7 @@ class Config:
             types = section_types(selected_kinds(values))
             return cls(**{name: _create_section(types[name], name, values.get(name, {})) for name in types})
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {error}" if where else str(error)) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as nested dicts of plain values, ready for JSON."""

@@ -16,14 +16,4 @@ if TYPE_CHECKING:
     from factorcell.completion.popularity import History as History
     from factorcell.completion.popularity import Popularity as Popularity
 
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "blend": ("Blend", "new_suggester"),
-        "completer": ("Completer",),
-        "fuzzy": ("TypoTolerantLookup",),
-        "online": ("Learner", "LearningRule", "User", "learn_one"),
-        "popularity": ("History", "Popularity"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

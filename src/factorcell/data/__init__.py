@@ -15,16 +15,4 @@ if TYPE_CHECKING:
     from factorcell.data.tokenizers.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.data.tokenizers.vocabulary import Specials as Specials
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "tokenizers.base_tokenizer": ("Tokenizer",),
-        "tokenizers.bpe": ("BpeTokenizer",),
-        "tokenizers.tokenizer": ("register_tokenizer",),
-        "cache": ("prepare",),
-        "corpus": ("Batch", "Corpus"),
-        "columns.schema": ("ContextSchema",),
-        "tables.tables": ("open_table",),
-        "tokenizers.vocabulary": ("Specials",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

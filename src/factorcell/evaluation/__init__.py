@@ -13,15 +13,4 @@ if TYPE_CHECKING:
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.evaluation.point_classification import classify_points as classify_points
 
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "advice.advise": ("advise",),
-        "classification": ("classify",),
-        "explaining.likelihood_ratios": ("explain",),
-        "likelihoods": ("log_likelihoods",),
-        "perplexity": ("Evaluation", "evaluate"),
-        "point_classification": ("classify_points",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

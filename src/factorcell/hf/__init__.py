@@ -11,12 +11,4 @@ if TYPE_CHECKING:
     from factorcell.hf.context_reading import ContextCollator as ContextCollator
     from factorcell.hf.context_reading import read_names as read_names
 
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "context_config": ("ContextConfig",),
-        "context_model": ("ContextModel", "get_context_model"),
-        "context_reading": ("ContextCollator", "read_names"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -24,16 +24,4 @@ if TYPE_CHECKING:
     from factorcell.nn.scoring import Scorer as Scorer
     from factorcell.nn.scoring import Tally as Tally
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "factorcell.adapters.adapted_linear": ("AdaptedLinear",),
-        "factorcell.adapters.adapters": ("Adapter", "LayerSizes", "Shift", "register_adapter"),
-        "backbones.backbone": ("Backbone", "BackboneSizes", "Footprint", "register_backbone"),
-        "backbones.cells": ("register_cell",),
-        "backbones.recurrent_loop": ("CellState", "RecurrentStep"),
-        "head": ("Head", "HeadSizes", "register_head"),
-        "language_model": ("LanguageModel",),
-        "scoring": ("Scorer", "Tally"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -122,7 +122,7 @@ class TextModel:
         try:
             return prepare(
                 replace(open_table(rows), name=CONTEXTS),
-                self.config.with_options(missing=missing),
+                replace(self.config, data=replace(self.config.data, missing=missing)),
                 tokenizer=self.tokenizer,
                 schema=self.schema,
                 unknown=unknown,

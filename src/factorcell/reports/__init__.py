@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from factorcell.reports.demo import demo_page as demo_page
     from factorcell.reports.runs import report_page as report_page
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "demo": ("demo_page",),
-        "runs": ("report_page",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
