@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = Config.load(arguments.recipe)
+    config = Config.of(config=arguments.recipe)
     changes = {"threads": arguments.threads, "epochs": arguments.epochs or config.training.epochs, "patience": 0}
     config = replace(config, training=replace(config.training, precision=arguments.precision, **changes))
     corpus = prepare(arguments.table, config)

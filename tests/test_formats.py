@@ -28,7 +28,11 @@ NUMBERED: dict[str, tuple[int, Opener, str]] = {
         lambda folder: find_config_and_columns(folder / "letters", ["plain"], "city"),
         "letters",
     ),
-    "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
+    "recipe/config.json": (
+        options.FORMAT,
+        lambda folder: Config.of(config=folder / "recipe/config.json"),
+        "config.json",
+    ),
     "letters/completion.json": (
         online.FORMAT,
         lambda folder: BlendWeights.load(folder / "letters"),
@@ -84,9 +88,9 @@ def test_files_with_another_format_number_are_refused(name: str, folder: Path) -
 def test_a_recipe_may_be_the_config_of_a_run(folder: Path) -> None:
     path = folder / "recipe/config.json"
     config = Run.open(folder / "words").config
-    assert Config.load(path) == config
+    assert Config.of(config=path) == config
     files.write_json(path, config.to_dict())
-    assert Config.load(path) == config
+    assert Config.of(config=path) == config
 
 
 def test_a_fingerprint_depends_on_the_weights_alone(folder: Path) -> None:

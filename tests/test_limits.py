@@ -217,5 +217,5 @@ def test_a_grid_of_scikit_learn_may_be_of_numpy(tmp_path: Path) -> None:
     options: dict[str, Any] = {**small, "threads": np.int64(1), "epochs": np.float64(1)}
     classifier = ContextClassifier(out=tmp_path / "run", random_state=np.int64(3), **options)
     classifier.fit([f"{label} text {number}" for number, label in enumerate(labels)], labels)
-    saved = Config.load(tmp_path / "run" / "config.json")
+    saved = Config.of(config=tmp_path / "run" / "config.json")
     assert (saved.training.epochs, saved.training.seed, saved.model.rank, saved.model.embedding_size) == (1.0, 3, 1, 4)

@@ -132,7 +132,7 @@ def test_options_have_their_types_in_every_way_of_setting_them(
     if not isinstance(expected, tuple) and expected is not None:
         assert Config.of(backbone="late", **{name: np.array(expected)}) == config
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    assert Config.load(tmp_path / "config.toml") == config
+    assert Config.of(config=tmp_path / "config.toml") == config
 
 
 @pytest.mark.usefixtures("options_class")

@@ -276,15 +276,6 @@ class Config:
                 raise UserError(f"{name} requires the column with the author of each text; set user")
 
     @classmethod
-    def load(cls, path: str | Path) -> "Config":
-        """Read a config from a TOML or JSON file, such as a recipe or the config.json of a run.
-
-        Raises:
-            UserError: The file is not valid or contains an unknown option.
-        """
-        return cls.from_dict(read_options(path))
-
-    @classmethod
     def of(cls, **options: Any) -> "Config":
         """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`.
 

@@ -15,7 +15,7 @@ from factorcell import Completer, Run, UserError
 from factorcell.completion import Blend, Popularity, User
 from factorcell.completion.blend import FEATURES, BlendWeights
 from factorcell.completion.online import LearningRule, learn_one
-from factorcell.config import Config
+from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
 from factorcell.io import digests, files
@@ -273,7 +273,7 @@ DEEPLY_NESTED = {
 def test_deeply_nested_files_are_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
     path = tmp_path / case[1]
     path.write_text(DEEPLY_NESTED[case](depth))
-    for read in (Config.load, search_space.read) if path.suffix == ".toml" else (Config.load,):
+    for read in (read_options, search_space.read) if path.suffix == ".toml" else (read_options,):
         with pytest.raises(UserError) as error:
             read(path)
         assert str(error.value).startswith(f"{path}: ")

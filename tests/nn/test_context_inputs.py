@@ -15,7 +15,6 @@ from factorcell import Number, UserError, Vector
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.hf import ContextCollator, ContextConfig, get_context_model, read_names
-from factorcell.hf.context_reading import read_schema
 from tests.nn.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
 
@@ -42,7 +41,7 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
         {"label": datasets.ClassLabel(names=["World", "Sports"]), "rating": datasets.Value("float64")}
     )
     data = datasets.Dataset.from_dict({"label": [0, 1, 1, -1], "rating": [4.7, 1.5, 1.5, 4.7]}, features=features)
-    schema = read_schema(data, ["label", "rating:category"], min_count=1)
+    schema = ContextConfig(["label", "rating:category"], min_count=1).fit(data).schema
     assert [variable.values[1:] for variable in schema.categories] == [("Sports", "World"), ("1.5", "4.7")]
     schema = ContextSchema.from_dict(schema.to_dict())
     model = get_context_model(new_base("llama"), ContextConfig(schema=schema))
@@ -56,7 +55,7 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
     for label in ("Sports", 1, torch.tensor(1), np.int64(1)):
         assert torch.equal(model.context_vectors({"label": label}), model.context_vectors({"label": "Sports"}))
     stream = data.to_iterable_dataset().map(lambda row: row, features=features)
-    assert read_schema(stream, ["label", "rating:category"], min_count=1) == schema
+    assert ContextConfig(["label", "rating:category"], min_count=1).fit(stream).schema == schema
     with_gap = pandas.DataFrame({"label": [0, 1, 1, None], "rating": data["rating"]})  # floats, for the missing label
     for rows in (stream, with_gap):
         assert model.read_contexts(rows).categories.tolist() == ids
@@ -85,11 +84,11 @@ def test_names_are_those_of_the_schema() -> None:
     """A column with missing numbers has floats, a class column has numbers, and rare values have no name."""
     features = datasets.Features({"label": datasets.ClassLabel(names=["World", "Sports"])})
     data = datasets.Dataset.from_dict({"label": [0, 1, 1]}, features=features)
-    schema = read_schema(data, ["label"], min_count=1)
+    schema = ContextConfig(["label"], min_count=1).fit(data).schema
     assert read_names(data, schema) == ["label: World\n", "label: Sports\n", "label: Sports\n"]
     assert read_names({"label": data["label"]}, schema) == read_names(data, schema)
     frame = pandas.DataFrame({"stars": [5, 1, None, 5], "city": ["Oslo", "Rome", "Oslo", None], "age": [1.5, 2, 3, 4]})
-    schema = read_schema(frame, ["stars:category", "city", "age:number"], min_count=2)
+    schema = ContextConfig(["stars:category", "city", "age:number"], min_count=2).fit(frame).schema
     expected = ["stars: 5\ncity: Oslo\n", "stars:\ncity:\n", "stars:\ncity: Oslo\n", "stars: 5\ncity:\n"]
     assert read_names(frame, schema) == expected
     assert read_names([{"stars": 5, "city": "Bern", "age": None}], schema) == ["stars: 5\ncity:\n"]
@@ -131,7 +130,7 @@ ROWS_OF_ALL_KINDS: list[dict[str, Any]] = [
     }
     for number, city in enumerate(("Oslo", "Rome", "Oslo", "Bern"), 1)
 ] * 3
-SCHEMA_OF_ALL_KINDS = read_schema(ROWS_OF_ALL_KINDS, ALL_KINDS, min_count=1)
+SCHEMA_OF_ALL_KINDS = ContextConfig(ALL_KINDS, min_count=1).fit(ROWS_OF_ALL_KINDS).schema
 FORMS: dict[str, Any] = {
     "a mapping": ROWS_OF_ALL_KINDS[0],
     "mappings": ROWS_OF_ALL_KINDS[:2],

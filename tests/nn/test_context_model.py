@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map
 
 from factorcell import UserError
 from factorcell.hf import ContextConfig, ContextModel, get_context_model
-from factorcell.hf.context_reading import read_schema
 from factorcell.nn.backbones.adapted_modules import Projection
 from tests.fake_device import DEVICE, FakeDevice
 
@@ -24,7 +23,7 @@ ROWS = [
     for text, city, age in [("abc", "Oslo", 3.0), ("ba", "Rome", 5.0), ("cab", "Oslo", 9.0), ("bb", "Bern", 1.0)] * 3
 ]
 CONTEXTS = [{"city": row["city"], "age": row["age"]} for row in ROWS[:4]]
-SCHEMA = read_schema(ROWS, ["city", "age"], min_count=1)
+SCHEMA = ContextConfig(["city", "age"], min_count=1).fit(ROWS).schema
 SIZES: dict[str, Any] = {"vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LAYERS: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 

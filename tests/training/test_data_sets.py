@@ -82,10 +82,9 @@ def test_a_list_of_data_sets_is_an_error_about_its_first_row() -> None:
         prepare([tables()[1]], CONFIG)
 
 
-def test_results_of_texts_become_data_sets(run: Run) -> None:
+def test_results_of_texts_become_data_frames(run: Run) -> None:
     table = tables()[1]
-    scores = run.score_rows(table).to_dataset()
-    assert scores["nats"][:] == run.score(ROWS * 2).tolist()
+    assert run.score_table(table)["nats"].tolist() == run.score(ROWS * 2).tolist()
     result = run.predict(table, "city")
     frame = result.rows().to_pandas()
     np.testing.assert_allclose(
@@ -93,5 +92,3 @@ def test_results_of_texts_become_data_sets(run: Run) -> None:
         result.probabilities[:, [result.names.index("Oslo"), result.names.index("Nice")]],
         atol=1e-6,
     )
-    joined = datasets.concatenate_datasets([table, scores.remove_columns("row")], axis=1)
-    assert {"text", "city", "nats"} <= set(joined.column_names)

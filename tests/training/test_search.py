@@ -85,7 +85,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
             assert "accuracy of city" in (run.folder / "README.md").read_text(encoding="utf-8")
     first = search.rank_trials(rows)[0]
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
-    recipe = Config.load(tmp_path / "s" / "best.toml")
+    recipe = Config.of(config=tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
     again = train_run(ROWS, ROWS[:5], recipe, tmp_path / "again").best_evaluation()
     assert again is not None

@@ -113,8 +113,7 @@ def evaluate(
         by: Columns of the table.
         baseline: A model over which the gain is measured. With columns but no baseline, the gain is that over the same
             model with the expected context; a model that reads no context has no such gain.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Returns:
         The evaluation. Its row has `bits_per_byte` with an interval if the tokens determine the texts. With a

@@ -60,7 +60,7 @@ def reading_options(like: Path | None, config: Path | None, text: str | None = N
     """
     if like is not None and config is not None:
         raise UserError("expected either --like or --config, got both")
-    options, tokenizer = Config.load(config) if config else Config(), None
+    options, tokenizer = Config.of(config=config) if config else Config(), None
     if like is not None:
         model = open_model(like)
         options, tokenizer = model.config, model.tokenizer

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from factorcell.config import Config
+from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.tables.tables import feature_classes, open_table
 from factorcell.errors import UserError
-from factorcell.hf.context_reading import read_schema
+from factorcell.hf.context_reading import add_rows, with_class_names
+from factorcell.io.findings import Finding, report
 from factorcell.options.columns import Column, column_texts
 from factorcell.options.limits import MAX_FLOAT, Limits, is_names, make_plain
 from factorcell.options.option_fields import INPUT_ADAPTERS, MAX_SIZE
@@ -76,5 +80,21 @@ class ContextConfig:
         Raises:
             UserError: A column is missing or has an invalid value.
         """
-        columns = [str(column) for column in self.columns]
-        return replace(self, schema=read_schema(source, columns, min_count=self.min_count))
+        for column, kind, _ in map(parse_column, map(str, self.columns)):
+            if kind == "prompt":
+                raise UserError(f"{column}: expected no prompt; put its text into the input tokens")
+        if not self.columns:
+            return self
+        data = Config.of(context=self.columns, min_context_count=self.min_count).data
+        classes = feature_classes(source)
+        columns = ContextColumns(table := with_class_names(open_table(source), classes), data)
+        add_rows(columns, table)
+        variables = [reader.build_variable(data) for reader in columns.readers]
+        schema = ContextSchema(
+            tuple(replace(variable, classes=classes.get(variable.source_column, ())) for variable in variables)
+        )
+        for variable in schema.categories:
+            if variable.is_all_rare:
+                problem = f"no value has {self.min_count:,} rows, so the column changes nothing"
+                report(Finding("uninformative column", f"{variable.name}: {problem}; lower min_count"))
+        return replace(self, schema=schema)

@@ -239,7 +239,7 @@ class ContextModel(nn.Module):
 
         Args:
             source: A table of any supported type with all context columns; other columns are ignored.
-            unknown: How to read a value that the schema does not have: group, expected or error.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
         """
         return self._reader.read_table(source, unknown)
 

@@ -332,8 +332,7 @@ class Run(TextModel):
             context: Only for texts without a context: one context such as `{"stars": 5}` for all texts, or a list or
                 table with a context for each. Columns without a value get their expected values.
             tokens: Whether to list each target with its nats.
-            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
-                reads the development table; "expected" reads it as the expected value; "error" raises an error.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
 
         Returns:
             A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and

@@ -129,7 +129,7 @@ def common_plan(
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():
-            return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
+            return resumed_plan(config, Config.of(config=config_path)).with_training(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config))
     new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.

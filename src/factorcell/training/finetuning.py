@@ -49,7 +49,7 @@ def finetune(
         dev: The development table; if None, 5 % of the training rows are held out.
         parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
         l1: The penalty on the distance of a weight from its starting value, in nats per unit of distance.
-        unknown: How to read context values that `run` does not know: "error", "group" or "expected".
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         resume: Whether to resume a stopped fine-tuning in `out`.
         **options: Options of the section `training`, such as `epochs`. The other options have the values in
             `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `run`.

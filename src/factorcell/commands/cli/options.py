@@ -209,11 +209,7 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for context values that were not in the training table.
-
-    By default, tables are read as training reads the development table. If the user types the context values on the
-    command line, the default is "error", because an unknown value is then probably a typing mistake.
-    """
+    """Add --unknown, the policy for values that training never saw (`choices.UNKNOWN_POLICIES`)."""
     help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
     help_text += "missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
