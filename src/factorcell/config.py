@@ -365,7 +365,7 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
-    base_options = without_overridden(base_options, kinds, options)
+    base_options = _without_overridden(base_options, kinds, options)
     specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
     for section, kind in kinds.items():
         specified[section]["kind"] = kind
@@ -381,7 +381,7 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     return {section: {**base_options.get(section, {}), **values} for section, values in specified.items()}
 
 
-def without_overridden(
+def _without_overridden(
     base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the options of a file, by section, without the sections whose kinds are changed by `kinds`.
@@ -407,22 +407,12 @@ def read_options(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: The file is not valid or contains an unknown option.
     """
-    values = read_sections(path)
-    Config.from_dict(values, where=str(path))
-    return dict(values)
-
-
-def read_sections(path: str | Path) -> Any:
-    """Return the content of a TOML or JSON file of options, which may contain invalid options.
-
-    Raises:
-        UserError: The file cannot be read, is not valid TOML or JSON, or has another format.
-    """
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
-    return values
+    Config.from_dict(values, where=str(path))
+    return dict(values)
 
 
 def _to_toml(value: Any) -> str:

@@ -18,10 +18,8 @@ from factorcell.config import (
     PRECISIONS,
     Config,
     options_by_section,
-    read_sections,
     section_types,
     selected_kinds,
-    without_overridden,
 )
 from factorcell.errors import UserError
 from factorcell.io import memory
@@ -36,7 +34,6 @@ from factorcell.options.option_fields import (
     HuggingFaceOptions,
     OptionType,
     PretrainedTokenizerOptions,
-    kinds_of_transformer,
     option_types,
 )
 
@@ -104,14 +101,9 @@ def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
         flag, equals, value = word.partition("=")
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
-    config_path = values.pop("config", "")
     kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
-    # `specified_options` reports the errors.
-    with suppress(UserError):
-        kinds = kinds_of_transformer(values) | kinds
-    with suppress(UserError, OSError):
-        sections = read_sections(config_path) if config_path else {}
-        kinds = selected_kinds(without_overridden(sections, kinds, values)) | kinds
+    with suppress(UserError, OSError):  # `specified_options` reports the errors
+        kinds |= selected_kinds(options_by_section(values))
     return kinds
 
 
