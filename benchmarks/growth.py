@@ -95,8 +95,7 @@ def config_of(axis: str, size: int, corpus: Corpus) -> Config:
     """Return the options that the rules choose, with the option of the axis changed."""
     is_char, vocabulary = axis != "vocabulary", len(corpus.tokenizer)
     facts = rules.TableFacts(TARGETS, vocabulary, is_char, CONTEXTS, TEXTS_PER_CONTEXT, has_users=is_char)
-    sections = rules.default_options(facts, PASSES).values()
-    options = {name: value for section in sections for name, value in section.items()}
+    options = rules.default_options(facts, PASSES)
     options |= {"tokenizer": "char", "user": COLUMN} if is_char else {"tokenizer": "word", "context": (COLUMN,)}
     options |= {OPTIONS[axis]: size} if axis in OPTIONS else {}
     return Config.of(**{**options, "epochs": 1e3, "precision": "float32"})

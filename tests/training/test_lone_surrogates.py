@@ -7,7 +7,7 @@ import pytest
 from factorcell import Run, classify, evaluate, generate
 from factorcell.completion import Popularity
 from factorcell.config import Config
-from factorcell.reports import report_page
+from factorcell.reports.runs import report_page
 from factorcell.training.check import check
 from factorcell.training.fit import train_run
 

@@ -100,7 +100,7 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
         LOG.info("training %s in %s", model, run_folder)
         earlier_minutes += _training_minutes(run_folder)
         first_run = next(iter(runs.values()), None)
-        run = train_run(train, dev, plan.with_steps_of(first_run).for_model(model), run_folder, resume=True)
+        run = train_run(train, dev, plan.with_steps_of(first_run).with_options(model=model), run_folder, resume=True)
         compared_models.append(_evaluate(run, places))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
         runs[model] = run

@@ -6,7 +6,6 @@ from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
-    from factorcell.completion.blend import new_suggester as new_suggester
     from factorcell.completion.completer import Completer as Completer
     from factorcell.completion.fuzzy import TypoTolerantLookup as TypoTolerantLookup
     from factorcell.completion.online import Learner as Learner

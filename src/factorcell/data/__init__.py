@@ -6,10 +6,7 @@ from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.data.cache import prepare as prepare
-    from factorcell.data.columns.schema import ContextSchema as ContextSchema
-    from factorcell.data.corpus import Batch as Batch
     from factorcell.data.corpus import Corpus as Corpus
-    from factorcell.data.tables.tables import open_table as open_table
     from factorcell.data.tokenizers.base_tokenizer import Tokenizer as Tokenizer
     from factorcell.data.tokenizers.bpe import BpeTokenizer as BpeTokenizer
     from factorcell.data.tokenizers.tokenizer import register_tokenizer as register_tokenizer

@@ -21,7 +21,5 @@ if TYPE_CHECKING:
     from factorcell.nn.head import HeadSizes as HeadSizes
     from factorcell.nn.head import register_head as register_head
     from factorcell.nn.language_model import LanguageModel as LanguageModel
-    from factorcell.nn.scoring import Scorer as Scorer
-    from factorcell.nn.scoring import Tally as Tally
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -87,7 +87,7 @@ def compare(
     compared_models, first_run = [], None
     for model in models:
         evaluations = []
-        for path, seed_plan in training_plans(folder, base_plan.for_model(model), model, seeds):
+        for path, seed_plan in training_plans(folder, base_plan.with_options(model=model), model, seeds):
             LOG.info("%s -> %s", model, path)
             run = train_run(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
             first_run = first_run or run
@@ -112,7 +112,7 @@ def training_plans(folder: Path, base_plan: Plan, model: str, seeds: int) -> lis
     first_seed = base_plan.config.training.seed
     plans = [(folder / model, base_plan)]
     for seed in range(first_seed + 1, first_seed + seeds):
-        plans.append((folder / f"{model}-seed-{seed}", base_plan.with_training(seed=seed)))
+        plans.append((folder / f"{model}-seed-{seed}", base_plan.with_options(seed=seed)))
     return plans
 
 
@@ -129,11 +129,11 @@ def common_plan(
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():
-            return resumed_plan(config, Config.of(config=config_path)).with_training(ngram_mixture=False)
+            return resumed_plan(config, Config.of(config=config_path)).with_options(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config))
     new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
-    new_plan = new_plan.with_training(ngram_mixture=False)
+    new_plan = new_plan.with_options(ngram_mixture=False)
     if not corpus.schema.variables:
         LOG.info("no context: each of these models is an unadapted model")
     unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
     if not sections or "training" in sections:
         add_max_memory(parser)
     classes, option_names = section_types(parser.kinds), ["config", "model"]
-    for section, field in config_fields(parser.kinds):
+    for section, field in ((section, field) for section, cls in classes.items() for field in dataclasses.fields(cls)):
         if not sections or section in sections:
             has_base = parser.kinds.get("tokenizer") == PretrainedTokenizerOptions.kind
             is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ())
@@ -84,13 +84,6 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
                 option_names.append(field.name)
                 _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
     parser.optional.set_defaults(option_names=option_names)
-
-
-def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yield (section, field) for each field of a config with these kinds of tokenizer, backbone and head."""
-    for section, section_type in section_types(kinds).items():
-        for field in dataclasses.fields(section_type):
-            yield section, field
 
 
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
