@@ -127,7 +127,8 @@ def main() -> None:
     dev = prepare(arguments.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     dev = dev.select(np.arange(1000))
     for name in arguments.models:
-        evaluations = plain(config, corpus, dev) if name == PLAIN else factorcell(config.with_model(name), corpus, dev)
+        adapted = config if name == PLAIN else config.with_options(model=name)
+        evaluations = (plain if name == PLAIN else factorcell)(adapted, corpus, dev)
         speed.write_row(
             time_to_goal(name, evaluations, arguments.goal, arguments.minutes) | {"threads": arguments.threads},
             arguments.out,

@@ -102,10 +102,10 @@ def test_words_are_lower_cased_by_default_and_characters_are_not() -> None:
 
 def test_named_models_differ_only_in_their_adaptations() -> None:
     for name, (adapt, bias) in MODELS.items():
-        config = Config.of(rank=4).with_model(name)
+        config = Config.of(rank=4).with_options(model=name)
         assert config.model == ModelConfig(rank=4, adapt=adapt, output_bias=bias)
     with pytest.raises(UserError, match="unknown model 'factor'"):
-        Config().with_model("factor")
+        Config().with_options(model="factor")
 
 
 def test_choose_suggests_the_most_similar_name() -> None:

@@ -342,11 +342,6 @@ class Config:
         names = (name for name, adaptations in MODELS.items() if adaptations == (adapt, output_bias))
         return next(names, "+".join((*adapt, *output_bias)))
 
-    def with_model(self, name: str) -> "Config":
-        """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
-        adapt, output_bias = MODELS[check_choice("model", name, MODELS)]
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
-
 
 def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """Return options that are named without their sections, as on the command line, by section.
@@ -366,9 +361,7 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
     base_options = _without_overridden(base_options, kinds, options)
-    specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
-    for section, kind in kinds.items():
-        specified[section]["kind"] = kind
+    specified = {section: {"kind": kinds[section]} if section in kinds else {} for section in section_types()}
     if model:
         adapt, output_bias = MODELS[check_choice("model", model, MODELS)]
         specified["model"] = {"adapt": adapt, "output_bias": output_bias}

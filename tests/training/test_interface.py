@@ -55,7 +55,7 @@ def test_options_train_the_same_model_as_a_config(tmp_path: Path) -> None:
         assert again.config == run.config
         assert weights(again) == weights(run)
     unadapted = fit(ROWS, dev=ROWS[:4], out=tmp_path / "unadapted", config=path, model="unadapted", seed=1)
-    assert unadapted.config == run.config.with_model("unadapted").with_options(seed=1)
+    assert unadapted.config == run.config.with_options(model="unadapted").with_options(seed=1)
     assert run.score(ROWS).shape == (len(ROWS),)
     np.testing.assert_array_equal(run.score(ROWS), Run.open(run.folder).score(ROWS))
     frame = run.score_table(ROWS)

@@ -211,7 +211,7 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     compare(ROWS, dev=ROWS, out=tmp_path / "c", models=models, resume=True, **flat(OPTIONS))
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
-    assert first.config.with_model("factorcell").model == second.config.model
+    assert first.config.with_options(model="factorcell").model == second.config.model
     chosen = unspecified_options(OPTIONS)
     for run in (first, second):
         assert training_facts(run.folder)["chosen"] == used_options(chosen, run.config, run.schema)

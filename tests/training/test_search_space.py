@@ -1,6 +1,5 @@
 """The space of a search: reading files, drawing options, and drawing only options that have an effect."""
 
-import dataclasses
 from pathlib import Path
 
 import optuna
@@ -143,7 +142,7 @@ def test_draws_lie_in_the_space_and_determine_the_config() -> None:
 @pytest.mark.parametrize("bias", ["low_rank", "one_hot"])
 @pytest.mark.parametrize("context", [CONTEXT, ()])
 def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, context: tuple[str, ...]) -> None:
-    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, context=context)).with_model(model)
+    config = CONFIG.with_options(context=context, model=model)
     if config.model.output_bias:
         config = search_space.with_drawn_options(config, {"output_bias": bias})
     corpus = prepare(ROWS, config)

@@ -37,15 +37,10 @@ class TrainingOptions(TypedDict, total=False):
 
 
 class Options(TrainingOptions, total=False):
-    """Options of a training that are not parameters of `fit`: the name and type of each.
-
-    `config` is a file of options, or a `Config`; `model` is the name of a model of the papers. The page of options
-    (docs/options.md) explains the others. Packages may add options of their own kinds.
-    """
+    """Options of `fit` by name (docs/options.md); other packages may add options of their kinds."""
 
     config: Any
     model: str
-    # data
     text: str
     context: Sequence[str | Column]
     user: str
@@ -62,13 +57,11 @@ class Options(TrainingOptions, total=False):
     min_text_users: int
     min_context_word: int
     max_context_words: int
-    # tokenizer
     tokenizer: str
     lowercase: bool
     min_count: int
     max_vocabulary: int
     strip_punctuation: bool
-    # model
     adapt: Sequence[str]
     output_bias: Sequence[str]
     embedding_size: int
@@ -79,7 +72,6 @@ class Options(TrainingOptions, total=False):
     context_layer: str
     rank: int
     dropout_context: float
-    # backbone
     backbone: str
     cell: str
     layers: int
@@ -99,7 +91,6 @@ class Options(TrainingOptions, total=False):
     shared_rank: int
     prefix_vectors: int
     heads: int
-    # head
     head: str
     hash_size: int
     bloom_size: int

@@ -136,7 +136,7 @@ def common_plan(
     new_plan = new_plan.with_options(ngram_mixture=False)
     if not corpus.schema.variables:
         LOG.info("no context: each of these models is an unadapted model")
-    unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
+    unused_by_model = [unused_options(new_plan.config.with_options(model=model), corpus.schema) for model in models]
     new_plan.log(unused=set.intersection(*unused_by_model))
     return new_plan
 

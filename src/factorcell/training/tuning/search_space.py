@@ -161,7 +161,7 @@ def check(space: Space, config: Config) -> None:
 def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
     """Return `config` with the values that `trial` draws: one of `models`, and each option that has an effect."""
     if models:
-        config = config.with_model(trial.suggest_categorical("model", models))
+        config = config.with_options(model=trial.suggest_categorical("model", models))
     # The output bias is drawn first, because it determines whether other options have an effect.
     for name in sorted(space, key=lambda name: name != "output_bias"):
         if has_effect(name, config):
@@ -201,7 +201,7 @@ def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
     A value of `output_bias` may join several output biases by "+".
     """
     if "model" in params:
-        config = config.with_model(params["model"])
+        config = config.with_options(model=params["model"])
     for name, value in params.items():
         if name == "model":
             continue
