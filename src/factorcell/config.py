@@ -361,7 +361,8 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
     base_options = _without_overridden(base_options, kinds, options)
-    specified = {section: {"kind": kinds[section]} if section in kinds else {} for section in section_types()}
+    specified: dict[str, dict[str, Any]] = {name: {} for name in section_types()}
+    specified |= {section: {"kind": kind} for section, kind in kinds.items()}
     if model:
         adapt, output_bias = MODELS[check_choice("model", model, MODELS)]
         specified["model"] = {"adapt": adapt, "output_bias": output_bias}
