@@ -130,7 +130,7 @@ def test_configs_do_not_import_packages(tmp_path: Path, monkeypatch: pytest.Monk
     Config()
     Config.of(adapt=("bottleneck",), cell="minimal")
     assert MODULE not in sys.modules
-    for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", "none", ""):
+    for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", ""):
         assert f"unknown adapt {name!r}" in refusal(lambda name=name: ModelConfig(adapt=(name,)))  # type: ignore[misc]
     assert "did you mean 'bottleneck'?" in refusal(lambda: ModelConfig(adapt=("bottlneck",)))
     assert MODULE not in sys.modules
