@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.config import section_types
-from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
+from factorcell.options.choices import AUTOMATIC_OPTIONS
 from factorcell.options.option_fields import KIND_HELP, OPTION_KINDS
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -51,7 +51,7 @@ def _section(section: str) -> Iterator[str]:
         meaning += "" if is_explained else f" ({', '.join(choices)})"
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
         default = _format(first.default) if name == "kind" else _format_by_kind(by_kind)
-        is_automatic = name in AUTOMATIC_OPTIONS.get(section, ()) and name not in ONLY_WITH_BASE
+        is_automatic = name in AUTOMATIC_OPTIONS.get(section, ())
         shown = "automatic" if is_automatic else default
         yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {shown} | {default} |"
     yield ""

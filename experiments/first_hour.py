@@ -51,7 +51,8 @@ def write_tables(name: str, data: Path, folder: Path) -> dict[str, Path]:
 
 def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> None:
     """Train the run and the unadapted run of a log, unless they exist."""
-    for name, adapt in (("adapted", ["factor"]), ("unadapted", [])):
+    models: dict[str, Row] = {"adapted": {}, "unadapted": {"model": "unadapted"}}
+    for name, model in models.items():
         if (folder / name / "training.json").exists():
             continue
         fit(
@@ -66,8 +67,7 @@ def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> N
             lowercase=True,
             seed=seed,
             min_users=3,
-            adapt=adapt,
-            output_bias=(),
+            **model,
         )
 
 
@@ -115,13 +115,17 @@ def entered_texts(tables: dict[str, Path], lowercase: bool = True) -> set[str]:
 
 
 def measure(rows: Sequence[Row], entered: set[str]) -> tuple[Row, dict[str, Floats]]:
-    """Return figures of a replay, and for each system the sums of reciprocal ranks and of texts per user (U, 2)."""
+    """Return figures of a replay, and for each system the sums per user (U, 4): reciprocal ranks, texts, nats, targets.
+
+    Systems that are no language model have no nats.
+    """
     users = sorted({row["user"] for row in rows})
     indices = {user: index for index, user in enumerate(users)}
-    sums = {name: np.zeros((len(users), 2)) for name in SYSTEMS}
+    sums = {name: np.zeros((len(users), 4)) for name in SYSTEMS}
     first, invented = 0, 0
     for row in rows:
-        sums[row["system"]][indices[row["user"]]] += (1 / row["rank"] if row["rank"] else 0.0), 1
+        reciprocal_rank = 1 / row["rank"] if row["rank"] else 0.0
+        sums[row["system"]][indices[row["user"]]] += reciprocal_rank, 1, row["nats"] or 0.0, row["targets"] or 0
         if row["system"] == "blend" and row["first"] is not None:
             first += 1
             invented += row["rank"] != 1 and row["first"] not in entered
@@ -137,15 +141,23 @@ def measure(rows: Sequence[Row], entered: set[str]) -> tuple[Row, dict[str, Floa
     figures["best"] = best
     figures["blend - best"] = difference(sums["blend"], sums[best])
     figures["online - unadapted"] = difference(sums["online"], sums["unadapted"])
-    figures["plain - unadapted"] = difference(sums["plain"], sums["unadapted"])
+    figures["perplexity"] = perplexity_change(sums["online"], sums["unadapted"])
+    figures["perplexity, plain"] = perplexity_change(sums["plain"], sums["unadapted"])
     return figures, sums
 
 
 def difference(sums: Floats, others: Floats) -> str:
     """Return the difference of two mean reciprocal ranks with its interval."""
     totals = bootstrap.resampled_sums(np.concatenate([sums, others], axis=1))
-    points = totals[:, 0] / totals[:, 1] - totals[:, 2] / totals[:, 3]
+    points = totals[:, 0] / totals[:, 1] - totals[:, 4] / totals[:, 5]
     return bootstrap.percentile_interval(points, len(sums)).to_text(".3f")
+
+
+def perplexity_change(sums: Floats, others: Floats) -> str:
+    """Return by how many percent the perplexity differs from that of another system, with its interval."""
+    totals = bootstrap.resampled_sums(np.concatenate([sums, others], axis=1))
+    points = np.exp(totals[:, 2] / totals[:, 3] - totals[:, 6] / totals[:, 7]) - 1
+    return bootstrap.percentile_interval(100 * points, len(sums)).to_text(".1f")
 
 
 def main() -> None:
@@ -177,6 +189,8 @@ def table(results: Sequence[Row]) -> str:
     columns = {"log": "log", "minutes": "minutes", **{name: name for name in SYSTEMS}}
     columns |= {"blend - best": "blend, minus the best of mpc, history and online", "change": "blend, minus 1 minute"}
     columns |= {"online - unadapted": "online, minus unadapted", "invented": "wrong inventions first"}
+    columns["perplexity"] = "perplexity of online, against unadapted, %"
+    columns["perplexity, plain"] = "of plain, against unadapted, %"
     lines = [f"| {' | '.join(columns.values())} |", "|" + " --: |" * len(columns)]
     for row in results:
         cells = {name: f"{row[name]:.3f}" for name in SYSTEMS} | {"invented": f"{row['invented']:.1%}"}

@@ -194,7 +194,7 @@ def write_runs(folder: Path, main: Main) -> None:
         "places": "places.csv --tokenizer char --context country --context lat:number --context lon:number",
         "reddit": "train.parquet --context community",
         "scotus": "train.parquet --user speaker --context role --context case",
-        "qac": "queries.parquet --text query --tokenizer char --user user --adapt factor --output-bias none",
+        "qac": "queries.parquet --text query --tokenizer char --user user",
     }
     for name, arguments in runs.items():
         assert main(with_small_sizes(["train", *shlex.split(arguments), "--out", f"runs/{name}"])) == 0, name

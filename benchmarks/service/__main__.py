@@ -4,6 +4,7 @@
     python -m benchmarks.service cost RUN TABLE         the cost of HTTP compared with the same call in Python
     python -m benchmarks.service people RUN TABLE       64 writers of one user; 10,000 requests of 100 users
     python -m benchmarks.service replay RUN TABLE       the replay of a table through the service, rank by rank
+    python -m benchmarks.service limits RUN TABLE       the mean reciprocal rank of searches that are cut
     python -m benchmarks.service kills                  200 kills of the server with each store
     python -m benchmarks.service outages                full disk, stores stopped and killed
     python -m benchmarks.service deletions              1,000 users and texts, searched for in the remaining bytes
@@ -88,6 +89,14 @@ def replay(arguments: Arguments, folder: Path) -> Table:
         ), replaying.COLUMNS
 
 
+def limits(arguments: Arguments, folder: Path) -> Table:
+    """Measure the suggestions of searches that are cut."""
+    from benchmarks.service import limits as cutting
+
+    rows = cutting.measure(arguments.run, arguments.table, folder, arguments.rows_per_user, arguments.every)
+    return list(rows), cutting.COLUMNS
+
+
 def kills(arguments: Arguments, folder: Path) -> Table:
     """Kill the server repeatedly."""
     from benchmarks.service import kills as killing
@@ -169,6 +178,9 @@ def parse_arguments() -> Arguments:
     add = kind(replay, of_run=True)
     add.add_argument("--rows-per-user", type=int, default=1000)
     add.add_argument("--every", type=int, default=5)
+    add = kind(limits, of_run=True)
+    add.add_argument("--rows-per-user", type=int, default=40)
+    add.add_argument("--every", type=int, default=10)
     kind(kills, of_stores=True).add_argument("--kills", type=int, default=200)
     kind(outages, of_stores=True).add_argument("--seconds", type=float, default=8.0)
     kind(deletions, of_stores=True).add_argument("--count", type=int, default=1000)

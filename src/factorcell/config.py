@@ -79,7 +79,7 @@ class DataConfig:
     user: str = option(
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
-    time: str = option("", "column with the time of writing; its hour and weekday become context", metavar="COLUMN")
+    time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
     prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
     prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
     max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
@@ -111,11 +111,10 @@ class DataConfig:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All context columns, by name or by name and kind, including those of `user`, `time` and prompts."""
+        """All context columns, by name or by name and kind, including those of `user` and prompts."""
         user = (f"{self.user}:category",) if self.user else ()
-        times = (f"{self.time}:{kind}" for kind in ("hour", "weekday") if self.time)
         prompts = (*self.prompt, HISTORY_COLUMN) if self.prompt_history else self.prompt
-        return (*self.context, *user, *times, *(f"{column}:prompt" for column in prompts))
+        return (*self.context, *user, *(f"{column}:prompt" for column in prompts))
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class TrainingConfig:
     batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1)
     learning_rate: float = float_option(1e-3, "peak learning rate of Adam")
     token_rate: float = float_option(
-        1.0, "factor on the learning rate of parameters with one row per token, such as embeddings"
+        1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
     warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1)
     decay: str = option("cosine", "how the learning rate falls after the warm-up", choices=DECAYS)

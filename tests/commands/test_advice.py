@@ -14,18 +14,18 @@ def test_advice_names_the_options_to_use() -> None:
 
 
 def test_the_command_has_all_columns_that_are_not_left_out() -> None:
-    config = Config.of(text="my text", context=("city", "nights:number", "lon:longitude"), user="who", time="at")
-    columns = ("city", "nights", "lon", "who", "at.hour", "at.weekday")
+    config = Config.of(text="my text", context=("city", "nights:number", "lon:longitude"), user="who")
+    columns = ("city", "nights", "lon", "who")
 
     def command(*advice: str) -> str:
         rows = [{"column": name, "advice": text} for name, text in zip(columns, advice, strict=True)]
         return train_command(Path("a b.csv"), config, rows)
 
     start = "factorcell train 'a b.csv' --text 'my text'"
-    assert command(*["leave out"] * 6) == ""
-    assert command("use", *["softmax bias"] * 5) == (
-        f"{start} --context city --context nights:number --context lon:longitude --user who --time at --out RUN"
+    assert command(*["leave out"] * 4) == ""
+    assert command("use", *["softmax bias"] * 3) == (
+        f"{start} --context city --context nights:number --context lon:longitude --user who --out RUN"
     )
-    assert command("leave out", "softmax bias", *["leave out"] * 3, "softmax bias") == (
-        f"{start} --context nights:number --time at --model softmaxbias --out RUN"
+    assert command("leave out", "softmax bias", "leave out", "leave out") == (
+        f"{start} --context nights:number --model softmaxbias --out RUN"
     )

@@ -99,11 +99,13 @@ def test_variables_are_named_by_column_and_kind() -> None:
             variable_names(*context)
 
 
-def test_the_user_and_time_columns_must_not_be_specified_again_as_context() -> None:
+def test_the_user_column_must_not_be_specified_again_as_context() -> None:
     table = open_table([{"a": "1", "b": "2"}])
-    for options, context in (({"user": "a"}, "a"), ({"time": "b"}, "b:hour")):
-        with pytest.raises(UserError, match="is specified twice; --user or --time already adds it"):
-            ContextColumns(table, Config.of(context=(context,), **options).data)
+    with pytest.raises(UserError, match="is specified twice; --user already adds it"):
+        ContextColumns(table, Config.of(context=("a",), user="a").data)
+    assert ContextColumns(table, Config.of(user="a", time="b").data).names == ["a"]  # a time only orders texts
+    with pytest.raises(UserError, match="no column 'c'"):
+        ContextColumns(table, Config.of(user="a", time="c").data)
 
 
 def test_a_column_object_is_equivalent_to_its_text() -> None:

@@ -13,7 +13,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.ngram.ngram import count_ngrams
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE
+from factorcell.options.choices import AUTOMATIC_OPTIONS
 from factorcell.runs.run import Run, read_config, training_facts
 from factorcell.runs.used_options import used_options
 from factorcell.training import fit as fitting
@@ -95,7 +95,7 @@ def test_specified_options_are_not_chosen() -> None:
     assert complete.config.format_options(("hidden_size", "embedding_size", "threads")) == (
         "hidden_size 6, embedding_size 5, threads 1"
     )
-    others = {"hidden_size", "embedding_size", *ONLY_WITH_BASE}
+    others = {"hidden_size", "embedding_size"}
     assert set(complete.chosen) == {name for names in AUTOMATIC_OPTIONS.values() for name in names} - others
     defaults = Config().to_dict()
     options = {
@@ -182,7 +182,9 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     options = {**OPTIONS, "training": {"epochs": 1.0, "batch_tokens": 20}}
     with logged_progress() as lines:
         run = train_run(ROWS, ROWS, options, tmp_path / "run")
-    assert lines[0].startswith("chosen model options: context_size 8,")
+    assert lines[0].startswith(
+        'chosen model options: adapt ["concat", "factor"], output_bias ["low_rank"], context_size 8,'
+    )
     assert lines[1].startswith("chosen backbone options: layer_norm false, dropout_recurrent ")
     assert lines[2].startswith("chosen training options: learning_rate ")
     assert "epochs" not in lines[2]

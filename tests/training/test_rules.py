@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, SMALL_DATA_DEFAULTS
+from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.training import rules
-from factorcell.training.plan import unspecified_options
 from factorcell.training.rules import TableFacts
 from tests.small_runs import CONTEXT, ROWS
 
@@ -36,7 +35,7 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     names = {name for names in AUTOMATIC_OPTIONS.values() for name in names}
     assert set(options) <= names
     # An exact loss has no samples, and the plan decides on the mixture.
-    assert names - set(options) <= {"samples", "ngram_mixture", *ONLY_WITH_BASE}
+    assert names - set(options) <= {"samples", "ngram_mixture"}
     values = {name: value for section in config.values() for name, value in section.items()}
     assert {name: values[name] for name in options} == options
 
@@ -100,12 +99,14 @@ def test_facts_describe_the_table() -> None:
 
 
 def test_models_of_characters_with_users_can_learn_new_users() -> None:
-    """The rank is high in long trainings, and the unknown user is trained even if no user is rare."""
+    """Long trainings add a FactorCell of high rank, and the unknown user is trained even if no user is rare."""
     for texts_per_value in (20.0, 2000.0):
         facts = TableFacts(10**6, 100, True, max_values=500, texts_per_value=texts_per_value, has_users=True)
         for passes, rank in ((1.0, 4), (5.0, 4), (6.0, 12), (20.0, 12), (21.0, 50)):
             options = rules.default_options(facts, passes)
+            assert options["adapt"] == (("concat",) if rank == 4 else ("concat", "factor"))
             assert (options["rank"], options["dropout_context"]) == (rank, 0.2)
+            assert options["output_bias"] == ()
             assert options["layer_norm"]
     data = Config.of(user="city", min_count=1, min_user_count=1, tokenizer="char")
     corpus = prepare(ROWS, data)
@@ -123,14 +124,6 @@ def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> No
     without_names = dataclasses.replace(facts, has_names=False)
     assert rules.transformer_options(backbone, without_names)["adapt"] == ("factor",)
     assert "adapt" not in rules.transformer_options(HuggingFaceOptions(architecture="llama"), facts)
-
-
-def test_only_with_a_pretrained_base_are_adapters_and_the_warm_up_chosen() -> None:
-    names = {"adapt", "output_bias", "warmup"}
-    for name, value, chosen in (("base", "./base", names), ("architecture", "llama", set())):
-        options = {"backbone": {"kind": "huggingface", name: value}}
-        assert {*unspecified_options(options)} & names == chosen
-    assert not {*unspecified_options({})} & names
 
 
 def test_fine_tuning_on_few_texts_uses_small_batches() -> None:

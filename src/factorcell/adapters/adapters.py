@@ -24,6 +24,8 @@ from factorcell.config import EXTENSIBLE, ModelConfig
 from factorcell.errors import UserError
 from factorcell.options.option_fields import INPUT_ADAPTERS
 
+FULL_RATE_RANK = 12  # with a higher rank, L and R have a lower learning rate
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -137,12 +139,14 @@ class Adapter(nn.Module):
 
     Attributes:
         needs_rank: Whether the adapter needs a rank. Linear maps of rank 0 omit such an adapter.
+        rate_factor: Factor on the learning rate of its parameters.
 
     Args:
         sizes: Sizes of the linear map.
     """
 
     needs_rank: ClassVar[bool] = False
+    rate_factor = 1.0
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__()
@@ -223,6 +227,9 @@ class Factor(LinearAdapter):
         # starts nearly unadapted.
         self.left = nn.Parameter(normal((sizes.context, sizes.inputs, sizes.rank), sizes.inputs**-0.5))
         self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.outputs), 0.1, sizes.rank**-0.5))
+        # A step of Adam changes all rows of R alike, and the map by their sum. Without this factor, a training of
+        # commit subjects with rank 50 ended with perplexity 5.6 instead of 4.2.
+        self.rate_factor = min(1.0, FULL_RATE_RANK / sizes.rank)
 
     @staticmethod
     def shift(*products: Tensor) -> Shift:

@@ -91,7 +91,7 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     for declaration in config.data.columns:
         column, kind, _ = parse_column(declaration)
         if advice.keys() & {column, f"{column}.{kind}"}:
-            option = {config.data.user: "--user", config.data.time: "--time"}.get(column, "--context")
+            option = "--user" if column == config.data.user else "--context"
             options[f"{option} {shlex.quote(declaration if option == '--context' else column)}"] = None
     if set(advice.values()) == {"softmax bias"}:
         options["--model softmaxbias"] = None

@@ -40,8 +40,6 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-ONLY_WITH_BASE = ("adapt", "output_bias", "warmup")  # those that are chosen only with a pretrained base
-
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
 DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
 

@@ -14,7 +14,7 @@ from factorcell.io.findings import LOG
 from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import head_class
 from factorcell.options import limits
-from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS
+from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
 from factorcell.training import rules
@@ -147,9 +147,6 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
     if "loss" in specified:
         # The rules choose `samples` together with the loss. With a specified loss, `samples` keeps its default.
         specified.add("samples")
-    backbone = config_with_defaults(config).backbone
-    if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
-        specified |= {*ONLY_WITH_BASE}  # the defaults of their fields
     # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
     types = section_types(selected_kinds(config)).values()
     unspecified = {field.name for section_type in types for field in fields(section_type)} - specified

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from factorcell.config import Config
+from factorcell.config import Config, ModelConfig, TrainingConfig
 from factorcell.data.corpus import Corpus
 from factorcell.errors import check_choice
 from factorcell.nn.devices import find_device
@@ -40,10 +40,11 @@ MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a trai
 # A step on a GPU takes some milliseconds even with few tokens, so larger tables get larger batches.
 MAX_GPU_BATCH_TOKENS, MIN_GPU_STEPS = 6000, 2400
 
-# Options of the context of a model of characters that learns users online. Every text has its own context, so a step
-# with a high rank takes more than twice as long: in a short training, a low rank predicts better.
-USER_OPTIONS = {"context_size": 20, "variable_size": 20, "dropout_context": 0.2}
-USER_RANKS = {5e6: 4, 2e7: 12, math.inf: 50}  # targets that a training reads, at most -> rank
+# Options of the context of a model of characters that learns users online. The ConcatCell learns users in a minute, and
+# its steps take as long as those of an unadapted model.
+USER_OPTIONS = {"output_bias": (), "context_size": 20, "variable_size": 20, "dropout_context": 0.2}
+# Targets that a training reads, at most -> adapters and their rank.
+USER_ADAPTERS = {5e6: (("concat",), 4), 2e7: (("concat", "factor"), 12), math.inf: (("concat", "factor"), 50)}
 
 Options = dict[str, Any]  # option -> value
 
@@ -178,6 +179,7 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
     loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
         **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
+        "warmup": TrainingConfig.warmup,
         "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
         **_context_options(facts, targets_read),
         **_dropout_options(facts, epochs),
@@ -203,11 +205,12 @@ def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
 def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
     """Choose the context vector's size from the number of values, and rank and dropout from the texts per value.
 
-    A model of characters with users must adapt to users that training never saw: it needs a high rank if it reads many
-    targets, and a dropout that trains the unknown user, from which they start.
+    A model of characters with users must adapt to users that training never saw: it needs a dropout that trains the
+    unknown user, from which they start.
     """
     if facts.learns_users:
-        return {**USER_OPTIONS, "rank": _look_up(targets_read, USER_RANKS)}
+        adapt, rank = _look_up(targets_read, USER_ADAPTERS)
+        return {**USER_OPTIONS, "adapt": adapt, "rank": rank}
     if 0 < facts.max_values <= 10:
         size = 8
     elif facts.max_values <= 100:  # includes 0, if no column is a category
@@ -216,7 +219,14 @@ def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
         size = 24
     has_few_texts = 0 < facts.texts_per_value < FEW_TEXTS
     rank, dropout = (4, 0.2) if has_few_texts else (12, 0.0)
-    return {"context_size": size, "variable_size": size, "rank": rank, "dropout_context": dropout}
+    return {
+        "adapt": ModelConfig.adapt,
+        "output_bias": ModelConfig.output_bias,
+        "context_size": size,
+        "variable_size": size,
+        "rank": rank,
+        "dropout_context": dropout,
+    }
 
 
 def _dropout_options(facts: TableFacts, epochs: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Therefore a checkpoint needs no random state, and a resumed training has bitwise
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from factorcell.adapters.adapters import Adapter
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
@@ -123,24 +125,38 @@ class Trainer:
         return learning_rate(self.progress.share * self.progress.steps, self.progress.steps, self.config)
 
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
-        """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and token tables.
+        """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.
 
-        The learning rate of a group is the rate of the step times the `factor` of the group. The token tables are
-        omitted if `RowAdam` optimizes them.
+        The learning rate of a group is the rate of the step times the `factor` of the group; adapters of high rank have
+        groups of their own. The tables have a row per token or per context value, and most steps read few of their
+        rows. The token tables are omitted if `RowAdam` optimizes them.
         """
+        encoder = self.run.model.encoder
+        value_tables = [] if encoder is None else list(encoder.tables)
+        tables = [*token_tables, *value_tables]
         other_parameters = [
-            parameter for parameter in self.parameters.values() if not any(parameter is table for table in token_tables)
+            parameter for parameter in self.parameters.values() if not any(parameter is table for table in tables)
         ]
         matrices = [parameter for parameter in other_parameters if parameter.dim() > 1]
         vectors = [parameter for parameter in other_parameters if parameter.dim() <= 1]
         decay = self.config.weight_decay
-        groups = [
-            {"params": matrices, "weight_decay": decay, "factor": 1.0},
+        adapters = [module for module in self.run.model.modules() if isinstance(module, Adapter)]
+        factors = {parameter: adapter.rate_factor for adapter in adapters for parameter in adapter.parameters()}
+        matrices_by_factor = defaultdict[float, list[nn.Parameter]](list)
+        for matrix in matrices:
+            matrices_by_factor[factors.get(matrix, 1.0)].append(matrix)
+        return [
+            *(
+                {"params": group, "weight_decay": decay, "factor": factor}
+                for factor, group in matrices_by_factor.items()
+            ),
             {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
+            {
+                "params": value_tables if self.row_optimizers else tables,
+                "weight_decay": decay,
+                "factor": self.config.token_rate,
+            },
         ]
-        if not self.row_optimizers:
-            groups.append({"params": token_tables, "weight_decay": decay, "factor": self.config.token_rate})
-        return groups
 
     def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""

@@ -24,7 +24,7 @@ from factorcell.config import (
 from factorcell.errors import UserError
 from factorcell.io import memory
 from factorcell.io.findings import Finding, report
-from factorcell.options.choices import AUTOMATIC_OPTIONS, ONLY_WITH_BASE, PRESETS, UNKNOWN_POLICIES
+from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 from factorcell.options.extensions import NONE
 from factorcell.options.option_fields import (
     CHOICE_HELP,
@@ -33,7 +33,6 @@ from factorcell.options.option_fields import (
     TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
     OptionType,
-    PretrainedTokenizerOptions,
     option_types,
 )
 
@@ -62,10 +61,7 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
     classes, option_names = section_types(parser.kinds), ["config", "model"]
     for section, field in ((section, field) for section, cls in classes.items() for field in dataclasses.fields(cls)):
         if not sections or section in sections:
-            has_base = parser.kinds.get("tokenizer") == PretrainedTokenizerOptions.kind
-            is_automatic = field.name in AUTOMATIC_OPTIONS.get(section, ())
-            is_automatic = is_automatic and (has_base or field.name not in ONLY_WITH_BASE)
-            default = "automatic" if is_automatic else field.default
+            default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
             is_built_in = parser.kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))

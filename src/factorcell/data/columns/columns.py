@@ -71,6 +71,8 @@ class ContextColumns:
             UserError: A column is missing, or the policy is unknown.
         """
         check_unknown(unknown)
+        if schema is None and config.time and config.time not in table.columns:
+            raise table.missing_column_error(config.time)
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
@@ -93,7 +95,8 @@ class ContextColumns:
             if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
                 self.times = []
             self.readers.append(reader)
-        self.names = [reader.column for reader in self.readers if reader.column in table.columns]
+        columns = [reader.column for reader in self.readers] + ([config.time] if self.times is not None else [])
+        self.names = [column for column in dict.fromkeys(columns) if column in table.columns]
         self.table_name = table.name
         # The columns that must not be empty. An empty text as context is a text without words.
         self.required_columns = dict.fromkeys(
@@ -236,7 +239,7 @@ def check_columns(source: Any, config: DataConfig) -> None:
     """
     table = open_table(source)
     context_columns = [name for name, _, _ in map(parse_column, config.columns)]
-    for name in (config.text, *context_columns):
+    for name in (config.text, *context_columns, *([config.time] if config.time else [])):
         if name not in (*table.columns, HISTORY_COLUMN):
             error = table.missing_column_error(name)
             if name == config.text:
@@ -259,9 +262,9 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
         is_repeated = columns.count(column) > 1
         name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column
         if name in names or (kind is None and is_repeated):
-            is_user_or_time = column in (config.user, config.time)
-            remedy = "--user or --time already adds it" if is_user_or_time else "set a different kind for each use"
-            if kind is None and not is_user_or_time:
+            is_user = column == config.user
+            remedy = "--user already adds it" if is_user else "set a different kind for each use"
+            if kind is None and not is_user:
                 remedy += f", such as {column}:category"
             raise UserError(f"context column {name!r} is specified twice; {remedy}")
         names.append(name)

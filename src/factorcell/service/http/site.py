@@ -15,7 +15,7 @@ from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
-MIN_SEARCH_SECONDS = 0.003  # minimum number of seconds that a search may use, even if many requests wait
+MIN_SEARCH_SECONDS = 0.001  # minimum number of seconds that a search may use, even if many requests wait
 
 
 @dataclass(frozen=True)
