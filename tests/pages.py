@@ -13,13 +13,15 @@ VOID = {"meta", "link", "img", "br", "path", "use", "rect", "image"}
 
 
 class Page(HTMLParser):
-    """The tags, attributes and text of an HTML page; tags must be balanced and ids unique."""
+    """The tags, attributes, text and rows of tables of an HTML page; tags must be balanced and ids unique."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.texts: dict[str, list[str]] = {}  # by tag: the text of each element
+        self.rows: list[list[str]] = []
         self.feed(content)
         self.close()
         assert not self.open, f"not closed: {self.open}"
@@ -30,6 +32,11 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -41,6 +48,20 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] != "style":
             self.text += data
+        for tag in {*self.open}:
+            self.texts[tag][-1] += data
+        if {"td", "th"} & {*self.open}:
+            self.rows[-1][-1] += data
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The key figures by caption."""
+        return dict(zip(self.texts.get("dt", ()), self.texts.get("dd", ()), strict=True))
+
+    @property
+    def charts(self) -> list[str]:
+        """The titles of the charts."""
+        return [str(attributes["aria-label"]) for attributes in self.attributes_of("svg")]
 
     def attributes_of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from factorcell.evaluation.explaining.embeddings import fit_ellipses
 from factorcell.reports.demo import demo_page
 from factorcell.reports.embeddings import embeddings_page
 from factorcell.reports.explain import explanation_page
 from factorcell.reports.runs import run_report
 from factorcell.reports.search import search_page
 from tests.chromium import open_chromium
+from tests.reports.examples import LOGS, ROW, contexts_results, demo_results, many_runs, trial_rows, two_runs
 
 WINDOWS = {390: 844, 1280: 800, 1800: 1000}  # width: height, in pixels
 THEMES = ("light", "dark")
@@ -36,62 +34,8 @@ INVISIBLE_FIGURES = """() => [...document.querySelectorAll(".figures dd")]
     .map((figure) => figure.textContent)"""
 
 
-def contexts_results() -> dict[str, Any]:
-    """Return made-up results of `factorcell contexts`: neighbours, words, predictions and maps of three kinds."""
-    random = np.random.default_rng(0)
-    points: list[dict[str, Any]] = [
-        {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}", "number": n}
-        for n, (x, y) in enumerate(random.normal(size=(60, 2)) + 3 * random.normal(size=(4, 2))[np.arange(60) % 4])
-    ]
-    agreement = {"values": 60, "measure": "cosine"}
-    rest = {"shares": [0.5, 0.25], "dots": True, "points": points}
-    groups = {"column": "region", "groups": 4, "same": 0.81, "chance": 0.24, **agreement}
-    one_group = {"column": "country", "groups": 1, "same": 1.0, "chance": 1.0, **agreement}
-    numbers = {"column": "height", "correlation": 0.4, **agreement}
-    country = [{**point, "group": "Norway"} for point in points]
-    token_rows = [{"token": f"word{n}", "nats": 2.0 - n / 4} for n in range(17)]
-    return {
-        "variable": "city",
-        "other_variables": ["rating", "season"],
-        "values": 60,
-        "neighbours": [
-            {"value": "Town 1", "near": f"Town {n}", "count": 9, "cosine": 1 - n / 99} for n in range(2, 12)
-        ],
-        "words": [{"context": "rating=5", "against": "the expected context", "rows": token_rows}],
-        "maps": [
-            {"column": "region", "ellipses": fit_ellipses(points), "agreement": groups, **rest},
-            {"column": "country", "ellipses": fit_ellipses(country), "agreement": one_group, **rest, "points": country},
-            {"column": "height", "ellipses": None, "agreement": numbers, **rest},
-        ],
-        "predictions": [
-            {"column": "height", "variable": "city", "values": 60, "folds": 5, "r2": 0.3, "correlation": 0.6}
-        ],
-        "cautions": [
-            "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"
-        ],
-    }
-
-
-def many_runs() -> list[dict[str, Any]]:
-    """Return six runs with long names, of which the report has a wide table."""
-    from tests.reports.test_report import evaluation, two_runs
-
-    plain, adapted = two_runs()
-    runs = [plain, adapted]
-    for number in range(4):
-        perplexity = 71.0 - number
-        name = {"folder": f"runs/hotels/a-long-name-{number}", "title": f"hotels of a long name {number}"}
-        results = [evaluation(perplexity, bits_per_byte=1.4, gain_over_unknown_context=0.04)]
-        runs.append({**adapted, **name, "results": results})
-    return runs
-
-
 def static_pages() -> dict[str, str]:
     """Return the HTML of every page of the package `reports`, by name."""
-    from tests.reports.test_explain import ROW
-    from tests.reports.test_report import demo_results, two_runs
-    from tests.reports.test_search import LOGS, trial_rows
-
     return {
         "run": run_report(two_runs()[1:]),
         "runs": run_report(many_runs()),

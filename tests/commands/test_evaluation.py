@@ -15,6 +15,7 @@ from factorcell.evaluation.point_classification import classify_points
 from factorcell.io import files, progress
 from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding
+from tests.pages import Page
 from tests.small_runs import ROWS, make_letters, make_run
 
 DIFFERENCE = r"[+-]\d+\.\d+% \[[+-]\d+\.\d+, [+-]\d+\.\d+\]"
@@ -324,14 +325,15 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert baseline == {"table": "other.jsonl", "texts": len(ROWS), "perplexity": pytest.approx(expected)}
     assert rows[2]["perplexity_baseline"] == baseline["perplexity"]
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    assert page.index(">test.jsonl</td>") > page.index(">other.jsonl</td>")  # both tables, the last evaluated one last
-    head = page[: page.index("<section>")]
-    assert "perplexity per word, test.jsonl" in head  # the larger table
-    assert "accuracy of city (model), test.jsonl" in head
-    assert f"majority class {rows[-1]['majority']:.4f}" in head
-    assert "Perplexity on other.jsonl by city, gain over plain" in page
-    assert "city, test.jsonl" in page
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    tables = [row[0] for row in page.rows if row[0] in ("test.jsonl", "other.jsonl")]
+    assert tables == sorted(tables), "both tables, the last evaluated one last"
+    assert page.figures["perplexity per word"] == f"{rows[3]['perplexity']:.2f}", "of the larger table"
+    assert page.figures["accuracy of city"].startswith(f"{rows[-1]['accuracy']:.4f}")
+    assert "perplexity on test.jsonl, accuracy of city on test.jsonl" in page.texts["p"][1]
+    assert [row for row in page.rows if f"majority class {rows[-1]['majority']:.4f}" in row[-1]]
+    assert "Gain over plain by city, %, other.jsonl" in page.charts
+    assert "Predicted city, test.jsonl (model)" in page.charts
 
 
 def test_unknown_words_of_a_prompt_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

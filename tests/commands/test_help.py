@@ -26,7 +26,18 @@ from tests import ROOT
 from tests.commands.leaf_commands import LEAVES, parser, paths
 from tests.plugins import Growing, GrowingOptions
 
-HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete", "importlib.metadata")
+HEAVY = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "jinja2",
+    "optuna",
+    "pyarrow",
+    "sklearn",
+    "tqdm",
+    "argcomplete",
+    "importlib.metadata",
+)
 SOURCES = ROOT / "src" / "factorcell"
 
 

@@ -23,6 +23,7 @@ from factorcell.io import files
 from factorcell.reports.explain import explanation_page
 from factorcell.runs.run import Run
 from tests.findings import expected_finding
+from tests.pages import Page
 
 ROWS: list[dict[str, Any]] = [
     {"text": "snow snow sea", "city": "Oslo", "stars": "5"},
@@ -125,15 +126,12 @@ def test_out_of_vocabulary_tokens_have_no_counts(run: Run) -> None:
 
 def test_explanation_pages_treat_tokens_without_evidence_as_the_terminal_does(run: Run) -> None:
     rows = explain(run, ["lava sea"], {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}, train=ROWS)
-    page = explanation_page("run", rows)
-    ratio, probability = with_evidence(rows[0])
+    content = explanation_page("run", rows)
+    ratio, _ = with_evidence(rows[0])
     assert ratio == pytest.approx(rows[0]["ratio"] - rows[0]["tokens"][0]["ratio"])
-    best, share = ("Oslo", probability) if ratio > 0 else ("Nice", 1 - probability)
-    assert f"probability of {best} given the text, without the tokens without evidence" in page
-    assert f"{share:.1%}" in page
-    shaded, strongest = page.split("Tokens with the largest ratios")[:2]
-    assert '; no evidence">lava</span>' in shaded
-    assert "<tr><td>lava</td>" not in strongest.split("Posterior of the contexts")[0]
+    (posteriors,) = [row for row in Page(content).rows if row[0] == "lava sea"]
+    assert posteriors[-2:] == [f"{rows[0]['ratio']:+.2f}", f"{ratio:+.2f}"]
+    assert '; no evidence">lava</span>' in content
 
 
 def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path) -> None:

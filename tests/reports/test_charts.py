@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -35,17 +36,23 @@ def gain_rows(count: int) -> list[dict[str, Any]]:
     return [{"value": f"city {i}", "count": 1000 + i, "gain": float(gain)} for i, gain in enumerate(gains)]
 
 
+def draw_gains(rows: list[dict[str, Any]]) -> Figure:
+    """Return the chart of the gains of the values of a column."""
+    return charts.gain_bars(charts.shown_gains(rows, "gain"), "gain")
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "curves": lambda: charts.learning_curves(curve_rows({"unadapted": 10.9, "factorcell": 8.4}), "minutes"),
     "runs": lambda: charts.learning_curves(curve_rows({"hotels, best of all three": 70.0, "first": 69.9}), "tokens"),
     "far": lambda: charts.learning_curves(curve_rows({"a": 11.2, "b": 45.0, "c": 300.0}), "tokens"),
-    "gains": lambda: charts.gains_by_value(gain_rows(60), "gain", "gain"),
-    "both": lambda: charts.gains_by_value(
-        [{"value": "Intimates", "count": 1, "gain": -0.127}, {"value": "Jeans", "count": 29, "gain": 0.161}],
-        "gain",
-        "gain",
+    "gains": lambda: draw_gains(gain_rows(60)),
+    "both": lambda: draw_gains(
+        [
+            {"value": "Intimates", "count": 1, "gain": -0.127, "gain_low": -0.2, "gain_high": 0.1},
+            {"value": "Jeans", "count": 29, "gain": 0.161},
+        ]
     ),
-    "losses": lambda: charts.gains_by_value([{**row, "gain": -0.2} for row in gain_rows(3)], "gain", "gain over $a$"),
+    "losses": lambda: draw_gains([{**row, "value": f"$a$ {n}", "gain": -0.2} for n, row in enumerate(gain_rows(3))]),
     "long": lambda: charts.confusion_matrix(["a", "United States of X"], [[1, 2], [3, 4]]),
     "ratings": lambda: charts.confusion_matrix(["5", "4", "3", "2", "1"], np.eye(5) * 50 + 3),
     "confusion": lambda: charts.confusion_matrix(LABELS, np.eye(10) * 50 + 3),
@@ -66,6 +73,7 @@ def test_characters_missing_from_the_font_give_no_warning() -> None:
     figure.text(0.5, 0.5, "a\x1b\u202e\U0001f600 ክ \ud800")
     assert "ክ" in charts.svg(figure, "signs")
     assert charts.png(figure, 1.0)
+    assert r"\ud800" in charts.svg(draw_gains([{"value": "\ud800", "gain": 0.1}]), "labels")
 
 
 def test_png_has_the_requested_size() -> None:
@@ -108,7 +116,7 @@ def test_models_of_the_paper_have_fixed_colours_and_others_distinct_ones() -> No
 
 
 def test_gain_charts_show_the_highest_and_lowest_gains() -> None:
-    figure = charts.gains_by_value(gain_rows(60)[::-1], "gain", "gain")
+    figure = draw_gains(gain_rows(60)[::-1])
     texts = texts_inside(figure)
     names = [re.sub(r" .*", "", text[5:]) for text in texts if text.startswith("city ")]
     assert names == [str(i) for i in [*range(20), *range(40, 60)]]
@@ -117,13 +125,13 @@ def test_gain_charts_show_the_highest_and_lowest_gains() -> None:
     assert bars[0].get_width() == pytest.approx(30)
     assert bars[-1].get_width() == pytest.approx(-10)
     assert {"⋮", "+30.0", "−10.0"} <= set(texts)
-    assert "⋮" not in texts_inside(charts.gains_by_value(gain_rows(40), "gain", "gain"))
+    assert "⋮" not in texts_inside(draw_gains(gain_rows(40)))
 
 
 def test_values_are_in_natural_order() -> None:
     names = ["5", "1", "4", "2", "3"]
     rows = [{"value": name, "count": 9, "gain": 0.01 * int(name) % 3} for name in names]
-    labels = [label.get_text() for label in charts.gains_by_value(rows, "gain", "gain").axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in draw_gains(rows).axes[0].get_yticklabels()]
     assert [label.split()[0] for label in labels] == ["1", "2", "3", "4", "5"]
     counts = [[10 * int(true) + int(predicted) for predicted in names] for true in names]
     axes = charts.confusion_matrix(names, counts).axes[0]
@@ -134,10 +142,17 @@ def test_values_are_in_natural_order() -> None:
 
 
 def test_bars_without_a_significant_gain_are_grey() -> None:
-    ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.2), (None, None)]
-    rows = [{**row, "gain_low": low, "gain_high": high} for row, (low, high) in zip(gain_rows(4), ends, strict=True)]
-    bars = [bar for bar in charts.gains_by_value(rows, "gain", "gain").axes[0].patches if isinstance(bar, Rectangle)]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.HIGHER, charts.LOWER, charts.MUTED, charts.MUTED]
+    intervals = [(0.2, 0.1, 0.3), (0.1, -0.1, 0.2), (0.05, None, None), (-0.2, -0.3, -0.1)]
+    rows = [
+        {**row, "gain": point, "gain_low": low, "gain_high": high}
+        for row, (point, low, high) in zip(gain_rows(4), intervals, strict=True)
+    ]
+    axes = draw_gains(rows).axes[0]
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.HIGHER, charts.MUTED, charts.MUTED, charts.LOWER]
+    (lines,) = [item for item in axes.collections if isinstance(item, LineCollection)]
+    drawn = [np.asarray(segment)[:, 0].tolist() for segment in lines.get_segments()]
+    assert np.array(drawn) == pytest.approx(np.array([(10, 30), (-10, 20), (5, 5), (-30, -10)]))
 
 
 def test_confusion_matrix_shows_shares_of_rows() -> None:
@@ -145,3 +160,13 @@ def test_confusion_matrix_shows_shares_of_rows() -> None:
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert cells == {(0, 0): "75", (1, 0): "25", (1, 1): "80", (2, 1): "20"}
     assert not charts.confusion_matrix([f"label {i}" for i in range(30)], np.ones((30, 30))).axes[0].texts
+
+
+def test_word_bars_have_signed_values() -> None:
+    nats = {"sea": 2.5, "\u0331": 1.0, " ": 0.5, "$x" * 20: -1.25}
+    figure = charts.word_bars([{"token": token, "nats": value} for token, value in nats.items()])
+    assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25"} <= set(texts_inside(figure))
+    bars: Any = figure.axes[0].patches
+    assert [bar.get_width() for bar in bars] == list(nats.values())
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.HIGHER, charts.HIGHER, charts.HIGHER, charts.LOWER]
+    assert texts_inside(charts.word_bars([])) == []

@@ -11,17 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from factorcell.evaluation.explaining import embeddings
-from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER, MUTED, svg
+from factorcell.reports.charts import EXTRA_COLOURS, MUTED, svg
 from factorcell.reports.embeddings import (
     MAX_NAMED_VALUES,
-    boosted_words,
     embeddings_page,
     map_of_groups,
     map_of_numbers,
 )
 from tests.evaluation.test_embeddings import clouds, groups_of
-from tests.pages import texts_inside
-from tests.screenshots import contexts_results
+from tests.pages import Page, texts_inside
+from tests.reports.examples import HOSTILE, contexts_results
 
 Row = dict[str, Any]
 
@@ -106,17 +105,39 @@ def test_dollars_and_long_names_are_text() -> None:
     assert "ክ" in svg(map_of_groups(rows, embeddings.fit_ellipses(rows)), "x")
 
 
+def test_the_page_has_pictures_then_tables() -> None:
+    results = contexts_results()
+    content = embeddings_page(HOSTILE, results)
+    page = Page(content)
+    assert page.figures == {
+        "have the region of their nearest neighbour": "81.0%",
+        "correlation of the height of neighbours": "0.40",
+        "R² of predicting height": "0.300",
+        "cosine of Town 1 and Town 2": f"{1 - 2 / 99:.2f}",
+    }
+    assert page.charts == [
+        "rating=5 against the expected context",
+        *(f"Map by {column}, 75% of the variance" for column in ("region", "country", "height")),
+    ]
+    assert content.rindex("<svg") < content.index("<table")
+    assert page.rows[1] == ["Town 1", ", ".join(f"Town {n} ({1 - n / 99:.2f})" for n in range(2, 12))]
+    assert ["height", "60", "0.300", "0.600"] in page.rows
+    assert [remark for remark in page.texts["li"] if "--variable chooses rating or season" in remark]
+    assert HOSTILE in page.texts["h1"][0]
+    empty = [{**results["words"][0], "rows": []}]
+    assert [text for text in Page(embeddings_page("a", {**results, "words": empty})).texts["li"] if "no word" in text]
+    assert "<script" not in content
+
+
 def test_points_of_a_map_without_groups_have_the_names_of_frequent_values() -> None:
     results = contexts_results()
     content = embeddings_page("hotels", results)
     country = content[content.index("Map by country") : content.index("Map by height")]
-    assert "All values have the same country" in country
-    assert "100.0%" not in country
     names = set(re.findall(r"Town \d+", country))
     assert names == {f"Town {n}" for n in range(MAX_NAMED_VALUES)}  # those with the most texts
+    assert "100.0%" not in country
     distinct = {**results["maps"][1], "agreement": {**results["maps"][1]["agreement"], "groups": 60}}
     assert "Every value has another country" in embeddings_page("hotels", {**results, "maps": [distinct]})
-    assert "--variable chooses another (rating, season)" in content
 
 
 def test_colours_cover_the_numbers_between_percentiles() -> None:
@@ -132,13 +153,3 @@ def test_colours_cover_the_numbers_between_percentiles() -> None:
     assert colours[98] == colours[100] != colours[50]
     same = [{**row, "number": 3.0} for row in rows]
     assert "3" in texts_inside(map_of_numbers(same, "stars"))
-
-
-def test_word_bars_have_signed_values() -> None:
-    nats = {"sea": 2.5, "\u0331": 1.0, " ": 0.5, "$x" * 20: -1.25}
-    figure = boosted_words([{"token": token, "nats": value} for token, value in nats.items()], "city=Nice")
-    assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25", "city=Nice"} <= set(texts_inside(figure))
-    bars: Any = figure.axes[0].patches
-    assert [bar.get_width() for bar in bars] == list(nats.values())
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [HIGHER, HIGHER, HIGHER, LOWER]
-    assert texts_inside(boosted_words([], "nothing")) == ["nothing"]

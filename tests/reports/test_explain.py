@@ -1,50 +1,25 @@
-"""The page of explained texts and its chart match the rows."""
+"""The page of explained texts and its charts match the rows."""
 
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from factorcell.reports import charts, explain
+from factorcell.reports import charts
 from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER
-from factorcell.reports.explain import (
-    LINE_WIDTH,
-    break_lines,
-    explanation_page,
-    running_posterior,
-)
+from factorcell.reports.explain import WORD_COUNT, explanation_page, running_posterior, word_charts
 from factorcell.reports.wording import readable_token
 from tests.pages import Page, texts_inside
+from tests.reports.examples import ROW, row, token
 
 Row = dict[str, Any]
-BETWEEN = ["rating=5", "rating=<1>"]
-
-
-def token(text: str, ratio: float, known: bool = True) -> Row:
-    nats = dict(zip(BETWEEN, (3.0, 3.0 + ratio), strict=True))
-    posterior = dict(zip(BETWEEN, (0.75, 0.25), strict=True))
-    return {"token": text, "known": known, "nats": nats, "posterior": posterior, "ratio": ratio}
-
-
-def row(*tokens: Row, **more: Any) -> Row:
-    """Return the row of a text of words."""
-    total = {name: sum(each["nats"][name] for each in tokens) for name in BETWEEN}
-    text = " ".join(each["token"] for each in tokens)
-    whole = {"text": text, "tokenizer": "word", "nats": total, "posterior": tokens[-1]["posterior"]}
-    return {**whole, "ratio": sum(each["ratio"] for each in tokens), "tokens": list(tokens), **more}
-
-
-ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6, False), token("</s>", -1.5))
 
 
 def test_tokens_have_ratios_shades_and_bars() -> None:
     page = explanation_page("factorcell", [ROW])
-    text = Page(page).text
-    assert "Explanations by FactorCell" in text
     spans = re.findall(r'<span style="([^"]*)" title="([^"]*)">(.*?)</span>', page)
     assert [title for _, title, _ in spans] == [
         "+2.2500 nats",
@@ -57,78 +32,80 @@ def test_tokens_have_ratios_shades_and_bars() -> None:
     opacities = [float(re.findall(r"rgba\([^)]*, ([\d.]+)\)", style)[0]) for style, *_ in spans]
     assert opacities[0] > opacities[3] > opacities[2] > opacities[1] > 0
     assert [content for *_, content in spans] == ["&lt;b&gt;lovely&lt;/b&gt;", "room", "<i>kvetch</i>", "¶"]
-    assert "+0.25 nats in total" in text
-    assert "rating=<1>" in text
+    parsed = Page(page)
+    (shown,) = [
+        text for text, p in zip(parsed.texts["p"], parsed.attributes_of("p"), strict=True) if "tokens" in str(p)
+    ]
+    assert shown == "<b>lovely</b> room kvetch ¶ +0.25 nats in total"
 
 
-def strongest(page: str) -> list[list[str]]:
-    """Return the cells of the tables of the tokens with the largest ratios."""
-    section = page[page.index("<h2>Tokens with the largest") :].partition("</section>")[0]
-    return [re.findall(r"<td[^>]*>(.*?)</td>", part) for part in section.split("<h3>")[1:]]
+def test_the_page_of_a_text_has_its_figures_charts_and_tables() -> None:
+    content = explanation_page("factorcell", [ROW])
+    page = Page(content)
+    assert page.texts["h1"] == ["Explanations by FactorCell"]
+    assert page.figures == {"probability of rating=5": "75.0%"}
+    assert page.charts == [
+        "Words that favour rating=5 (right) or rating=<1> (left), nats",
+        f"Probability after every token: {ROW['text']}",
+    ]
+    assert content.rindex("<svg") < content.index("<table")
+    assert [ROW["text"], "75.0%", "25.0%", "+0.25"] in page.rows
+    assert ["kvetch", "3.000", "2.400", "-0.600", "0.750", "0.250"] in page.rows
 
 
-def test_strongest_tokens_of_both_contexts_are_listed_with_preceding_tokens() -> None:
-    first, second = strongest(explanation_page("run", [ROW]))
-    lovely = "&lt;b&gt;lovely&lt;/b&gt;"
-    assert first == [lovely, "–", "1", "2.25", "room", lovely, "1", "0.10"]
-    assert second[:4] == ["¶", f"{lovely} room kvetch", "1", "1.50"]
-    many = [token(f"w{index}", index + 1.0) for index in range(20)]
-    cells, _ = strongest(explanation_page("run", [row(*many)]))
-    assert cells[::4] == [f"w{index}" for index in range(19, 19 - explain.TABLE_TOKENS, -1)]
-    assert cells[1] == "… w15 w16 w17 w18"
+def bar_lengths(rows: list[Row]) -> dict[str, float]:
+    """Return the lengths of the bars of the chart of words."""
+    (chart,) = word_charts({"": rows}, "words")
+    axes = chart.figure.axes[0]
+    bars: Any = axes.patches
+    for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        assert to_hex(bar.get_facecolor()) == (HIGHER if bar.get_width() > 0 else LOWER), label
+    return {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), bars, strict=True)}
 
 
-def test_tokens_with_small_ratios_are_not_listed() -> None:
-    page = explanation_page(
-        "run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))]
-    )
-    assert strongest(page) == [[], ["loud", "1", "2.00"]]
-    assert page.count("No token with evidence has a ratio of 0.1 nats or more.") == 1
+def test_the_ratios_of_a_word_are_added_over_all_texts() -> None:
+    assert bar_lengths([ROW, ROW]) == pytest.approx({"<b>lovely</b>": 4.5, "room": 0.2, "kvetch": -1.2, "¶": -3.0})
+    many = [token(f"w{index}", index - 19.5) for index in range(40)]
+    names = [f"w{index}" for index in [*range(39, 39 - WORD_COUNT, -1), *range(WORD_COUNT - 1, -1, -1)]]
+    assert list(bar_lengths([row(*many)])) == names
+    assert list(word_charts({"": [row(token("a", 0.09), token("b", -0.09))]}, "words")) == []
+
+
+def test_words_without_evidence_have_no_bar() -> None:
+    lava = {**token("lava", -2.0), "counts": dict.fromkeys(ROW["posterior"], 0)}
+    assert bar_lengths([row(lava, token("sea", 1.0))]) == {"sea": 1.0}
 
 
 def test_the_page_of_an_ensemble_says_that_values_are_means() -> None:
-    assert "mean log likelihoods of 3 runs" in Page(explanation_page("run", [ROW], 3)).text
-    assert "mean log likelihoods" not in Page(explanation_page("run", [ROW])).text
+    assert [remark for remark in Page(explanation_page("run", [ROW], 3)).texts["li"] if "3 runs" in remark]
+    assert "runs" not in Page(explanation_page("run", [ROW])).text
 
 
-def test_several_models_and_many_contexts() -> None:
-    page = explanation_page("run", [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}])
-    assert "<h3>one</h3>" in page
-    assert "<h3>&lt;two&gt;</h3>" in page
-    assert "1 text, scored given rating=5 and rating=<1>." in Page(page).text
-    names = ["FR", "DE", "ES"]
-    posterior = dict.fromkeys(names, 1 / 3)
-    tokens = [{**ROW["tokens"][1], "nats": dict.fromkeys(names, 2.5), "posterior": posterior}]
-    text = Page(explanation_page("run", [{**ROW, "posterior": posterior, "tokens": tokens}])).text
-    assert "scored given FR, DE and ES" in text
-    assert "Token by token" not in text
-    assert "2.500" in text
+def test_several_models_and_texts_have_a_figure_each() -> None:
+    rows = [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}]
+    page = Page(explanation_page("run", rows))
+    assert page.texts["h3"] == ["one", "<two>"]
+    assert page.figures == {"probability of rating=5, one": "75.0%", "probability of rating=5, <two>": "75.0%"}
+    other = {**ROW, "posterior": {"rating=5": 0.2, "rating=<1>": 0.8}}
+    assert Page(explanation_page("run", [ROW, other, other])).figures == {
+        "texts are most probable given rating=5": "1 of 3"
+    }
 
 
 def test_the_page_of_three_contexts_has_no_ratios() -> None:
     posterior = {"a": 0.2, "b": 0.7, "c": 0.1}
-    word = {"token": "x", "known": True, "nats": dict.fromkeys(posterior, 2.0), "posterior": posterior}
-    row = {"text": "x", "tokenizer": "word", "tokens": [word], "posterior": posterior}
-    text = Page(explanation_page("model", [row])).text
-    assert "probability of b given the text70.0%" in text
-    assert "ratio" not in text
-
-
-@given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
-def test_lines_contain_every_token_once_without_overlap(texts: list[str], tokenizer: str) -> None:
-    lines = break_lines({"tokens": [{"token": text} for text in texts], "tokenizer": tokenizer})
-    assert [number for line in lines for number, *_ in line] == list(range(len(texts)))
-    for line in lines:
-        positions = [position for _, position, _ in line]
-        assert positions == sorted(positions)
-        assert 0 < positions[0] <= positions[-1] < LINE_WIDTH
-
-
-def test_wide_characters_take_two_columns_and_combining_marks_none() -> None:
-    ((*_,),) = (
-        line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "tokenizer": "word"})
+    word = {"token": "x", "known": True, "nats": dict.fromkeys(posterior, 2.5), "posterior": posterior}
+    page = Page(
+        explanation_page("model", [{"text": "x", "tokenizer": "word", "tokens": [word], "posterior": posterior}])
     )
-    assert [position for _, position, _ in line[0]] == [2.0, 5.5, 7.5]
+    assert page.figures == {"probability of b": "70.0%"}
+    assert page.charts == ["Probability after every token: x"]
+    assert ["x", "20.0%", "70.0%", "10.0%"] in page.rows
+    assert ["x", "2.500", "2.500", "2.500", "0.200", "0.700", "0.100"] in page.rows
+    assert "ratio" not in page.text
+
+
+def test_ends_and_control_characters_are_readable() -> None:
     assert readable_token("</s>") == "¶"
     assert readable_token("a\nb") == "a b"
 
@@ -137,40 +114,35 @@ def ys(line: Line2D) -> list[float]:
     return [float(y) for y in np.asarray(line.get_ydata(), dtype=np.float64)]
 
 
-def test_the_posterior_starts_at_the_prior_and_covers_all_lines() -> None:
+def test_the_posterior_starts_at_the_prior() -> None:
     names = [f"country {index}" for index in range(8)]
     shares = np.random.default_rng(0).dirichlet(np.ones(8), size=70)
     shares[:, 2] += 1
     shares /= shares.sum(1, keepdims=True)
-    tokens = [{"token": "x", "posterior": dict(zip(names, share, strict=True))} for share in shares.tolist()]
-    figure = running_posterior([{"tokenizer": "char", "tokens": tokens, "posterior": tokens[-1]["posterior"]}])
+    tokens = [
+        {"token": f"t{n}", "posterior": dict(zip(names, row, strict=True))} for n, row in enumerate(shares.tolist())
+    ]
+    figure = running_posterior({"tokens": tokens, "posterior": tokens[-1]["posterior"]})
     texts = texts_inside(figure)
     assert "country 2" in texts
     assert sum(name in texts for name in names) == 6
-    first, second = figure.axes
+    lines = figure.axes[0].lines
     for index in range(8):
-        upper, lower = (ys(axes.lines[index]) for axes in (first, second))
-        assert upper[0] == pytest.approx(1 / 8)
-        assert lower[0] == upper[-1]
-        assert np.allclose([*upper[1:], *lower[1:]], shares[:, index])
-    coloured = [line for line in first.lines[:8] if line.get_color() in EXTRA_COLOURS]
+        assert ys(lines[index]) == pytest.approx([1 / 8, *shares[:, index]])
+    coloured = [line for line in lines if line.get_color() in EXTRA_COLOURS]
     assert len({(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in coloured}) == 6
+    ticks = zip(figure.axes[0].get_xticks(), figure.axes[0].get_xticklabels(), strict=True)
+    assert [(position, label.get_text()) for position, label in ticks] == [(n + 1, f"t{n}") for n in range(0, 70, 2)]
 
 
 def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
-    pair = {
-        "tokenizer": "word",
-        "tokens": [{"token": "x", "posterior": {"a": 0.9, "b": 0.1}}],
-        "posterior": {"a": 1, "b": 0},
-    }
-    figure = running_posterior([{**pair, "model": "factorcell"}, {**pair, "model": "concatcell"}])
-    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [HIGHER, LOWER]
-    assert {"FactorCell", "ConcatCell"} <= set(texts_inside(figure))
+    pair = {"tokens": [{"token": "x", "posterior": {"a": 0.1, "b": 0.9}}], "posterior": {"a": 0.1, "b": 0.9}}
+    lines = running_posterior(pair).axes[0].lines
+    assert [(line.get_label(), line.get_color()) for line in lines] == [("a", HIGHER), ("b", LOWER)]
 
 
 def test_dollar_signs_ends_and_empty_texts_are_drawn() -> None:
     price = {"token": "$\\no$", "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
-    dollars = {"tokenizer": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
-    end = {**dollars, "tokens": [{**price, "token": "</s>"}]}
-    for rows in ([dollars, end], [{**dollars, "tokens": []}]):
-        assert "</svg>" in charts.svg(running_posterior(rows), "x")
+    for tokens in ([price], [{**price, "token": "</s>"}], []):
+        figure = running_posterior({"tokens": tokens, "posterior": price["posterior"]})
+        assert "</svg>" in charts.svg(figure, "x")

@@ -1,7 +1,6 @@
 """Views of runs and results in notebooks have the figures of the commands, escaped texts and no fixed colours."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +9,17 @@ import pytest
 from factorcell import Run, evaluate
 from factorcell.config import Config
 from factorcell.evaluation.comparison import ComparedModel, compare_models
-from factorcell.reports import notebook
 from factorcell.runs import saved_results
 from factorcell.training.fit import train_run
+from tests.pages import Page
 from tests.small_runs import CONTEXT, ROWS, make_run
 
 HOSTILE = "<script>alert(1)</script>\u202e&amp;"
 
 
-class Reader(HTMLParser):
-    """Collects the tags, the attributes, the rows of tables and the text of a view."""
-
-    def __init__(self, view: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.rows: list[list[str]] = []
-        self.text, self.is_in_cell = "", False
-        self.feed(view)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-            self.is_in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self.is_in_cell = self.is_in_cell and tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.is_in_cell:
-            self.rows[-1][-1] += data
-
-    def figures(self) -> dict[str, str]:
-        return {cells[0]: cells[1] for cells in self.rows if len(cells) == 2}
+def figures_of(page: Page) -> dict[str, str]:
+    """Return the figures of a view by name."""
+    return {cells[0]: cells[1] for cells in page.rows if len(cells) == 2}
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +49,14 @@ def views(run: Run) -> dict[str, str]:
 
 def test_views_are_escaped_self_contained_and_have_no_fixed_colour(run: Run) -> None:
     for name, view in views(run).items():
-        reader = Reader(view)
-        assert not reader.tags & {"script", "img", "link", "iframe", "b"}, name
-        assert reader.attributes <= {"class", "style", "title", "data-title"}, name
+        reader = Page(view)
+        assert not {tag for tag, _ in reader.tags} & {"script", "img", "link", "iframe", "b"}, name
+        attributes = {name for _, attributes in reader.tags for name in attributes}
+        assert attributes <= {"class", "style", "title", "data-title", "scope"}, name
         assert "\u202e" not in view
         assert "http" not in view
         assert len(view) < 12_000
-        style = notebook.STYLE + "".join(re.findall(r'style="[^"]*"', view))
+        style = "".join(re.findall(r'<style>.*?</style>|style="[^"]*"', view, flags=re.DOTALL))
         colours = re.findall(r"(?<![-\w])color: ([^;\"]+)", style)
         assert set(colours) <= {"inherit", "var(--muted)", "var(--ink)"}
         assert not re.search(r"background: (?!none|rgba\()", style)
@@ -93,7 +65,7 @@ def test_views_are_escaped_self_contained_and_have_no_fixed_colour(run: Run) -> 
 def test_the_view_of_an_evaluation_has_the_printed_figures(run: Run, tmp_path: Path) -> None:
     baseline = make_run(tmp_path / "baseline")
     result = evaluate(run, ROWS * 3, baseline=baseline)
-    figures = Reader(result._repr_html_()).figures()
+    figures = figures_of(Page(result._repr_html_()))
     assert figures["texts"] == f"{len(ROWS) * 3}"
     assert figures["perplexity per word"] == f"{result.perplexity:.2f}"
     assert figures["perplexity per word, known targets"] == f"{result.perplexity_known:.2f}"
@@ -103,9 +75,9 @@ def test_the_view_of_an_evaluation_has_the_printed_figures(run: Run, tmp_path: P
 
 def test_the_view_of_a_classification_has_its_metrics(run: Run) -> None:
     result = run.predict(ROWS, "city")
-    metrics, reader = result.metrics(), Reader(result._repr_html_())
+    metrics, reader = result.metrics(), Page(result._repr_html_())
     interval = f"[{metrics['accuracy_low']:.4f}, {metrics['accuracy_high']:.4f}]"
-    assert reader.figures()["accuracy"] == f"{metrics['accuracy']:.4f} {interval}"
+    assert figures_of(reader)["accuracy"] == f"{metrics['accuracy']:.4f} {interval}"
     for value in metrics["values"]:
         numbers = [f"{value[name]:.4f}".replace("nan", "–") for name in ("precision", "recall", "f1", "auc")]
         assert [value["value"], f"{value['count']}", *numbers] in reader.rows
@@ -113,7 +85,7 @@ def test_the_view_of_a_classification_has_its_metrics(run: Run) -> None:
 
 def test_the_view_of_unlabelled_texts_has_the_first_predictions(run: Run) -> None:
     result = run.predict(["cold sun", "sea"] * 20, "city")
-    reader = Reader(result._repr_html_())
+    reader = Page(result._repr_html_())
     expected = [
         [str(row["row"]), row["predicted"], f"{max(row['probabilities'].values()):.4f}"] for row in result.rows()[:20]
     ]
@@ -123,7 +95,7 @@ def test_the_view_of_unlabelled_texts_has_the_first_predictions(run: Run) -> Non
 
 def test_the_view_of_a_comparison_has_the_cells_and_notes_of_its_text(run: Run) -> None:
     comparison = compare_models(models(run))
-    reader = Reader(comparison._repr_html_())
+    reader = Page(comparison._repr_html_())
     cells, columns = comparison.table()
     assert reader.rows[1][1:] == [cells[0].get(name, "–") for name in columns[1:]]
     assert all(note in reader.text for note in comparison.notes())
@@ -132,7 +104,7 @@ def test_the_view_of_a_comparison_has_the_cells_and_notes_of_its_text(run: Run) 
 def test_the_view_of_an_explanation_has_all_tokens_and_the_posterior(run: Run) -> None:
     rows = run.explain(["cold sun"], {"a": {"city": "Oslo"}, "b": {"city": "Nice"}})
     view = rows._repr_html_()
-    reader = Reader(view)
+    reader = Page(view)
     for token in rows[0]["tokens"]:
         assert f'title="{token["ratio"]:+.4f} nats"' in view
     assert reader.rows[-1] == ["cold sun", *(f"{rows[0]['posterior'][name]:.3f}" for name in "ab")]
@@ -142,7 +114,7 @@ def test_the_view_of_a_run_has_the_results_of_its_card(tmp_path: Path) -> None:
     options = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1, "epochs": 1}
     config = Config.of(context=list(CONTEXT), **options)
     run = train_run(ROWS, ROWS, config, tmp_path / "a & b")
-    reader = Reader(run._repr_html_())
+    reader = Page(run._repr_html_())
     assert "Run a & b" in reader.text
     header, *rows = [row for row in reader.rows if len(row) == 3]
     assert header == ["table", "measure", "value"]

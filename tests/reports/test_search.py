@@ -1,6 +1,5 @@
 """The page of a search and its charts match the rows."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -11,49 +10,18 @@ from matplotlib.figure import Figure
 
 from factorcell.reports import search
 from tests.pages import Page, requests, texts_inside
-
-MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
-LOGS = ("learning_rate", "embedding_size")
-HOSTILE = '<script>alert("x")</script> & co'
+from tests.reports.examples import HOSTILE, LOGS, trial_rows
 
 
-def trial_rows(count: int, seed: int = 0, accuracy: bool = True) -> list[dict[str, Any]]:
-    """Return trials of all four models: the first failed, every sixth was pruned, and the last is an outlier."""
-    random = np.random.default_rng(seed)
-    rows: list[dict[str, Any]] = [
-        {"number": 0, "state": "failed", "model": "factorcell", "params": {"rank": 3}, "perplexity": None, "error": "x"}
-    ]
-    for number in range(1, count):
-        model = MODELS[number % 4]
-        params: dict[str, Any] = {
-            "hidden_size": int(random.integers(110, 250)),
-            "embedding_size": int(random.integers(35, 200)),
-            "learning_rate": float(10 ** random.uniform(-4, -2)),
-            "decay": ("cosine", "none")[number % 2],
-        }
-        if model == "factorcell":
-            params["rank"] = int(random.integers(2, 20))
-        perplexity = 1e6 if number == count - 1 else 300 - params["hidden_size"] + 5 * random.random()
-        row: dict[str, Any] = {"number": number, "state": "pruned" if number % 6 == 0 else "complete", "model": model}
-        row |= {"params": params, "perplexity": perplexity, "minutes": 0.5, "parameters": 1000}
-        if accuracy and row["state"] == "complete" and model != "unadapted":
-            row["accuracy"] = float(random.uniform(0.5, 0.9))
-        rows.append(row)
-    return rows
-
-
-def by_option(rows: list[dict[str, Any]]) -> Figure:
+def by_option(rows: list[dict[str, Any]], name: str) -> Figure:
     shown = [row for row in rows if row["state"] != "failed"]
-    return search.perplexity_by_option(shown, dict.fromkeys(search.option_names(shown), "+0.25"), LOGS)
+    return search.perplexity_by_option(shown, name, is_log=name in LOGS)
 
 
 @pytest.mark.parametrize("count", [2, 3, 12, 120])
-@pytest.mark.parametrize("draw", [search.accuracy_against_perplexity, by_option])
-def test_texts_do_not_overlap_or_leave_the_figure(draw: Any, count: int) -> None:
-    rows = trial_rows(count)[:-1] if count > 3 else trial_rows(count)
-    if not any(row.get("accuracy") for row in rows):
-        rows[-1] |= {"accuracy": 0.5, "state": "complete"}
-    assert len(texts_inside(draw(rows))) > 4
+@pytest.mark.parametrize("name", ["hidden_size", "learning_rate", "decay"])
+def test_texts_do_not_overlap_or_leave_the_figure(count: int, name: str) -> None:
+    assert len(texts_inside(by_option(trial_rows(count), name))) > 2
 
 
 def marks(axes: Axes) -> list[tuple[float, float]]:
@@ -61,45 +29,25 @@ def marks(axes: Axes) -> list[tuple[float, float]]:
     return [tuple(place) for marks in axes.collections for place in np.asarray(marks.get_offsets()).tolist()]
 
 
-def test_the_best_accuracy_and_perplexity_are_at_the_top_right() -> None:
-    rows = trial_rows(40)
-    figure = search.accuracy_against_perplexity(rows)
-    axes = figure.axes[0]
-    shown = [row for row in rows if "accuracy" in row]
-    assert sorted(marks(axes)) == sorted((row["perplexity"], 100 * row["accuracy"]) for row in shown)
-    left, right = axes.get_xlim()
-    assert left > right
-    ranks = [row["params"]["rank"] for row in shown if "rank" in row["params"]]
-    sizes: Any = axes.collections[-1]
-    assert np.argsort(ranks).tolist() == np.argsort(sizes.get_sizes()).tolist()
-    texts = texts_inside(figure)
-    assert {"FactorCell", "ConcatCell", "SoftmaxBias"} <= set(texts)
-    assert "Unadapted" not in texts
-
-
-def test_every_option_has_a_chart() -> None:
+@pytest.mark.parametrize("name", ["hidden_size", "embedding_size", "learning_rate", "decay", "rank"])
+def test_charts_of_options_have_a_mark_for_each_trial(name: str) -> None:
     rows = trial_rows(30)
-    figure = by_option(rows)
-    shown = [row for row in rows if row["state"] != "failed"]
-    best = min(row["perplexity"] for row in shown)
-    titles = ["hidden size", "embedding size", "learning rate", "decay", "rank"]
-    assert [axes.get_title(loc="left") for axes in figure.axes[:5]] == titles
-    for axes, name in zip(figure.axes, search.option_names(shown), strict=False):
-        drawn = [row for row in shown if name in row["params"]]
-        values = [row["params"][name] for row in drawn]
-        if name == "decay":
-            values = [("cosine", "none").index(value) for value in values]
-        assert sorted(marks(axes)) == sorted(zip(values, (row["perplexity"] for row in drawn), strict=True))
-        colours = [colour for each in axes.collections for colour in np.asarray(each.get_facecolor()).tolist()]
-        assert sum(colour[3] == 0 for colour in colours) == sum(row["state"] == "pruned" for row in drawn)
-        assert axes.get_xscale() == ("log" if name in LOGS else "linear")
-        low, high = axes.get_xlim()
-        assert all(low <= value <= high for value in values)
-        rings = [line for line in axes.lines if line.get_markersize() == 9]
-        assert len(rings) == any(row["perplexity"] == best for row in drawn)
-        assert axes.get_title(loc="right") == "+0.25"
-        low, high = axes.get_ylim()
-        assert low < best < high < 1.2 * search.MAX_RATIO * best
+    axes = by_option(rows, name).axes[0]
+    best = min(row["perplexity"] for row in rows if row["perplexity"])
+    low, high = axes.get_ylim()
+    assert low < best < high < 1.2 * search.MAX_RATIO * best
+    drawn = [row for row in rows if name in row["params"] and (row["perplexity"] or np.inf) <= search.MAX_RATIO * best]
+    values = [row["params"][name] for row in drawn]
+    if name == "decay":
+        values = [("cosine", "none").index(value) for value in values]
+    assert sorted(marks(axes)) == sorted(zip(values, (row["perplexity"] for row in drawn), strict=True))
+    colours = [colour for each in axes.collections for colour in np.asarray(each.get_facecolor()).tolist()]
+    assert sum(colour[3] == 0 for colour in colours) == sum(row["state"] == "pruned" for row in drawn)
+    assert axes.get_xscale() == ("log" if name in LOGS else "linear")
+    low, high = axes.get_xlim()
+    assert all(low <= value <= high for value in values)
+    rings = [line for line in axes.lines if line.get_markersize() == 9]
+    assert len(rings) == any(row["perplexity"] == best for row in drawn)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -122,27 +70,31 @@ def test_rank_correlation_matches_spearman(seed: int) -> None:
 def test_the_page_is_valid_and_orders_the_options() -> None:
     rows = trial_rows(40)
     rows[5]["params"]["decay"] = HOSTILE
-    first = next(row for row in rows if row["state"] == "complete")
-    first["ahead"] = ["perplexity"]
+    best = next(row for row in rows if row["state"] == "complete")
+    best["ahead"] = ["perplexity"]
     content = search.search_page(HOSTILE, rows, HOSTILE, LOGS)
     page = Page(content)
     assert requests(page, content) == []
-    assert HOSTILE in page.text
-    assert f'<td class="num best" data-title="perplexity">{first["perplexity"]:.2f}*</td>' in content
-    assert "40 trials: 1 failed, 33 complete, 6 pruned." in page.text
-    titles = re.findall(r">(hidden size|embedding size|learning rate)</text>", content)
-    assert titles[0] == "hidden size"
-    assert len(titles) == 3
+    assert page.figures == {
+        f"model of the best trial, number {best['number']}": "SoftmaxBias",
+        "lowest perplexity": f"{best['perplexity']:.2f}",
+        f"accuracy of {HOSTILE}": f"{best['accuracy']:.1%}",
+        "parameters": "1,000",
+    }
+    cells = zip(page.attributes_of("td"), page.texts["td"], strict=True)
+    assert [text for cell, text in cells if "best" in str(cell.get("class"))] == [f"{best['perplexity']:.2f}*"]
+    assert page.charts[0] == "Hidden size", "the option with the strongest correlation is the first"
+    assert sorted(page.charts) == ["Decay", "Embedding size", "Hidden size", "Learning rate", "Rank"]
+    assert len(page.rows) == 2 + len(rows)
 
 
 def test_pages_of_few_trials_are_valid() -> None:
-    assert "0 trials" in search.search_page("s", [], None, ())
-    assert "No trial is complete" in search.search_page("s", trial_rows(1), None, ())
-    plain = search.search_page("s", trial_rows(9, accuracy=False), None, ())
-    assert 'id="options-' in plain
-    assert 'id="accuracy-' not in plain
-    fixed = [{**row, "params": {}} for row in trial_rows(9)]
-    assert 'id="options-' not in search.search_page("s", fixed, "t", ())
+    for rows in ([], trial_rows(1), [{**row, "params": {}} for row in trial_rows(9)]):
+        page = Page(search.search_page("s", rows, "t", ()))
+        assert page.charts == []
+        assert bool(page.figures) == (len(rows) > 1)
+    plain = Page(search.search_page("s", trial_rows(9, accuracy=False), None, ()))
+    assert "accuracy" not in {title for row in plain.rows for title in row}
 
 
 def test_the_terminal_table_has_flat_rows() -> None:

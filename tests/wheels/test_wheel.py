@@ -141,7 +141,7 @@ def test_wheel_has_the_package_and_nothing_else(installed: Installed) -> None:
         assert f"{NAME}.dist-info/licenses/LICENSE" in archive.namelist()
     library = {LIBRARY} if installed.compiled else set()
     assert names == {name for name in package_files() if not name.startswith(NATIVE)} | library
-    assert {"factorcell/py.typed", "factorcell/assets/NOTICE.md", "factorcell/assets/page.html"} <= names
+    assert {"factorcell/py.typed", "factorcell/assets/NOTICE.md", "factorcell/reports/templates/layout.html"} <= names
     assert installed.wheel.name.startswith(f"{NAME}-py3-none-")
     assert installed.wheel.name.endswith("-any.whl") != installed.compiled
 

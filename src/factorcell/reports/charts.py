@@ -1,4 +1,4 @@
-"""Charts as matplotlib figures: each function takes rows and returns a `Figure`.
+"""Charts as matplotlib figures: each function takes rows and returns a `Figure`, whose title a page adds.
 
 All charts use `STYLE` and matplotlib's constrained layout, which keeps all text inside the figure.
 """
@@ -22,6 +22,7 @@ from factorcell.bootstrap import Interval
 from factorcell.data.tables.natural_order import natural_order
 from factorcell.io.escapes import escape_hidden_lines
 from factorcell.io.finite import is_number
+from factorcell.reports.wording import visible_token
 
 Row = Mapping[str, Any]
 
@@ -102,7 +103,7 @@ def png(figure: Figure, scale: float) -> bytes:
 
 
 def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> None:
-    """Save a figure with escapes for hidden characters."""
+    """Save a figure with escapes for hidden characters, except those of the labels of ticks."""
     for text in figure.findobj(Text):
         text.set_text(escape_hidden_lines(text.get_text()))  # matplotlib cannot draw lone surrogates
     with styled():
@@ -122,9 +123,9 @@ def display_name(model: object) -> str:
     return MODEL_NAMES.get(str(model), str(model))
 
 
-def truncate(value: object, max_length: int = 21) -> str:
-    """Return `value` as text of at most `max_length` characters."""
-    text = str(value)
+def truncate(value: object, max_length: int = 28) -> str:
+    """Return `value` as text of at most `max_length` characters, with escapes for hidden characters."""
+    text = escape_hidden_lines(str(value))
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
@@ -191,58 +192,71 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     round_ticks(axes.yaxis, 6, is_log=True)
     axes.grid(axis="y")
     axes.set_xlabel(x_label)
-    axes.set_title("perplexity on held-out texts")
     add_legend(figure)
     return figure
 
 
 @styled()
 def signed_bars(
-    names: Sequence[str], values: Sequence[float], bar_colours: Sequence[str], number_format: str, title: str
+    names: Sequence[str],
+    intervals: Sequence[Interval],
+    bar_colours: Sequence[str],
+    number_format: str,
+    scale: float = 1.0,
 ) -> Figure:
-    """Draw a horizontal bar per name, to the right or left of zero, with the formatted value at its end.
+    """Draw a horizontal bar per name, to the right or left of zero, with its interval and the formatted value.
 
-    A bar with the name `GAP` has no value.
+    Values and ends of intervals are multiplied by `scale`. A bar with the name `GAP` has no value.
     """
-    figure = Figure(figsize=(WIDTH, 0.45 + 0.19 * max(1, len(names))))
+    figure = Figure(figsize=(WIDTH, 0.15 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
-    bars = axes.barh(range(len(names)), values, color=bar_colours, height=0.66)
+    values = [scale * interval.point for interval in intervals]
+    ends = [[interval.point if end is None else end for end in interval[1:]] for interval in intervals]
+    distances = np.maximum(0, [[-1], [1]] * (scale * np.reshape(ends, (-1, 2)).T - values))
+    error_style = {"ecolor": INK, "lw": 0.9}
+    bars = axes.barh(range(len(names)), values, color=bar_colours, height=0.66, xerr=distances, error_kw=error_style)
     texts = [format(value, number_format).replace("-", "−") for value in values]
     labels = ["" if name == GAP else text for name, text in zip(names, texts, strict=True)]
-    axes.bar_label(bars, labels, padding=2)
+    axes.bar_label(bars, labels, padding=3)
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.margins(x=0.25)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xticks([])
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(title)
     return figure
 
 
-def gains_by_value(rows: Sequence[Row], key: str, name: str) -> Figure:
-    """Draw the gain for each value of a column: how much lower the perplexity of its texts is than in a baseline.
+def word_bars(rows: Sequence[Row]) -> Figure:
+    """Draw by how many nats a context raises or lowers each token (TACL 2018, table 5); rows have token and nats."""
+    nats = [float(row["nats"]) for row in rows]
+    names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
+    return signed_bars(names, list(map(Interval, nats)), [HIGHER if value >= 0 else LOWER for value in nats], "+.2f")
 
-    If there are many values, those with the highest and lowest gains are shown; few values are in natural order.
-    Bars of gains that are not significant are grey.
 
-    Args:
-        rows: Rows with value, count (the number of texts), and the gain (0.05 for 5 %) with its interval.
-        key: The key of the gain in the rows.
-        name: The name of the gain.
+def gain_bars(rows: Sequence[Row], key: str) -> Figure:
+    """Draw gains in per cent; bars of gains that are not significant are grey.
+
+    Each row has value (the name of a value, a column or a model), optionally count (the number of texts), and under
+    `key` the gain (0.05 for 5 %) with its interval.
     """
-    gap = {"value": GAP, "count": 0, key: 0.0}
-    shown = sorted(rows, key=lambda row: -float(row[key]))
-    if len(shown) > 2 * MAX_BARS:
-        shown = [*shown[:MAX_BARS], gap, *shown[-MAX_BARS:]]
-    elif order := natural_order([str(row["value"]) for row in rows]):
-        shown = [rows[index] for index in order]
-    names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
-    intervals = [Interval(row[key], row.get(f"{key}_low"), row.get(f"{key}_high")) for row in shown]
+    names = [truncate(row["value"]) + (f"  ({int(row['count']):,})" if row.get("count") else "") for row in rows]
+    intervals = [Interval(row[key], row.get(f"{key}_low"), row.get(f"{key}_high")) for row in rows]
     colour_of_sign = {0: MUTED, 1: HIGHER, -1: LOWER}
     bar_colours = [colour_of_sign[interval.sign] for interval in intervals]
-    title = f"{truncate(name, 48)}, % (texts)"
-    return signed_bars(names, [100 * interval.point for interval in intervals], bar_colours, "+.1f", title)
+    return signed_bars(names, intervals, bar_colours, "+.1f", 100.0)
+
+
+def shown_gains(rows: Sequence[Row], key: str) -> list[Row]:
+    """Return the values of a column that a chart shows: few values in natural order, otherwise by their gain.
+
+    If there are many values, those with the highest and lowest gains are shown, with a gap between them.
+    """
+    shown = sorted(rows, key=lambda row: -float(row[key]))
+    if len(shown) > 2 * MAX_BARS:
+        return [*shown[:MAX_BARS], {"value": GAP, key: 0.0}, *shown[-MAX_BARS:]]
+    order = natural_order([str(row["value"]) for row in rows])
+    return [rows[index] for index in order] if order else shown
 
 
 @styled()
@@ -257,9 +271,9 @@ def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
         labels, matrix = [labels[index] for index in order], matrix[np.ix_(order, order)]
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     font_size = max(4.0, min(8.5, 150 / max(label_count, 1)))
-    figure = Figure(figsize=(WIDTH, WIDTH))
+    figure = Figure(figsize=(WIDTH, min(WIDTH, 0.8 + 0.4 * label_count)))
     axes = figure.subplots()
-    axes.imshow(shares, cmap=HEAT, vmin=0, vmax=1, interpolation="none")
+    axes.imshow(shares, cmap=HEAT, vmin=0, vmax=1, interpolation="none", aspect="auto")
     for (i, j), share in np.ndenumerate(shares):
         if label_count <= 14 and share >= 0.005:
             colour = "white" if share > 0.62 else INK
@@ -271,5 +285,4 @@ def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
     if max(map(len, names), default=0) > 2:
         axes.set_xticks(range(label_count), names, rotation=45, ha="left", rotation_mode="anchor")
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("% of each true value ↓ by predicted value →")
     return figure

@@ -1,7 +1,7 @@
-"""The page of `factorcell demo`."""
+"""The page of `factorcell demo`: maps, generated names, models, learning curves and countries."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,18 +9,12 @@ import numpy as np
 from factorcell.evaluation.comparison import Comparison
 from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.reports import charts
-from factorcell.reports.elements import CREDIT, chart, document, escape, grid, note, table
 from factorcell.reports.maps import best_point, world_map
+from factorcell.reports.page import Chart, Page, make_table
 
 Row = Mapping[str, Any]
 
-GEONAMES = (
-    'Place names: <a href="https://www.geonames.org/">GeoNames</a>, '
-    '<a href="https://creativecommons.org/licenses/by/4.0/">CC BY 4.0</a>.'
-)
-EARTH = (
-    'Coasts and borders: made with <a href="https://www.naturalearthdata.com/">Natural Earth</a>, in the public domain.'
-)
+MAP_SCALE = 1.2  # resolution of maps, in 100 pixels per inch
 
 
 def degrees(lat: float, lon: float) -> str:
@@ -31,7 +25,7 @@ def degrees(lat: float, lon: float) -> str:
 
 
 def demo_page(results: Row) -> str:
-    """Return the page of `factorcell demo`: maps, generated names, models, learning curves and countries.
+    """Return the page of `factorcell demo`.
 
     Args:
         results: The results that `commands.demo.train_and_evaluate` returns: minutes, machine, texts (the number of
@@ -42,95 +36,53 @@ def demo_page(results: Row) -> str:
     Returns:
         A self-contained HTML page.
     """
-    sections = [
-        ("Where a name is most probable, according to FactorCell", _maps(results)),
-        ("Generated names", _places(results["names"])),
-        ("Four ways to use the context", _models(results)),
-        ("Classification by country", _countries(results)),
+    page = Page("Place names of the world", figures=_key_figures(results["models"]))
+    page.lead = f"Models that read {results['texts']:,} place names with their coordinates, and no map."
+    page.add_findings(results["cautions"])
+    curves = []
+    if charts.has_curve(results["curves"]):
+        curves.append(Chart(charts.learning_curves(results["curves"], "minutes"), "Perplexity on held-out names"))
+    confusion = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
+    caption = "Rows: true countries. Columns: predicted countries, in % of the row."
+    page.add("Four ways to use the context", [*curves, Chart(confusion, "Classification by country", caption)])
+    countries = [{**row, "names": row["count"]} for row in results["countries"]]
+    country_formats = {"country": "", "accuracy": ".1%", "names": ","}
+    page.add("Models", tables=[make_table(*results["models"].table())])
+    page.add("Countries", tables=[make_table(countries, country_formats)])
+    page.remarks += [
+        f"training and evaluation took {results['minutes']:.1f} minutes on {results['machine']}",
+        f"maps show the posterior probability of each point given the name, with a uniform prior over "
+        f"{results['prior']}; each map has its own scale of brightness",
+        "a name is assigned to the country at whose centre it is most probable (Bayes' rule with a uniform prior); no "
+        "classifier was trained",
+        *results["models"].notes(),
     ]
-    lead = (
-        f"Small language models were trained on {int(results['texts']):,} place names, letter by letter, each with its "
-        "latitude and longitude, without a map or a list of countries. The maps show the probability of each point of "
-        "a grid given a name. "
-        f"Training and evaluation took {float(results['minutes']):.1f} minutes on {results['machine']}."
-    )
-    return document(
-        "Place names of the world",
-        sections,
-        lead=lead,
-        figures=_key_figures(results["models"]),
-        cautions=results["cautions"],
-        credits=(GEONAMES, EARTH, CREDIT),
-    )
+    places = [
+        {"name": row["place"], "coordinates": degrees(row["lat"], row["lon"]), "samples": row["samples"]}
+        for row in results["names"]
+    ]
+    return page.render("demo.html", maps=list(map(_map, results["maps"])), places=places)
 
 
 def _key_figures(models: Comparison) -> list[tuple[str, str]]:
-    """Return the perplexity and the accuracy of the last model, FactorCell, with those of the first."""
+    """Return the perplexity and the accuracy of the last model, FactorCell, with those that they compare to."""
     first, *_, last = models
-    name = charts.display_name(last["model"])
-    label = f"perplexity of {name}; {charts.display_name(first['model'])}: {first['perplexity']:.2f}"
-    figures = [(f"{last['perplexity']:.2f}", label)]
+    figures = [
+        (f"{row['perplexity']:.2f}", f"perplexity, {charts.display_name(row['model'])}") for row in (last, first)
+    ]
     if last.get("accuracy") is not None:
-        label = f"of held-out names assigned to their country by {name}; majority class: {last['majority']:.1%}"
-        figures.append((f"{last['accuracy']:.1%}", label))
+        figures.append((f"{last['accuracy']:.1%}", "of held-out names assigned to their country"))
+        figures.append((f"{last['majority']:.1%}", "accuracy of the majority class"))
     return figures
 
 
-def _maps(results: Row) -> str:
-    """Return the first map at full width and the others in a grid."""
-    full_width, in_grid = 2.0, 1.2  # scales of images
-    figures = [_map(entry, scale=in_grid if index else full_width) for index, entry in enumerate(results["maps"])]
-    text = (
-        "Brightness is the posterior probability of each point given the name, with a uniform prior over "
-        f"{results['prior']}. Each map has its own scale. The ring marks the most probable point, the cross the true "
-        "place."
-    )
-    others = '<div class="grid maps">\n' + "\n".join(figures[1:]) + "\n</div>"
-    return "\n".join([note(text), *figures[:1], others])
-
-
-def _map(entry: Row, scale: float) -> str:
-    """Return the map of a name's posterior as an image inside the page."""
+def _map(entry: Row) -> Row:
+    """Return the name, the caption and the image of the map of a name's posterior."""
     best = best_point(entry)
     [[distance]] = great_circle_distances(np.array([best]), np.array([entry["true"]])).tolist()
-    description = f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place"
-    data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
-    name = escape(entry["text"])
-    return (
-        f'<figure class="map"><img alt="World map of the posterior probability of places for the name {name}: '
-        f'{description}" src="data:image/png;base64,{data}">'
-        f"<figcaption><b>{name}</b>, {description}</figcaption></figure>"
-    )
-
-
-def _places(places: Sequence[Row]) -> str:
-    """Return a card for each place, with the names that the model generated for it."""
-    cards = []
-    for place in places:
-        samples = "".join(f"<li>{escape(sample)}</li>" for sample in place["samples"])
-        coordinates = note(degrees(float(place["lat"]), float(place["lon"])))
-        cards.append(f"<div><h3>{escape(place['place'])}</h3>{coordinates}<ul>{samples}</ul></div>")
-    text = "The model sampled each name letter by letter, given only the two coordinates."
-    return note(text) + '\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
-
-
-def _models(results: Row) -> str:
-    """Return the table of models and their learning curves."""
-    comparison = results["models"]
-    curves = ""
-    if charts.has_curve(results["curves"]):
-        figure = charts.learning_curves(results["curves"], "minutes")
-        curves = chart(figure, "curves", "Learning curves of the models")
-    return table(*comparison.table()) + "".join(map(note, comparison.notes())) + curves
-
-
-def _countries(results: Row) -> str:
-    """Return the accuracies of the classification by country and its confusion matrix."""
-    text = (
-        "Each held-out name is assigned to the country at whose centre the name is most probable (Bayes' rule with a "
-        "uniform prior). No classifier was trained."
-    )
-    rows = [{**row, "names": row["count"]} for row in results["countries"]]
-    content = table(rows, {"country": "", "accuracy": ".1%", "names": ","})
-    figure = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
-    return note(text) + grid(content, chart(figure, "confusion", "Confusion matrix of the countries"))
+    image = charts.png(world_map(entry, entry["text"], entry["true"]), MAP_SCALE)
+    return {
+        "name": entry["text"],
+        "caption": f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place",
+        "png": base64.b64encode(image).decode(),
+    }

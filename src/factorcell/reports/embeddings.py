@@ -13,37 +13,33 @@ from matplotlib.patches import Ellipse
 from matplotlib.transforms import Bbox
 
 from factorcell.io.escapes import escape_hidden_lines
-from factorcell.reports import elements
 from factorcell.reports.charts import (
     EXTRA_COLOURS,
-    HIGHER,
     INK,
-    LOWER,
     MUTED,
     RULE,
     WIDTH,
-    signed_bars,
     styled,
     truncate,
+    word_bars,
 )
-from factorcell.reports.wording import agreement_sentence, visible_token
+from factorcell.reports.page import Chart, Page, Table, make_table
+from factorcell.reports.wording import agreement_sentence
 
 Row = Mapping[str, Any]
 
-WORDS_NOTE = (
-    "Each bar is the change of the adapted softmax bias of a token, in nats. It does not depend on the hidden state. "
-    "The effect of the context on the recurrent layer is not included."
-)
-MAP_CAPTION = (
-    "Embeddings on their first two principal axes, which explain {x:.0%} and {y:.0%} of the variance, coloured by a "
-    "column of a table."
-)
-NAMED_VALUES = " The values with the most training texts have names."
 MAX_NAMED_VALUES = 15
-PREDICTIONS_NOTE = (
-    "Gradient-boosted trees predict each column from the embedding, in five-fold cross-validation. For a column of "
-    "groups, the table has the accuracy with its standard error, and the share of the majority class. For a column of "
-    "numbers, it has the explained share of the variance (R²) and the correlation of predictions and numbers."
+WORDS_REMARK = (
+    "words: each bar is the change of the adapted softmax bias of a token, in nats; the effect of the context on the "
+    "recurrent layer is not included"
+)
+MAP_REMARK = (
+    "maps: the embeddings on their first two principal axes; an ellipse covers 1.5 standard deviations around the "
+    "centre of its group"
+)
+PREDICTIONS_REMARK = (
+    "predictions: gradient-boosted trees predict a column from the embedding, in five-fold cross-validation; "
+    "accuracies have their standard error"
 )
 PREDICTION_FORMATS = {
     "column": "",
@@ -67,28 +63,25 @@ def embeddings_page(name: str, results: Row) -> str:
     (entries with column, points, ellipses, agreement, shares of the variance, and dots: whether points are drawn) and
     predictions (rows). If the variable was chosen automatically, other_variables has the names of the others.
     """
-    sections = []
-    if results["neighbours"]:
-        sections.append(("Neighbours", _neighbours(results["neighbours"])))
-    if results["words"]:
-        sections.append(("Words that a context raises and lowers", _words(results["words"])))
-    for index, entry in enumerate(results["maps"]):
-        sections.append((f"Map by {entry['column']}", _map(entry, f"map-{index}")))
-    if results["predictions"]:
-        content = elements.note(PREDICTIONS_NOTE)
-        content += elements.table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
-        sections.append(("Other columns predicted from the embedding", content))
-    lead = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
+    page = Page(f"What {name} has learned about contexts", "factorcell contexts", figures=_key_figures(results))
+    page.lead = f"{results['values']:,} values of {results['variable']}." if results["variable"] else ""
+    page.add_findings(results.get("cautions", ()))
+    titled_words = [(entry, f"{entry['context']} against {entry['against']}") for entry in results["words"]]
+    words = [Chart(word_bars(entry["rows"]), title) for entry, title in titled_words if entry["rows"]]
+    page.add("Words that a context raises and lowers", words)
+    page.add("Maps", list(map(_map, results["maps"])))
+    page.add("Neighbours", tables=[_neighbours(results["neighbours"])] if results["neighbours"] else [])
+    predictions = make_table(list(map(_prediction_cells, results["predictions"])), PREDICTION_FORMATS)
+    page.add("Other columns predicted from the embedding", tables=[predictions])
+    page.remarks += [WORDS_REMARK] if words else []
+    page.remarks += [
+        f"{title}: no word with evidence in the training texts" for entry, title in titled_words if not entry["rows"]
+    ]
+    page.remarks += [MAP_REMARK] if results["maps"] else []
+    page.remarks += [PREDICTIONS_REMARK] if results["predictions"] else []
     if others := results.get("other_variables"):
-        lead += f" This variable has the most values; --variable chooses another ({', '.join(others)})."
-    return elements.document(
-        f"What {name} has learned about contexts",
-        sections,
-        kicker="factorcell contexts",
-        lead=lead if results["variable"] else "",
-        figures=_key_figures(results),
-        cautions=results.get("cautions", ()),
-    )
+        page.remarks.append(f"{results['variable']} has the most values; --variable chooses {' or '.join(others)}")
+    return page.render()
 
 
 def _key_figures(results: Row) -> list[tuple[str, str]]:
@@ -97,25 +90,15 @@ def _key_figures(results: Row) -> list[tuple[str, str]]:
     for entry in results["maps"]:
         agreement = entry["agreement"]
         if _has_shared_groups(entry):
-            label = f"of neighbours have the same {entry['column']}; chance level {agreement['chance']:.1%}"
-            figures.append((f"{agreement['same']:.1%}", label))
+            figures.append((f"{agreement['same']:.1%}", f"have the {entry['column']} of their nearest neighbour"))
         elif "correlation" in agreement:
             figures.append((f"{agreement['correlation']:.2f}", f"correlation of the {entry['column']} of neighbours"))
     for row in results["predictions"]:
-        name, text = ("accuracy", ".1%") if "accuracy" in row else ("r2", ".3f")
-        title = "accuracy" if "accuracy" in row else "R²"
-        figures.append((format(row[name], text), f"{title} of {row['column']} predicted from the embedding"))
-    for entry in results["words"]:
-        strongest = max(entry["rows"], key=lambda row: float(row["nats"]), default=None)
-        if strongest:
-            token = visible_token(strongest["token"])
-            label = f"nats for “{token}”: {entry['context']} against {entry['against']}"
-            figures.append((f"{strongest['nats']:+.2f}", label))
+        name, title, text = ("accuracy", "accuracy", ".1%") if "accuracy" in row else ("r2", "R²", ".3f")
+        figures.append((format(row[name], text), f"{title} of predicting {row['column']}"))
     for row in results["neighbours"][:1]:
         measure = "cosine" if "cosine" in row else "distance"
-        figures.append((f"{row[measure]:.2f}", f"{measure} of {row['value']} and its nearest neighbour {row['near']}"))
-    if results["variable"]:
-        figures.append((f"{results['values']:,}", f"values of {results['variable']}"))
+        figures.append((f"{row[measure]:.2f}", f"{measure} of {row['value']} and {row['near']}"))
     return figures
 
 
@@ -125,46 +108,29 @@ def _has_shared_groups(entry: Row) -> bool:
     return 1 < int(agreement.get("groups", 0)) < int(agreement["values"])
 
 
-def _neighbours(rows: Sequence[Row]) -> str:
-    """Return a table of the nearest neighbours of each value."""
+def _neighbours(rows: Sequence[Row]) -> Table | None:
+    """Return a table of the nearest neighbours of each value, the nearest first."""
     measure = "cosine" if "cosine" in rows[0] else "distance"
+    title = f"nearest neighbours ({measure} of the embeddings)"
     neighbours: dict[str, list[str]] = {}  # by value
     for row in rows:
         neighbours.setdefault(row["value"], []).append(f"{row['near']} ({row[measure]:.2f})")
-    lines = [{"value": value, "nearest neighbours": ", ".join(names)} for value, names in neighbours.items()]
-    text = f"The nearest neighbour is first; the {measure} of the embeddings is in parentheses."
-    return elements.note(text) + elements.table(lines, ("value", "nearest neighbours"))
+    lines = [{"value": value, title: ", ".join(names)} for value, names in neighbours.items()]
+    return make_table(lines, ("value", title))
 
 
-def _words(entries: Sequence[Row]) -> str:
-    """Return a chart of boosted words for each pair of contexts."""
-    charts = []
-    for index, entry in enumerate(entries):
-        title = f"{entry['context']} against {entry['against']}"
-        figure = boosted_words(entry["rows"], title)
-        charts.append(elements.chart(figure, f"words-{index}", f"Words that are raised and lowered: {title}"))
-    return elements.note(WORDS_NOTE) + elements.grid(*charts)
-
-
-def _map(entry: Row, name: str) -> str:
-    """Return the map by one column, a sentence on the agreement of neighbours, and a collapsible table of groups."""
+def _map(entry: Row) -> Chart:
+    """Return the map by one column, with a sentence on the agreement of neighbours."""
     column, ellipses = str(entry["column"]), entry["ellipses"]
-    share_x, share_y = entry["shares"]
-    caption = MAP_CAPTION.format(x=share_x, y=share_y)
     if ellipses is None:  # the column has numbers instead of groups
         figure = map_of_numbers(entry["points"], f"mean {column}")
-    elif not _has_shared_groups(entry):  # the names of values say more than one colour, or as many colours as points
-        figure = map_of_values(entry["points"])
-        ellipses, caption = [], caption.replace(", coloured by a column of a table", "") + NAMED_VALUES
-    else:
+    elif _has_shared_groups(entry):
         figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
-        caption += " Each ellipse covers 1.5 standard deviations around the centre of its group."
-    content = elements.chart(figure, name, f"Map of the embeddings by {column}", caption)
-    content += f"\n<p>{elements.escape(agreement_sentence(entry['agreement']))}</p>"
-    if ellipses:
-        columns = {"group": "", "count": ",", "x": ".2f", "y": ".2f"}
-        content += elements.collapsible("The largest groups", elements.table(ellipses, columns))
-    return content
+    else:  # the names of values say more than one colour, or as many colours as points
+        frequent = sorted(entry["points"], key=lambda row: -row["count"])[:MAX_NAMED_VALUES]
+        figure = map_of_groups(entry["points"], [{**row, "group": row["value"]} for row in frequent])
+    share = sum(entry["shares"])
+    return Chart(figure, f"Map by {column}, {share:.0%} of the variance", agreement_sentence(entry["agreement"]))
 
 
 def _prediction_cells(row: Row) -> Row:
@@ -174,36 +140,21 @@ def _prediction_cells(row: Row) -> Row:
     return {**row, "accuracy": f"{row['accuracy']:.1%} ± {standard_error:.1%}", "majority class": row["majority"]}
 
 
-def boosted_words(rows: Sequence[Row], title: str) -> Figure:
-    """Draw by how many nats a context raises or lowers the softmax bias of each token (TACL 2018, table 5).
-
-    Each row has a token and its nats.
-    """
-    nats = [float(row["nats"]) for row in rows]
-    names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
-    return signed_bars(names, nats, [HIGHER if value >= 0 else LOWER for value in nats], "+.2f", title)
-
-
 @styled()
-def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool = False) -> Figure:
+def map_of_groups(points: Sequence[Row], labels: Sequence[Row], *, dots: bool = False) -> Figure:
     """Draw an ellipse and a name for every group of embeddings (TACL 2018, figure 6), and with `dots` all points.
 
-    Each point has x, y and group. Each ellipse has group, x and y of its centre, wide and high (its half axes), and the
-    angle in degrees. Points of groups without an ellipse are grey.
+    Each point has x, y and group. Each label has group, x and y of its centre, and for an ellipse wide and high (its
+    half axes) and the angle in degrees. Points of groups without an ellipse are grey.
     """
     figure, axes = _empty_map()
-    groups = [row["group"] for row in ellipses]
-    colours = dict(zip(groups, itertools.cycle(EXTRA_COLOURS), strict=False))
+    ellipses = [row for row in labels if "wide" in row]
+    colours = dict.fromkeys((row["group"] for row in labels), INK)
+    colours |= zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False)
     if dots or not ellipses:
         points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
-        axes.scatter(
-            [row["x"] for row in points],
-            [row["y"] for row in points],
-            [11 if row["group"] in colours else 4 for row in points],
-            [colours.get(row["group"], MUTED) for row in points],
-            alpha=0.45,
-            lw=0,
-        )
+        point_colours = [colours.get(row["group"], MUTED) for row in points]
+        axes.scatter([row["x"] for row in points], [row["y"] for row in points], 9, point_colours, alpha=0.45, lw=0)
     for index, row in enumerate(ellipses):
         colour = colours[row["group"]]
         shape: Any = {"xy": (row["x"], row["y"]), "width": 2 * row["wide"], "height": 2 * row["high"]}
@@ -212,19 +163,7 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
         axes.add_patch(Ellipse(**shape, facecolor=colour, alpha=0.1, lw=0))
         axes.add_patch(Ellipse(**shape, fill=False, edgecolor=colour, lw=1.4, ls=line_style))
     _fix_layout(figure, axes)
-    _add_names(axes, ellipses, colours)
-    return figure
-
-
-@styled()
-def map_of_values(points: Sequence[Row]) -> Figure:
-    """Draw all embeddings as points in one colour, with the names of those that have the most training texts."""
-    figure, axes = _empty_map()
-    axes.scatter([row["x"] for row in points], [row["y"] for row in points], 9, MUTED, alpha=0.7, lw=0)
-    _fix_layout(figure, axes)
-    most_frequent = sorted(points, key=lambda row: -row["count"])[:MAX_NAMED_VALUES]
-    label_rows = [{**row, "group": row["value"]} for row in most_frequent]
-    _add_names(axes, label_rows, dict.fromkeys([row["group"] for row in label_rows], INK))
+    _add_names(axes, labels, colours)
     return figure
 
 
@@ -278,11 +217,11 @@ def _fix_layout(figure: Figure, axes: Axes) -> None:
     axes.autoscale(False)
 
 
-def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) -> None:
-    """Write the name of each group near the centre of its ellipse, with a line between them if they are far apart."""
+def _add_names(axes: Axes, labels: Sequence[Row], colours: Mapping[str, str]) -> None:
+    """Write the name of each group near its centre, with a line between them if they are far apart."""
     frame = axes.get_window_extent()
     occupied: list[Bbox] = []
-    for row in ellipses:
+    for row in labels:
         colour = colours[row["group"]]
         text = escape_hidden_lines(str(row["group"])[:24])
         name = axes.text(row["x"], row["y"], text, fontweight="bold", color=colour, zorder=6, ha="center", va="center")

@@ -11,10 +11,9 @@ from factorcell.data.tables.natural_order import natural_order
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.comparison import Comparison, format_figure
 from factorcell.evaluation.perplexity import Evaluation
-from factorcell.io.escapes import escape_hidden_lines
 from factorcell.io.finite import format_number
-from factorcell.reports.elements import escape, note, table
-from factorcell.reports.explain import context_legend, shaded_text
+from factorcell.reports.explain import shade_legend, shaded_texts
+from factorcell.reports.page import Table, make_table, render
 from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run, training_facts
 from factorcell.runs.saved_results import (
@@ -27,34 +26,22 @@ from factorcell.runs.saved_results import (
 )
 
 MAX_ROWS = 20  # values, texts or results of a view
-STYLE = """<style>
-.factorcell-view { --ink: currentColor; --muted: color-mix(in srgb, currentColor 70%, transparent); }
-.factorcell-view p { margin: 4px 0; }
-.factorcell-view .muted, .factorcell-view small { color: var(--muted); }
-.factorcell-view .table { overflow-x: auto; margin: 6px 0; }
-.factorcell-view table { border-collapse: collapse; margin: 0; font: inherit; color: inherit; }
-.factorcell-view tr { background: none; }
-.factorcell-view :is(th, td) { padding: 3px 16px 3px 0; border: 0; text-align: left; white-space: normal; }
-.factorcell-view :is(th, td) { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); }
-.factorcell-view th { font-weight: 400; color: var(--muted); }
-.factorcell-view .num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.factorcell-view .num small { display: block; }
-.factorcell-view .best { font-weight: 700; }
-</style>"""
 INTERVAL_NOTE = "Ranges in brackets or parentheses are 95 % confidence intervals over texts."
 
 Row = Mapping[str, Any]
 
 
-def _view(title: str, *parts: str) -> str:
-    """Return the HTML of a view; `title` is plain text, and `parts` are HTML."""
-    content = "\n".join(part for part in (f"<p><strong>{escape(title)}</strong></p>", *parts) if part)
-    return escape_hidden_lines(f'<div class="factorcell-view">\n{STYLE}\n{content}\n</div>')
+def _view(
+    title: str, *tables: Table | None, note: str = "", legend: Sequence[Row] = (), texts: Sequence[Row] = ()
+) -> str:
+    """Return the HTML of a view."""
+    shown = [table for table in tables if table is not None]
+    return render("view.html", title=title, tables=shown, note=note, legend=legend, texts=texts)
 
 
-def _figures(rows: Sequence[tuple[str, str | None]]) -> str:
+def _figures(rows: Sequence[tuple[str, str | None]]) -> Table | None:
     """Return a table of names and values, without the rows that have no value."""
-    return table([{"figure": name, "value": value} for name, value in rows if value], ("figure", "value"))
+    return make_table([{"figure": name, "value": value} for name, value in rows if value], ("figure", "value"))
 
 
 def run_html(run: Run) -> str:
@@ -70,8 +57,8 @@ def run_html(run: Run) -> str:
         (gain_title(UNKNOWN_CONTEXT_GAIN), format_difference(facts.get("context") or {}, UNKNOWN_CONTEXT_GAIN)),
     ]
     results = [row._asdict() for row in saved_results.measurements(saved_results.read(run.folder))[:MAX_ROWS]]
-    result_table = table(results, ("table", "measure", "value")) if results else ""
-    return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note(INTERVAL_NOTE))
+    result_table = make_table(results, ("table", "measure", "value"))
+    return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note=INTERVAL_NOTE)
 
 
 def evaluation_html(result: Evaluation) -> str:
@@ -84,21 +71,20 @@ def evaluation_html(result: Evaluation) -> str:
         ("bits per byte", format_figure(row, "bits_per_byte") if "bits_per_byte" in row else None),
         *((gain_title(key, baseline), format_difference(row, key)) for key in (BASELINE_GAIN, BASELINE_BITS)),
     ]
-    notes = [INTERVAL_NOTE]
+    note = INTERVAL_NOTE
     if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
-        notes.append(f"Bits per byte are computed over the {row['bits_per_byte_texts']:,} texts that were not cut.")
-    return _view("Evaluation", _figures(rows), note(" ".join(notes)))
+        note += f" Bits per byte are computed over the {row['bits_per_byte_texts']:,} texts that were not cut."
+    return _view("Evaluation", _figures(rows), note=note)
 
 
 def classification_html(result: Classification) -> str:
     """Return the view of a classification: its metrics if texts have true values, otherwise the first predictions."""
     if not result.has_labels:
-        return _view(f"Classification of {len(result.truth):,} texts ({result.name})", _predictions(result))
+        return _predictions_html(result)
     metrics = result.metrics()
-    constant = f"{metrics['majority_value']}, the majority class of these texts"
     rows = [
         ("accuracy", format_figure(metrics, "accuracy")),
-        (f"accuracy of always predicting {constant}", f"{metrics['majority']:.4f}"),
+        (f"accuracy of always predicting {metrics['majority_value']}", f"{metrics['majority']:.4f}"),
         ("macro F1", format_number(metrics["macro_f1"], ".4f")),
         ("mean AUC", format_number(metrics["auc"], ".4f")),
         ("calibration error", f"{metrics['calibration_error']:.4f}"),
@@ -107,22 +93,21 @@ def classification_html(result: Classification) -> str:
     order = natural_order(result.names) or range(len(result.names))
     values = [metrics["values"][index] for index in order]
     formats = {"value": "", "count": ",", "precision": ".4f", "recall": ".4f", "f1": ".4f", "auc": ".4f"}
-    counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
-    notes = note(INTERVAL_NOTE + _omission(len(values), "values"))
-    return _view(
-        f"Classification of {counts} ({result.name})", _figures(rows), table(values[:MAX_ROWS], formats), notes
-    )
+    title = f"Classification of {metrics['texts']:,} texts, {metrics['left_out']:,} left out ({result.name})"
+    note = INTERVAL_NOTE + _omission(len(values), "values")
+    return _view(title, _figures(rows), make_table(values[:MAX_ROWS], formats), note=note)
 
 
-def _predictions(result: Classification) -> str:
-    """Return a table of the first predictions with their probabilities."""
+def _predictions_html(result: Classification) -> str:
+    """Return the view of a classification of texts without true values: the first predictions."""
     names, probabilities = result.predicted[:MAX_ROWS].tolist(), result.probabilities[:MAX_ROWS].max(1).tolist()
     rows = [
         {"row": str(row), "predicted": result.names[name], "probability": probability}
         for row, (name, probability) in enumerate(zip(names, probabilities, strict=True))
     ]
-    omission = _omission(len(result.truth), "texts").strip()
-    return table(rows, {"row": "", "predicted": "", "probability": ".4f"}) + (note(omission) if omission else "")
+    table = make_table(rows, {"row": "", "predicted": "", "probability": ".4f"})
+    count = len(result.truth)
+    return _view(f"Classification of {count:,} texts ({result.name})", table, note=_omission(count, "texts").strip())
 
 
 def _omission(count: int, noun: str) -> str:
@@ -132,9 +117,8 @@ def _omission(count: int, noun: str) -> str:
 
 def comparison_html(comparison: Comparison) -> str:
     """Return the view of a comparison: the table and the notes of its text."""
-    cells, columns = comparison.table()
-    notes = [note(line) for line in comparison.notes()]
-    return _view(f"Comparison of {len(comparison):,} models", table(cells, columns), *notes)
+    note = "; ".join(comparison.notes())
+    return _view(f"Comparison of {len(comparison):,} models", make_table(*comparison.table()), note=note)
 
 
 def explanation_html(rows: Sequence[Row]) -> str:
@@ -145,6 +129,6 @@ def explanation_html(rows: Sequence[Row]) -> str:
         for row in shown
     ]
     formats = {"text": "", **dict.fromkeys((f"p({context})" for context in contexts), ".3f")}
-    shades = [context_legend(contexts), *map(shaded_text, shown)] if len(contexts) == 2 else []
-    notes = note("The probabilities assume that all contexts are equally frequent." + _omission(len(rows), "texts"))
-    return _view(f"Explanation of {len(rows):,} texts", *shades, table(posteriors, formats), notes)
+    note = "The probabilities assume that all contexts are equally frequent." + _omission(len(rows), "texts")
+    title, table = f"Explanation of {len(rows):,} texts", make_table(posteriors, formats)
+    return _view(title, table, note=note, legend=shade_legend(contexts), texts=shaded_texts(shown))

@@ -4,19 +4,17 @@ Each row is a trial: it has number, state, model, params (the sampled options) a
 perplexity_known, accuracy, parameters and minutes.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from factorcell.evaluation import statistics
 from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.io.finite import format_option, is_number
-from factorcell.reports import elements
 from factorcell.reports.charts import INK, WIDTH, add_legend, colours, display_name, round_ticks, styled
+from factorcell.reports.page import Chart, Page, Table, make_table
 from factorcell.runs.saved_results import format_difference
 
 Row = Mapping[str, Any]
@@ -28,10 +26,13 @@ MAX_RATIO = 2.5  # perplexities above this multiple of the best one are not show
 # Shapes of the marks by model, in the notation of matplotlib.
 MARKERS = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 
-INTERVAL_NOTE = (
-    "Brackets contain the 95 % interval of the difference to the best trial, over development texts. The interval does "
-    "not include the variation between trainings with the same options. "
-    f"{BEST_MARK}: significantly better than all others."
+SHOWN_TRIALS = 10  # trials that the page shows without a fold
+REMARKS = (
+    "the best trial has a ring, pruned trials are hollow; trials with a perplexity of more than "
+    f"{MAX_RATIO:g} times the lowest are not shown",
+    "brackets contain the 95 % interval of the difference to the best trial over development texts, without the "
+    "variation between trainings with the same options",
+    f"{BEST_MARK} marks a trial that is significantly better than all others",
 )
 
 
@@ -71,174 +72,85 @@ def search_page(name: str, rows: Sequence[Row], target: str | None, log_options:
         log_options: The options whose charts have a logarithmic axis.
     """
     complete = [row for row in rows if row["state"] == "complete"]
-    best = complete[:10]
-    best_trials = _metrics_table(best, ("number", "model")) + elements.note(INTERVAL_NOTE) + _options_table(best)
-    sections = [("Best trials", best_trials if complete else "<p>No trial is complete.</p>")]
-    figures = []
-    if any(row.get("accuracy") is not None for row in complete):
-        caption = (
-            f"Accuracy of predicting {target}, plotted over the perplexity. Each mark is a trial; trials with a higher "
-            "rank have larger marks."
-        )
-        figure = accuracy_against_perplexity(complete)
-        figures.append(elements.chart(figure, "accuracy", "Accuracy by perplexity", caption))
-    charted = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
-    if charted and option_names(charted):
-        figures.append(_option_charts(charted, complete, log_options))
-    if figures:
-        sections.append(("Effects of the options", elements.grid(*figures)))
-    all_trials = _metrics_table(rows, ("number", "state", "model"), last_column="options")
-    sections.append(("All trials", elements.collapsible(f"All {len(rows)}, the best first", all_trials)))
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lead = f"{len(rows)} trials: {counts}."
-    key_figures = _key_figures(complete, target)
-    return elements.document(f"Search {name}", sections, kicker="factorcell tune", lead=lead, figures=key_figures)
+    page = Page(f"Search {name}", "factorcell tune", f"{len(rows)} trials: {counts}.", _key_figures(complete, target))
+    charted = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
+    page.add("Perplexity by option", list(_option_charts(charted, complete, log_options)))
+    folded = _trial_table(rows[SHOWN_TRIALS:], f"The other {len(rows[SHOWN_TRIALS:])} trials")
+    page.add("Trials, the best first", tables=[_trial_table(rows[:SHOWN_TRIALS]), folded])
+    page.remarks += REMARKS if charted else []
+    return page.render()
 
 
 def _key_figures(complete: Sequence[Row], target: str | None) -> list[tuple[str, str]]:
-    """Return the perplexity, the accuracy and the size of the best trial; `complete` has the best trial first."""
-    titles = {
-        "perplexity": "lowest perplexity",
-        "accuracy": f"accuracy of predicting {target}",
-        "parameters": "parameters",
-    }
+    """Return the number, perplexity, accuracy and size of the best trial; `complete` has the best trial first."""
+    titles = {"perplexity": "lowest perplexity", "accuracy": f"accuracy of {target}", "parameters": "parameters"}
     return [
-        (format(row[name], METRICS[name]), f"{title}: trial {row['number']}, {display_name(row['model'])}")
+        figure
         for row in complete[:1]
-        for name, title in titles.items()
-        if is_number(row.get(name))
+        for figure in (
+            (display_name(row["model"]), f"model of the best trial, number {row['number']}"),
+            *((format(row[name], METRICS[name]), title) for name, title in titles.items() if is_number(row.get(name))),
+        )
     ]
 
 
-def _options_table(rows: Sequence[Row]) -> str:
-    """Return an HTML table with a row for each sampled option and a column for each trial."""
-    columns = [f"trial {row['number']}" for row in rows]
-    lines = [
-        {
-            "option": name.replace("_", " "),
-            **{
-                column: format_option(row["params"][name])
-                for column, row in zip(columns, rows, strict=True)
-                if name in row["params"]
-            },
-        }
-        for name in option_names(rows)
-    ]
-    return elements.table(lines, ("option", *columns)) if lines else ""
-
-
-def _metrics_table(rows: Sequence[Row], first_columns: Sequence[str], last_column: str = "") -> str:
-    """Return an HTML table of trials with `first_columns`, metrics, and all options in one cell of `last_column`."""
-    other_columns = (*METRICS, DIFFERENCE_TITLE, *filter(None, [last_column]))
+def _trial_table(rows: Sequence[Row], title: str = "") -> Table | None:
+    """Return a table of trials with their metrics, and all options in one cell; a table with a title is folded."""
     lines, _columns = search_table(rows)
     for line, row in zip(lines, rows, strict=True):
         line["model"] = display_name(row["model"])
         line["options"] = ", ".join(f"{name} {format_option(value)}" for name, value in row["params"].items())
         for name in row.get("ahead", ()):
             line[name] = format(row[name], METRICS[name]) + BEST_MARK
-    return elements.table(lines, {name: METRICS.get(name, "") for name in (*first_columns, *other_columns)})
+    columns = ("number", "state", "model", *METRICS, DIFFERENCE_TITLE, "options")
+    return make_table(lines, {name: METRICS.get(name, "") for name in columns}, title, is_folded=bool(title))
 
 
-def _option_charts(charted: Sequence[Row], complete: Sequence[Row], log_options: Collection[str]) -> str:
-    """Return the charts of the options, with the strongest correlations first."""
-    correlations = {option: rank_correlation(complete, option) for option in option_names(charted)}
-    order = sorted(correlations, key=lambda option: -abs(correlations[option] or 0.0))
-    notes = {
-        name: "" if correlations[name] is None else f"{correlations[name]:+.2f}".replace("-", "−") for name in order
-    }
-    caption = (
-        "Perplexity by each option. The number next to the name of an option is its rank correlation with the "
-        "perplexity over complete trials. A ring marks the best trial. Hollow marks are pruned trials, at their lowest "
-        f"perplexity. Trials with a perplexity of more than {MAX_RATIO:g} times the lowest are not shown."
-    )
-    figure = perplexity_by_option(charted, notes, log_options)
-    return elements.chart(figure, "options", "Perplexity by each option", caption)
+def _option_charts(charted: Sequence[Row], complete: Sequence[Row], log_options: Collection[str]) -> Iterator[Chart]:
+    """Yield a chart for each option, those with the strongest correlations first."""
+    correlations = {name: rank_correlation(complete, name) for name in option_names(charted)}
+    for name in sorted(correlations, key=lambda name: -abs(correlations[name] or 0.0)):
+        figure = perplexity_by_option(charted, name, is_log=name in log_options)
+        correlation = correlations[name]
+        caption = "" if correlation is None else f"Rank correlation {correlation:+.2f}".replace("-", "−")
+        yield Chart(figure, name.replace("_", " ").capitalize(), caption)
 
 
 @styled()
-def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
-    """Draw accuracy over perplexity of the complete trials, with the best trials at the top right.
+def perplexity_by_option(rows: Sequence[Row], name: str, *, is_log: bool = False) -> Figure:
+    """Draw the perplexity of trials by the option `name`; the best trial has a ring, pruned trials are hollow.
 
-    Trials with a higher rank have larger marks. Trials without an accuracy are left out.
+    Trials without the option, and those with a perplexity above `MAX_RATIO` times the best one, are not shown.
     """
-    figure = Figure(figsize=(WIDTH, 3.9))
+    figure = Figure(figsize=(WIDTH, 2.4))
     axes = figure.subplots()
-    shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
-    sizes = [22 + 5 * min(row["params"].get("rank", 2), 40) for row in shown]
-    perplexities = [row["perplexity"] for row in shown]
-    _draw_marks(axes, shown, perplexities, [100 * row["accuracy"] for row in shown], sizes)
-    is_log = max(perplexities) > 5 * min(perplexities)
-    axes.set_xscale("log" if is_log else "linear")
-    round_ticks(axes.xaxis, is_log=is_log)
-    round_ticks(axes.yaxis)
-    axes.invert_xaxis()
-    axes.set_xlabel("perplexity (decreasing to the right)")
-    axes.set_title("accuracy in %")
-    add_legend(figure)
-    return figure
-
-
-@styled()
-def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], log_options: Collection[str] = ()) -> Figure:
-    """Draw the perplexity by each option in one small chart per option; the marks of pruned trials are hollow.
-
-    Args:
-        rows: The trials, each with a perplexity.
-        notes: The options, each with a text that is shown next to its name.
-        log_options: The options whose charts have a logarithmic axis.
-    """
-    line_count = math.ceil(len(notes) / 2)
-    figure = Figure(figsize=(WIDTH, 0.4 + 1.75 * line_count))
-    panels = figure.subplots(line_count, 2, squeeze=False, sharey=True).flat
-    perplexities = [float(row["perplexity"]) for row in rows]
-    best = min(perplexities)
-    for (name, note), axes in zip(notes.items(), panels, strict=False):
-        shown = [row for row in rows if name in row["params"]]
-        values = [row["params"][name] for row in shown]
-        if any(isinstance(value, str) for value in values):
-            choices = sorted(set(map(str, values)))
-            values = [choices.index(str(value)) for value in values]
-            axes.set_xticks(range(len(choices)), choices)
-            axes.margins(x=0.3)
-        else:
-            axes.set_xscale("log" if name in log_options else "linear")
-            axes.update_datalim([(value, best) for value in values])
-            axes.autoscale_view()
-            round_ticks(axes.xaxis, 4, is_log=name in log_options)
-        _draw_marks(axes, shown, values, [row["perplexity"] for row in shown], [18] * len(shown))
-        for value, row in zip(values, shown, strict=True):
-            if row["perplexity"] == best:
-                axes.plot(value, best, "o", ms=9, mfc="none", mec=INK, mew=0.9)
-        axes.set_title(name.replace("_", " "), color=INK)
-        axes.set_title(note, loc="right", fontsize=8)
-    for axes in panels:  # the iterator has one chart left if the number of options is odd
-        axes.set_axis_off()
-    top = min(max(perplexities), MAX_RATIO * best)
+    best = min(float(row["perplexity"]) for row in rows)
+    top = min(max(float(row["perplexity"]) for row in rows), MAX_RATIO * best)
+    shown = [row for row in rows if name in row["params"] and row["perplexity"] <= top]
+    values = [row["params"][name] for row in shown]
+    is_text = any(isinstance(value, str) for value in values)
+    if is_text:
+        choices = sorted(set(map(str, values)))
+        values = [choices.index(str(value)) for value in values]
+        axes.set_xticks(range(len(choices)), choices)
+        axes.margins(x=0.3)
+    for model, colour in colours(sorted({str(row["model"]) for row in shown})).items():
+        marks = [(value, row) for value, row in zip(values, shown, strict=True) if row["model"] == model]
+        fills = [to_rgba(colour, 0.0 if row["state"] == "pruned" else 0.75) for _, row in marks]
+        style: Any = {"marker": MARKERS.get(model, "P"), "label": display_name(model)}
+        perplexities = [row["perplexity"] for _, row in marks]
+        axes.scatter([value for value, _ in marks], perplexities, 22, fills, edgecolors=colour, lw=0.8, **style)
+    for value, row in zip(values, shown, strict=True):
+        if row["perplexity"] == best:
+            axes.plot(value, best, "o", ms=9, mfc="none", mec=INK, mew=0.9)
+    if not is_text:
+        axes.set_xscale("log" if is_log else "linear")
+        round_ticks(axes.xaxis, 4, is_log=is_log)
     margin = 0.07 * (top - best) or 0.05 * best
-    first_axes, *_ = figure.axes  # the other axes share its y axis
-    first_axes.set_ylim(best - margin, top + margin)
-    round_ticks(first_axes.yaxis, 4)
+    axes.set_ylim(best - margin, top + margin)
+    round_ticks(axes.yaxis, 4)
+    axes.grid(axis="y")
     add_legend(figure)
     return figure
-
-
-def _draw_marks(
-    axes: Axes, rows: Sequence[Row], x: Sequence[float], y: Sequence[float], sizes: Sequence[float]
-) -> None:
-    """Draw a mark for each trial in the colour and shape of its model, hollow if the trial was pruned."""
-    names = {str(row["model"]) for row in rows}
-    models = [model for model in MARKERS if model in names] + sorted(names - MARKERS.keys())
-    for model, colour in colours(models).items():
-        indices = [index for index, row in enumerate(rows) if row["model"] == model]
-        axes.scatter(
-            [x[index] for index in indices],
-            [y[index] for index in indices],
-            [sizes[index] for index in indices],
-            [to_rgba(colour, 0.0 if rows[index]["state"] == "pruned" else 0.75) for index in indices],
-            marker=MARKERS.get(model, "P"),
-            edgecolors=colour,
-            lw=0.8,
-        )
-        axes.plot([], [], MARKERS.get(model, "P"), color=colour, label=display_name(model))
-    axes.grid(axis="y")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from factorcell.bootstrap import MIN_UNITS
+from factorcell.commands import replay
 from factorcell.completion.replay.summary import summarise
-from factorcell.reports import replay
 from tests.completion.replay.test_summary import find_row, random_rows, row
 
 Row = dict[str, Any]
