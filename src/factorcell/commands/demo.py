@@ -38,9 +38,7 @@ from factorcell.training.plan import Budget
 
 Row = dict[str, Any]
 
-OPTIONS: dict[str, Any] = {
-    **{"context": [Number("lat"), Number("lon")], "max_tokens": 41, "tokenizer": "char", "min_count": 10}
-}
+OPTIONS: Any = {"context": [Number("lat"), Number("lon")], "max_tokens": 41, "tokenizer": "char", "min_count": 10}
 TRAINING_MINUTES = 0.9  # time limit of each training
 COUNTRIES = {
     "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",

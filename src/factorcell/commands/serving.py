@@ -14,9 +14,7 @@ DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place name
 DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 
 # Each country is a user; the user's texts are the names of its places.
-DEMO_OPTIONS: dict[str, Any] = {
-    **{"user": "country", "max_tokens": 41, "min_user_count": 20, "tokenizer": "char", "min_count": 10}
-}
+DEMO_OPTIONS: Any = {"user": "country", "max_tokens": 41, "min_user_count": 20, "tokenizer": "char", "min_count": 10}
 DEMO_MINUTES = 1.5  # time limit of the training
 DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
 
