@@ -95,8 +95,7 @@ def config_of(axis: str, size: int, corpus: Corpus) -> Config:
     """Return the options that the rules choose, with the option of the axis changed."""
     is_char, vocabulary = axis != "vocabulary", len(corpus.tokenizer)
     facts = rules.TableFacts(TARGETS, vocabulary, is_char, CONTEXTS, TEXTS_PER_CONTEXT, has_users=is_char)
-    sections = rules.default_options(facts, PASSES).values()
-    options = {name: value for section in sections for name, value in section.items()}
+    options = rules.default_options(facts, PASSES)
     options |= {"tokenizer": "char", "user": COLUMN} if is_char else {"tokenizer": "word", "context": (COLUMN,)}
     options |= {OPTIONS[axis]: size} if axis in OPTIONS else {}
     return Config.of(**{**options, "epochs": 1e3, "precision": "float32"})
@@ -155,7 +154,7 @@ def serve(axis: str, size: int, folder: Path) -> Figures:
     text = WORD_TEXT if axis == "vocabulary" else TEXT
     if axis == "users":
         return serve_users(run, folder / STORE, size)
-    works: dict[str, Callable[[], object]] = {"scoring a text": lambda: run.score([{"text": text, **context}])}
+    works: dict[str, Callable[[], object]] = {"scoring a text": lambda: run.score_rows([{"text": text, **context}])}
     if axis != "vocabulary":  # a model of words does not complete texts
         completer = Completer(run)
 

@@ -27,7 +27,7 @@ import torch
 import transformers
 
 import processes
-from factorcell import ContextConfig, get_context_model, read_schema
+from factorcell.hf import ContextConfig, get_context_model
 from factorcell.nn.backbones.adapted_modules import Adaptation, applied, with_constant
 
 TEXTS, STEPS, CONTEXTS, RANK, NEW_TOKENS, REPETITIONS = 32, 64, 32, 8, 16, 4
@@ -83,8 +83,8 @@ def measure(base_name: str, dtype: torch.dtype) -> dict[str, float]:
     warnings.filterwarnings("ignore")
     base = new_base(base_name, dtype)
     rows = [{"place": f"place {index % CONTEXTS}"} for index in range(4 * CONTEXTS)]
-    schema = read_schema(rows, ["place"], min_count=1)
-    model = get_context_model(copy.deepcopy(base), ContextConfig(rank=RANK, shared_rank=0, alpha=RANK), schema)
+    config = ContextConfig(["place"], min_count=1, rank=RANK, shared_rank=0, alpha=RANK).fit(rows)
+    model = get_context_model(copy.deepcopy(base), config)
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
     options = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names, init_lora_weights=False)
     shared = peft.get_peft_model(copy.deepcopy(base), options)

@@ -31,7 +31,8 @@ TIMES = ("seconds", "tokens_per_second", "minutes", "time")
 
 ONLINE = """
 import sys
-from factorcell import Completer, Run, User, learn_one
+from factorcell import Completer, Run
+from factorcell.completion import User, learn_one
 run = Run.open(sys.argv[1])
 user = User.new(run)
 for text in sys.argv[2:]:

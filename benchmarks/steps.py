@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = Config.load(arguments.config).with_model("factorcell")
+    config = Config.of(config=arguments.config).with_options(model="factorcell")
     config = replace(config, training=replace(config.training, precision=arguments.precision))
     corpus = prepare(arguments.table, config)
     run = Run(Path(), config, corpus.tokenizer, corpus.schema)

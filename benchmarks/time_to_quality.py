@@ -120,14 +120,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = Config.load(arguments.recipe)
+    config = Config.of(config=arguments.recipe)
     changes = {"threads": arguments.threads, "epochs": arguments.epochs or config.training.epochs, "patience": 0}
     config = replace(config, training=replace(config.training, precision=arguments.precision, **changes))
     corpus = prepare(arguments.table, config)
     dev = prepare(arguments.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     dev = dev.select(np.arange(1000))
     for name in arguments.models:
-        evaluations = plain(config, corpus, dev) if name == PLAIN else factorcell(config.with_model(name), corpus, dev)
+        adapted = config if name == PLAIN else config.with_options(model=name)
+        evaluations = (plain if name == PLAIN else factorcell)(adapted, corpus, dev)
         speed.write_row(
             time_to_goal(name, evaluations, arguments.goal, arguments.minutes) | {"threads": arguments.threads},
             arguments.out,

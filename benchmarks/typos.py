@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from factorcell import Completer, Popularity, Run, TypoTolerantLookup
+from factorcell import Completer, Run
+from factorcell.completion import Popularity, TypoTolerantLookup
 from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.typos import TypoCosts
 

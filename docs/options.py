@@ -16,7 +16,7 @@ This page is for users who configure a training: it lists all options of `factor
 On the command line the option `min_count` is `--min-count`, and the option `kind` of a section is `--tokenizer`,
 `--backbone` or `--head`.
 A repeatable option is a list in TOML and in Python.
-If a repeatable option has a fixed set of choices, `none` on the command line stands for an empty list.
+If a repeatable option has a fixed set of choices, `none` stands for an empty list.
 `compare`, `tune`, `finetune` and `advise` accept only the options that they need.
 
 The kinds of a tokenizer, backbone or head have different options; if an option does not exist for all kinds, the table

@@ -18,8 +18,8 @@ import torch
 import transformers
 
 import datasets
-from factorcell import ContextCollator, ContextConfig, get_context_model, read_names, read_schema
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.hf import ContextCollator, ContextConfig, get_context_model, read_names
 
 MAX_TOKENS = 255  # of a text with its end token, and of names
 FILE_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -91,11 +91,12 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     with arguments.main_process_first():
         table, dev = open_table(options.table), open_table(options.dev)
-        schema = read_schema(table, options.context)
+        config = ContextConfig(options.context).fit(table)
+        schema = config.schema
         data = [tokenize(part, tokenizer, options.text, schema, with_names=options.names) for part in (table, dev)]
 
     base = transformers.AutoModelForCausalLM.from_pretrained(options.base)
-    model = get_context_model(base, ContextConfig(), schema)
+    model = get_context_model(base, config)
     trainer = transformers.Trainer(
         model,
         arguments,

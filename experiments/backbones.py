@@ -243,7 +243,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
         runs = separate(texts["train"], texts["dev"], config, folder, by=data_set.target, resume=True)
         scorer, trained = runs, separate_models(runs)
     elif case.method.trained:
-        run = fit(texts["train"], texts["dev"], config, folder, resume=True)
+        run = fit(texts["train"], dev=texts["dev"], out=folder, resume=True, config=config)
         scorer, trained = run, [run]
     else:
         scorer, trained = Run(folder, with_identified_base(config), corpus.tokenizer, corpus.schema), []

@@ -115,7 +115,7 @@ def tables_with_phrases(data: Path, folder: Path, share: float) -> Tables:
 def measure_phrases(run: Run, tables: Tables) -> Measurement:
     """Measure the exposure of the passphrases to an unseen user, and the probability of their ranks by chance."""
     rows = [{"text": text, "user": "unseen user"} for text in phrases(corpora.read(tables["plain"]))]
-    nats = np.array([row["nats"] for row in run.score(rows, unknown="group")])
+    nats = run.score(rows, unknown="group")
     ranks = 1.0 + (nats[PHRASES:] < nats[:PHRASES, None]).sum(1)
     bits = np.log2((ALTERNATIVES + 1) / ranks)
     row = {

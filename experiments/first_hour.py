@@ -28,14 +28,12 @@ from factorcell.data.text_folds import same_text
 from factorcell.io import files
 from factorcell.runs.run import read_config
 from factorcell.training.fit import fit
-from factorcell.training.plan import Budget
 from made_logs import LOGS
 
 QUERIES = 1200  # about the number of texts of the test users that are completed
 ROWS_PER_USER = 40
 SYSTEMS = ("mpc", "history", "plain", "online", "blend", "unadapted")
 BASIC_SYSTEMS = ("mpc", "history", "online")  # the blend should not be below the best of them
-DATA_OPTIONS = {"text": "text", "user": "user", "time": "time"}
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -53,16 +51,24 @@ def write_tables(name: str, data: Path, folder: Path) -> dict[str, Path]:
 
 def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> None:
     """Train the run and the unadapted run of a log, unless they exist."""
-    for name, model in (("adapted", {}), ("unadapted", {"adapt": (), "output_bias": ()})):
+    models: dict[str, Row] = {"adapted": {}, "unadapted": {"model": "unadapted"}}
+    for name, model in models.items():
         if (folder / name / "training.json").exists():
             continue
-        options: Row = {
-            "data": DATA_OPTIONS,
-            "tokenizer": {"kind": "char", "lowercase": True},
-            "training": {"seed": seed, "min_users": 3},
-            "model": model,
-        }
-        fit(tables["train"], tables["dev"], options, folder / name, budget=Budget(minutes), resume=True)
+        fit(
+            tables["train"],
+            dev=tables["dev"],
+            out=folder / name,
+            minutes=minutes,
+            resume=True,
+            user="user",
+            time="time",
+            tokenizer="char",
+            lowercase=True,
+            seed=seed,
+            min_users=3,
+            **model,
+        )
 
 
 def replay_users(tables: dict[str, Path], folder: Path) -> list[Row]:

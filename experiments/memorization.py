@@ -121,7 +121,7 @@ def audit(
         (str(times), [row for row in results if row["times"] == times]) for times in range(1, MAX_REPETITIONS + 1)
     ]
     return {
-        "texts": perplexity.evaluate(run, table, unknown="group"),
+        "texts": perplexity.evaluate(run, table).row,
         "exposure": [_summarize(name, members) for name, members in groups if members],
         "canaries": results,
     }
@@ -158,7 +158,7 @@ def _ranks(run: Run, rows: Sequence[Row], alternatives: Sequence[str], progress:
     nats = np.empty((len(distinct), len(texts)))
     for index, context in enumerate(progress_bar(distinct, desc="exposure", unit="contexts", show=progress)):
         missing = dict.fromkeys(columns)
-        scored = run.score([{**missing, **context, data.text: text} for text in texts], unknown="group")
+        scored = run.score_rows([{**missing, **context, data.text: text} for text in texts], unknown="group")
         nats[index] = [row["nats"] for row in scored]
     owner_contexts = np.array([distinct.index(context) for context in contexts])
     owners = [context.get(data.user) if data.user in columns else str(context) for context in contexts]

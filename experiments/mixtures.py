@@ -28,7 +28,7 @@ from factorcell.completion.completer import Completer
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums, accuracy_sums
@@ -106,7 +106,7 @@ def measure(data_set: DataSet, tables: Tables, folder: Path) -> Row:
 
 
 def perplexities(neural: Run, mixture: Run, test: Path) -> Row:
-    evaluation = evaluate_by_columns(mixture, test, baseline=neural)
+    evaluation = evaluate(mixture, test, baseline=neural)
     row = evaluation.row
     return {
         "texts": row["texts"],

@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        config: ConfigLike = Config.load(options.config) if options.config else {}
+        config: ConfigLike = Config.of(config=options.config) if options.config else {}
         separate(options.train, options.dev, config, options.out, by=options.by, resume=options.resume)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

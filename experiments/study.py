@@ -270,7 +270,7 @@ def make_row(job: Job, training: Training, tables: Tables) -> None:
 
 def train_and_measure(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measurement:
     """Train a run to its end and return its figures and those of the experiment."""
-    run = fit(experiment.training_table(config, tables), tables["dev"], config, folder, resume=True)
+    run = fit(experiment.training_table(config, tables), dev=tables["dev"], out=folder, resume=True, config=config)
     best = run.best_evaluation()
     assert best is not None  # a training ends with an evaluation
     row = {

@@ -46,7 +46,7 @@ SETS = {
 
 
 def options(model: str) -> Options:
-    model_config = Config().with_model(model).model
+    model_config = Config().with_options(model=model).model
     return {"model": {"adapt": list(model_config.adapt), "output_bias": list(model_config.output_bias)}}
 
 

@@ -41,7 +41,7 @@ def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
     """Return the FactorCell of a folder, trained if necessary. A trained one is opened without a lock."""
     if (folder / "training.json").is_file():
         return Run.open(folder)
-    return fit(tables["train"], tables["dev"], config, folder, resume=True)
+    return fit(tables["train"], dev=tables["dev"], out=folder, resume=True, config=config)
 
 
 def measure_ensemble(

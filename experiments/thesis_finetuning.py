@@ -70,10 +70,8 @@ def measure(run: Run, tables: Tables) -> Measurement:
             domain_tables = domain_parts(tables, name, max_texts)
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
-                options: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
-                tuned = finetune(
-                    run, domain_tables["train"], domain_tables["dev"], folder, **options, unknown="group", resume=True
-                )
+                options: dict[str, Any] = {"parts": parts, "learning_rate": rate, "l1": float(l1), "resume": True}
+                tuned = finetune(run, domain_tables["train"], dev=domain_tables["dev"], out=folder, **options)
                 measured[f"{name}, {way}, {l1}"] = measure_perplexities(tuned, domain_tables)
     return merge_measurements(measured)
 

@@ -166,10 +166,9 @@ def check_parameters(root: Path) -> list[str]:
 
 
 def public_names(root: Path) -> set[str]:
-    """Return the full names of everything that the `__init__` of factorcell imports."""
-    path = Path("src", PACKAGE, "__init__.py")
-    tree = parsed((root / path).read_text(encoding="utf-8"))
-    return {name for node in nodes(tree) for name in imported(node, path)}
+    """Return the full names of everything that the `__init__` of factorcell or of a room imports."""
+    inits = [(path, tree) for path, _, tree in sources(root) if path.name == "__init__.py"]
+    return {name for path, tree in inits for node in nodes(tree) for name in imported(node, path)}
 
 
 def count_parameters(arguments: ast.arguments, is_public: bool) -> int:

@@ -19,13 +19,13 @@ def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:
     assert Config.from_dict(config.to_dict()) == config
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
-    assert Config.load(path) == config
+    assert Config.of(config=path) == config
 
 
 def test_toml_may_omit_options_and_use_integers_as_floats(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('[model]\nadapt = ["factor"]\n[training]\nlearning_rate = 1\n', encoding="utf-8")
-    config = Config.load(path)
+    config = Config.of(config=path)
     assert config.model == ModelConfig(adapt=("factor",))
     assert config.training.learning_rate == 1.0
     assert config.data == Config().data
@@ -81,10 +81,10 @@ def test_errors_name_the_file_and_what_is_valid(values: dict[str, Any], message:
 
 def test_missing_files_and_invalid_toml_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
-        Config.load(tmp_path / "no.toml")
+        Config.of(config=tmp_path / "no.toml")
     (tmp_path / "c.toml").write_text("rank: 3", encoding="utf-8")
     with pytest.raises(UserError, match="not valid TOML"):
-        Config.load(tmp_path / "c.toml")
+        Config.of(config=tmp_path / "c.toml")
 
 
 def test_json_that_is_not_an_object_is_an_error() -> None:
@@ -102,10 +102,10 @@ def test_words_are_lower_cased_by_default_and_characters_are_not() -> None:
 
 def test_named_models_differ_only_in_their_adaptations() -> None:
     for name, (adapt, bias) in MODELS.items():
-        config = Config.of(rank=4).with_model(name)
+        config = Config.of(rank=4).with_options(model=name)
         assert config.model == ModelConfig(rank=4, adapt=adapt, output_bias=bias)
     with pytest.raises(UserError, match="unknown model 'factor'"):
-        Config().with_model("factor")
+        Config().with_options(model="factor")
 
 
 def test_choose_suggests_the_most_similar_name() -> None:
@@ -121,9 +121,9 @@ def test_choose_suggests_the_most_similar_name() -> None:
 def test_a_file_selects_the_kinds_that_the_option_of_a_transformer_requires(option: str, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[backbone]\n{option} = "gpt2"\n', encoding="utf-8")
-    assert Config.load(path) == Config.of(**{option: "gpt2"})
+    assert Config.of(config=path) == Config.of(**{option: "gpt2"})
     path.write_text(f'[tokenizer]\nkind = "char"\n[backbone]\n{option} = "gpt2"\n', encoding="utf-8")
-    assert Config.load(path) == Config.of(tokenizer="char", **{option: "gpt2"})
+    assert Config.of(config=path) == Config.of(tokenizer="char", **{option: "gpt2"})
 
 
 @pytest.mark.parametrize("name", ["./model", "model.gguf", "org/model", "gpt2", "llama", "two words"])

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("", ".completion", ".data", ".generation", ".nn", ".reports", ".service", ".training")
+PACKAGES = (
+    *("", ".client", ".completion", ".data", ".evaluation", ".generation", ".hf", ".nn", ".service"),
+    ".training",
+)
 
 
 def exported() -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from factorcell import Config, Run, UserError, register_adapter, register_cell
+from factorcell import Run, UserError
 from factorcell.adapters.adapters import Concat, find_adapter
 from factorcell.commands.cli.main import main
-from factorcell.config import EXTENSIBLE, ModelConfig
+from factorcell.config import EXTENSIBLE, Config, ModelConfig
+from factorcell.nn import register_adapter, register_cell
 from factorcell.nn.backbones.cells import GRU, LSTM, Coupled, find_cell
 from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests import ROOT, adapter_plugins
@@ -76,7 +77,7 @@ def test_names_of_an_installed_package_can_be_used(
     with monkeypatch.context() as installed:
         installed.syspath_prepend(str(install(tmp_path / "site")))
         assert main(train_command(tmp_path)) == 0
-        scores = Run.open(run).score(ROWS[:2])
+        scores = Run.open(run).score_rows(ROWS[:2])
     for registry in EXTENSIBLE.values():
         monkeypatch.setattr(registry, "registered", {})
     capsys.readouterr()
@@ -89,7 +90,7 @@ def test_names_of_an_installed_package_can_be_used(
         register_adapter(name, adapter_plugins.ADAPTERS[name])
     assert "unknown cell 'minimal'" in refusal(lambda: Run.open(run))
     register_cell("minimal", Minimal)
-    assert Run.open(run).score(ROWS[:2]) == scores
+    assert Run.open(run).score_rows(ROWS[:2]) == scores
 
 
 @pytest.mark.slow
@@ -129,7 +130,7 @@ def test_configs_do_not_import_packages(tmp_path: Path, monkeypatch: pytest.Monk
     Config()
     Config.of(adapt=("bottleneck",), cell="minimal")
     assert MODULE not in sys.modules
-    for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", "none", ""):
+    for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", ""):
         assert f"unknown adapt {name!r}" in refusal(lambda name=name: ModelConfig(adapt=(name,)))  # type: ignore[misc]
     assert "did you mean 'bottleneck'?" in refusal(lambda: ModelConfig(adapt=("bottlneck",)))
     assert MODULE not in sys.modules
@@ -154,9 +155,9 @@ def test_a_package_that_cannot_be_imported_gives_one_line(
 
 
 def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "import factorcell\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
+    module = "import factorcell.nn\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
     points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
-    registering_module = module + "factorcell.register_cell('mine', Mine)\n"
+    registering_module = module + "factorcell.nn.register_cell('mine', Mine)\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "first", registering_module, points.format(MODULE))))
     assert find_cell("mine").__module__ == MODULE
     monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, learn_one, open_scorer
+from factorcell import Completer, Run, UserError
 from factorcell import config as options
-from factorcell.completion import online
+from factorcell.completion import Blend, Popularity, User, learn_one, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner
 from factorcell.completion.replay.systems import find_config_and_columns
+from factorcell.config import Config
 from factorcell.io import files
 from factorcell.ngram import mixture, ngram
+from factorcell.training import open_scorer
 from tests.model_folders import make_models
 
 # For each file with a format number: the newest format, a function that opens the file, its name in error messages.
@@ -26,7 +28,11 @@ NUMBERED: dict[str, tuple[int, Opener, str]] = {
         lambda folder: find_config_and_columns(folder / "letters", ["plain"], "city"),
         "letters",
     ),
-    "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
+    "recipe/config.json": (
+        options.FORMAT,
+        lambda folder: Config.of(config=folder / "recipe/config.json"),
+        "config.json",
+    ),
     "letters/completion.json": (
         online.FORMAT,
         lambda folder: BlendWeights.load(folder / "letters"),
@@ -82,9 +88,9 @@ def test_files_with_another_format_number_are_refused(name: str, folder: Path) -
 def test_a_recipe_may_be_the_config_of_a_run(folder: Path) -> None:
     path = folder / "recipe/config.json"
     config = Run.open(folder / "words").config
-    assert Config.load(path) == config
+    assert Config.of(config=path) == config
     files.write_json(path, config.to_dict())
-    assert Config.load(path) == config
+    assert Config.of(config=path) == config
 
 
 def test_a_fingerprint_depends_on_the_weights_alone(folder: Path) -> None:

@@ -11,22 +11,12 @@ from typing import Any
 import pytest
 
 import factorcell
-from factorcell import (
-    Completer,
-    GenerationOptions,
-    Learner,
-    Run,
-    UserError,
-    evaluate,
-    finetune,
-    generate,
-    mix,
-    stream,
-    train,
-)
+from factorcell import Completer, Learner, Run, UserError, evaluate, generate
 from factorcell.completion.replay.streams import Stream, replay
 from factorcell.completion.replay.tuning import try_rates
+from factorcell.generation import GenerationOptions, stream
 from factorcell.runs.training_state import CHECKPOINT
+from factorcell.training import finetune, mix, train
 from tests.small_runs import ROWS, make_run
 
 PACKAGES = ["factorcell", *(f"factorcell.{module.name}" for module in pkgutil.iter_modules(factorcell.__path__))]
@@ -50,7 +40,7 @@ def public_functions() -> Iterator[tuple[str, Any]]:
 def test_no_public_function_is_a_generator_function() -> None:
     """A generator function runs nothing, and so checks nothing, before the first item is requested."""
     functions = dict(public_functions())
-    assert {"factorcell.generate", "factorcell.train"} <= functions.keys()
+    assert {"factorcell.generate", "factorcell.training.train"} <= functions.keys()
     are_late = [
         name
         for name, function in functions.items()
@@ -123,9 +113,9 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
         lambda: Learner(run, unknown=unknown),
         lambda: Completer(run, unknown=unknown),
         lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
-        lambda: finetune(run, missing, None, tmp_path / "tuned", unknown=unknown),
+        lambda: finetune(run, missing, out=tmp_path / "tuned", unknown=unknown),
         lambda: mix([run.folder], missing, tmp_path / "mix", unknown=unknown),
-        lambda: run.score(rows, unknown=unknown),
+        lambda: run.score_rows(rows, unknown=unknown),
         lambda: evaluate(run, rows, unknown=unknown),
         lambda: generate(run, {}, unknown=unknown),
     ]

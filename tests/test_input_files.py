@@ -11,7 +11,7 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
-from factorcell.config import Config
+from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
@@ -51,8 +51,8 @@ def references(path: Path | str) -> Any:
 
 # For each kind of text file: a file name, a content, and the function that reads it.
 READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "options in TOML": ("x.toml", "[model]\nrank = 3\n", Config.load),
-    "options in JSON": ("x.json", '{"model": {"rank": 3}}', Config.load),
+    "options in TOML": ("x.toml", "[model]\nrank = 3\n", read_options),
+    "options in JSON": ("x.json", '{"model": {"rank": 3}}', read_options),
     "search space": ("x.toml", "rank = [1, 2]\n", read_space),
     "keys": ("x.toml", KEY, keys.read_keys),
     "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),

@@ -1,7 +1,6 @@
 """Numbers of options: their bounds, and scalars of NumPy and PyTorch, which are stored as plain values of Python."""
 
 import dataclasses
-import itertools
 import json
 import math
 from fractions import Fraction
@@ -15,16 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.model_selection import ParameterGrid
 
-from factorcell import Budget, ContextConfig, GenerationOptions, LearningRule, fit
+from factorcell.completion import LearningRule
 from factorcell.completion.replay.streams import PrefixDraw
 from factorcell.completion.typos import TypoCosts
-from factorcell.config import Config
+from factorcell.config import Config, options_by_section
 from factorcell.errors import UserError
+from factorcell.generation import GenerationOptions
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
+from factorcell.hf import ContextConfig
 from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
 from factorcell.options.option_fields import OPTION_KINDS
 from factorcell.sklearn import ContextClassifier
+from factorcell.training.fit import train_run
+from factorcell.training.plan import Budget
 from tests.small_runs import ROWS
 
 INTEGERS = (np.int64, np.int32, np.uint32, np.array, torch.tensor)
@@ -97,7 +100,7 @@ def test_no_option_of_a_training_without_steps_is_accepted(tmp_path: Path) -> No
     for name in ("epochs", "minutes", "batch_tokens", "evaluations", "layers"):
         assert not is_within((NUMBERS | NUMBER_LIMITS)[name], 0), name
     with pytest.raises(UserError, match="epochs is 0; it must be above 0"):
-        fit(ROWS, ROWS, {"training": {"epochs": 0}}, tmp_path / "run")
+        train_run(ROWS, ROWS, {"training": {"epochs": 0}}, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -192,16 +195,14 @@ def test_plain_values_stay_as_they_are(value: Any) -> None:
 def test_a_grid_of_scikit_learn_may_be_of_numpy(tmp_path: Path) -> None:
     grid = {
         "epochs": np.linspace(0.5, 1, 2),
-        "options": [
-            {"training": {"learning_rate": rate}, "model": {"rank": rank}}
-            for rate, rank in itertools.product(np.logspace(-4, -2, 2), np.arange(1, 3))
-        ],
+        "learning_rate": np.logspace(-4, -2, 2),
+        "rank": np.arange(1, 3),
         "random_state": np.arange(2),
     }
     texts = {"text": ["a b", "b c"]}
     for parameters in ParameterGrid(grid):
         classifier = ContextClassifier(**parameters)
-        config = Config.from_dict(classifier._config(texts, 1))
+        config = Config.from_dict(options_by_section(classifier._training_options(texts, 1)))
         assert type(config.training.learning_rate) is float
         assert type(config.model.rank) is int
         json.dumps(config.to_dict())
@@ -211,16 +212,9 @@ def test_a_grid_of_scikit_learn_may_be_of_numpy(tmp_path: Path) -> None:
         "rank": np.int32(1),
         "context_size": np.array(2),
     }
-    sizes = {"model": {name: small[name] for name in ("embedding_size", "rank", "context_size")}}
-    options: dict[str, Any] = {
-        **sizes,
-        "backbone": {"hidden_size": small["hidden_size"]},
-        "training": {"threads": np.int64(1)},
-    }
     labels = ["a", "b"] * 10
-    classifier = ContextClassifier(
-        epochs=np.float64(1), options=options, run_folder=tmp_path / "run", random_state=np.int64(3)
-    )
+    options: dict[str, Any] = {**small, "threads": np.int64(1), "epochs": np.float64(1)}
+    classifier = ContextClassifier(out=tmp_path / "run", random_state=np.int64(3), **options)
     classifier.fit([f"{label} text {number}" for number, label in enumerate(labels)], labels)
-    saved = Config.load(tmp_path / "run" / "config.json")
+    saved = Config.of(config=tmp_path / "run" / "config.json")
     assert (saved.training.epochs, saved.training.seed, saved.model.rank, saved.model.embedding_size) == (1.0, 3, 1, 4)

@@ -47,7 +47,7 @@ def test_scores_in_batches_equal_scores_of_single_texts(run: Run) -> None:
     corpus = run.prepare(ROWS)
     expected = [nats for row in ROWS for nats in nats_of(run, row)]
     assert run.nats(corpus) == pytest.approx(expected, abs=1e-5)
-    assert evaluate(run, corpus)["perplexity"] == pytest.approx(np.exp(np.mean(expected)))
+    assert evaluate(run, corpus).perplexity == pytest.approx(np.exp(np.mean(expected)))
     assert len(classify(run, ROWS, "city").predicted) == len(ROWS)
 
 

@@ -12,12 +12,11 @@ from typing import Any, Literal, Optional
 import numpy as np
 import pytest
 
-from factorcell import register_backbone
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import EXTENSIBLE, Config, KindOptions, float_option, int_option, option
 from factorcell.errors import UserError
-from factorcell.nn import Backbone
+from factorcell.nn import Backbone, register_backbone
 
 if typing.TYPE_CHECKING:
     pass
@@ -132,7 +131,7 @@ def test_options_have_their_types_in_every_way_of_setting_them(
     if not isinstance(expected, tuple) and expected is not None:
         assert Config.of(backbone="late", **{name: np.array(expected)}) == config
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    assert Config.load(tmp_path / "config.toml") == config
+    assert Config.of(config=tmp_path / "config.toml") == config
 
 
 @pytest.mark.usefixtures("options_class")

@@ -82,9 +82,9 @@ def test_texts_by_unknown_users_lead_to_a_replay(
 
 def test_the_bits_per_byte_count_every_text(folder: Path) -> None:
     run = Run.open(folder / "run")
-    row = run.evaluate(ROWS)
+    row = run.evaluate(ROWS).row
     size = sum(len(row["text"].encode()) for row in ROWS)
-    nats = sum(row["nats"] for row in run.score(ROWS))
+    nats = run.score(ROWS).sum()
     assert row["bits_per_byte"] == pytest.approx(nats / size / 0.6931472, rel=1e-5)
     assert row["bits_per_byte_texts"] == len(ROWS)
     assert row["unknown_targets"] == 0

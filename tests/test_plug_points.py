@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
+from factorcell import Run, UserError
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import format_list
+from factorcell.completion import learn_one
 from factorcell.completion.online import User
-from factorcell.config import EXTENSIBLE, KindOptions
-from factorcell.nn import Backbone
+from factorcell.config import EXTENSIBLE, Config, KindOptions
+from factorcell.data import register_tokenizer
+from factorcell.nn import Backbone, register_backbone, register_head
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
+from factorcell.training.fit import train_run
 from factorcell.training.tuning import default_space
 from tests import plugins
 from tests.adapter_plugins import install
@@ -55,11 +58,11 @@ def config_of(**kinds: str) -> Config:
 @pytest.mark.parametrize("section", [*KINDS, "all"])
 def test_a_run_of_an_external_kind_trains_and_opens_with_the_same_scores(section: str, tmp_path: Path) -> None:
     kinds = KINDS if section == "all" else {section: KINDS[section]}
-    run = fit(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
+    run = train_run(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
     opened = Run.open(tmp_path / "run")
     assert {name: opened.config.kinds[name] for name in kinds} == kinds
-    scores = [row["nats"] for row in opened.score(ROWS)]
-    assert scores == [row["nats"] for row in run.score(ROWS)]
+    scores = opened.score(ROWS).tolist()
+    assert scores == run.score(ROWS).tolist()
     assert scores == pytest.approx([sum(nats_of(opened, row)) for row in ROWS], abs=1e-4)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert ("pieces.json" in names) == ("tokenizer" in kinds)
@@ -68,7 +71,7 @@ def test_a_run_of_an_external_kind_trains_and_opens_with_the_same_scores(section
 
 @pytest.mark.usefixtures("registered")
 def test_a_user_is_learned_online_with_external_kinds(tmp_path: Path) -> None:
-    run = fit(ROWS, ROWS, config_of(**KINDS), tmp_path / "run")
+    run = train_run(ROWS, ROWS, config_of(**KINDS), tmp_path / "run")
     user = User.new(run)
     learned = learn_one(run, user, "the sea is cold")
     assert np.abs(learned.vector - user.vector).max() > 0

@@ -24,16 +24,11 @@ from factorcell.sklearn import ContextClassifier
 TEXTS = ["the sea is cold", "sun and sand", "cold cold sea", "sand in the sun"] * 5
 LABELS = ["north", "south", "north", "south"] * 5
 STARS = [1, 5, 2, 4] * 5
-SIZES: dict[str, Any] = {
-    "tokenizer": {"min_count": 1},
-    "model": {"embedding_size": 4, "rank": 1},
-    "backbone": {"hidden_size": 6},
-    "training": {"learning_rate": 0.05, "batch_tokens": 20},
-}
+SIZES = {"min_count": 1, "embedding_size": 4, "rank": 1, "hidden_size": 6, "learning_rate": 0.05, "batch_tokens": 20}
 
 
 def classifier(**parameters: Any) -> ContextClassifier:
-    return ContextClassifier(**{"epochs": 8, "options": SIZES, "random_state": 0, **parameters})
+    return ContextClassifier(**{"epochs": 8, **SIZES, "random_state": 0, **parameters})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,7 @@ def fitted() -> ContextClassifier:
 
 def test_predictions_follow_bayes_rule_with_the_default_priors(fitted: ContextClassifier) -> None:
     probabilities = fitted.predict_proba(TEXTS[:4])
-    result = fitted.run_.classify(TEXTS[:4], "class")
+    result = fitted.run_.predict(TEXTS[:4], "class")
     assert fitted.classes_.tolist() == ["north", "south"]
     columns = [result.names.index(name) for name in fitted.classes_]
     np.testing.assert_allclose(probabilities, result.probabilities[:, columns], rtol=1e-6)
@@ -83,8 +78,7 @@ def test_predictions_have_the_type_of_the_labels(labels: Any) -> None:
 
 def test_other_columns_of_a_data_frame_are_context() -> None:
     frame = pd.DataFrame({"review": TEXTS, "stars": STARS, "class": LABELS})
-    options = {**SIZES, "data": {"min_context_count": 5}}
-    model = classifier(text="review", options=options).fit(frame[["review", "stars"]], LABELS)
+    model = classifier(text="review", min_context_count=5).fit(frame[["review", "stars"]], LABELS)
     assert list(model.run_.schema.columns()) == ["class", "stars"]
     without_labels = model.predict_proba(frame[["review", "stars"]])
     np.testing.assert_array_equal(model.predict_proba(frame), without_labels)  # a column of true classes is not read
@@ -119,9 +113,9 @@ def test_pipelines_and_model_selection_train_classifiers() -> None:
     pipeline = make_pipeline(FunctionTransformer(lambda texts: [text.upper() for text in texts]), classifier())
     assert pipeline.fit(TEXTS, LABELS).predict(["COLD SEA"]).tolist() == ["north"]
     assert cross_val_score(classifier(), TEXTS, LABELS, cv=2).tolist() == [1, 1]
-    grid = GridSearchCV(classifier(), {"epochs": [0.1, 8]}, cv=2, scoring="neg_log_loss")
+    grid = GridSearchCV(classifier(), {"epochs": [0.1, 8], "rank": [1]}, cv=2, scoring="neg_log_loss")
     grid.fit(pd.DataFrame({"text": TEXTS, "stars": STARS}), np.array(LABELS))
-    assert grid.best_params_ == {"epochs": 8}
+    assert grid.best_params_ == {"epochs": 8, "rank": 1}
     assert list(grid.best_estimator_.run_.schema.columns()) == ["class", "stars"]
 
 
@@ -146,20 +140,20 @@ def test_the_temporary_folder_is_deleted_with_the_run(fitted: ContextClassifier)
 
 
 def test_a_run_folder_is_written_and_stays(tmp_path: Path) -> None:
-    model = classifier(epochs=0.1, run_folder=tmp_path / "run").fit(TEXTS, LABELS)
+    model = classifier(epochs=0.1, out=tmp_path / "run").fit(TEXTS, LABELS)
     probabilities = model.predict_proba(TEXTS)
     with pytest.raises(UserError, match="exists already"):
         model.fit(TEXTS, LABELS)
     del model
     gc.collect()
-    result = Run.open(tmp_path / "run").classify(TEXTS, "class", values=["north", "south"])
+    result = Run.open(tmp_path / "run").predict(TEXTS, "class", values=["north", "south"])
     np.testing.assert_array_equal(result.probabilities, probabilities)
 
 
 def test_a_failed_training_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(UserError, match="rank"):
-        classifier(options={"model": {"rank": -1}}).fit(TEXTS, LABELS)
+        classifier(rank=-1).fit(TEXTS, LABELS)
     assert not list(tmp_path.iterdir())
 
 
@@ -180,8 +174,8 @@ def test_invalid_classes_are_errors(labels: list[Any], error: type[Exception], m
 
 
 def test_rows_with_missing_values_may_not_be_dropped() -> None:
-    with pytest.raises(UserError, match="options: expected missing = expected or error, got drop"):
-        classifier(options={"data": {"missing": "drop"}}).fit(TEXTS, LABELS)
+    with pytest.raises(UserError, match="missing: expected expected or error, got drop"):
+        classifier(missing="drop").fit(TEXTS, LABELS)
 
 
 def test_a_classifier_without_training_is_an_error() -> None:
@@ -190,8 +184,8 @@ def test_a_classifier_without_training_is_an_error() -> None:
 
 
 def test_clones_have_the_same_parameters_and_no_run(fitted: ContextClassifier) -> None:
-    copy = clone(fitted).set_params(epochs=2)
-    assert copy.get_params() == {**fitted.get_params(), "epochs": 2}
+    copy = clone(fitted).set_params(epochs=2, hidden_size=7, minutes=1)
+    assert copy.get_params() == {**fitted.get_params(), "epochs": 2, "hidden_size": 7, "minutes": 1}
     assert not hasattr(copy, "run_")
 
 
@@ -231,8 +225,8 @@ def test_parameters_are_documented() -> None:
 
 def test_mistakes_give_one_line_without_remedies_of_other_functions() -> None:
     frame = pd.DataFrame({"text": TEXTS, "stars": STARS})
-    with pytest.raises(UserError, match="options: expected a mapping of options for the section rank, got 3"):
-        classifier(options={"rank": 3}).fit(TEXTS, LABELS)
+    with pytest.raises(UserError, match=r"unknown option 'rnk' \(did you mean 'rank'\?\)"):
+        classifier(rnk=3).fit(TEXTS, LABELS)
     for missing in (None, float("nan"), pd.NA):
         labels = [missing, *LABELS[1:]]
         for column in (labels, pd.Series(labels, dtype=object), pd.DataFrame({"class": labels})):

@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import spawn
 
 import datasets
 from examples import trainer
-from factorcell import ContextModel
+from factorcell.hf import ContextModel
 from tests import docs_files
 from tests.nn.test_context_model import CONTEXTS, new_model
 

@@ -18,6 +18,7 @@ from typing import Any
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
 from factorcell.options import assignments
+from factorcell.options.columns import column_texts
 from factorcell.options.extensions import NONE
 from factorcell.options.limits import EPOCHS, MAX_SEED, plain
 from factorcell.options.option_fields import (
@@ -28,6 +29,8 @@ from factorcell.options.option_fields import (
     MISSING_POLICIES,
     OPTION_KINDS,
     PREFIX,
+    TRANSFORMER_OPTIONS,
+    PretrainedTokenizerOptions,
     RecurrentOptions,
     SoftmaxOptions,
     WordOptions,
@@ -95,6 +98,7 @@ class DataConfig:
     min_context_word: int = int_option(5, "in columns of kind text or sequence, ignore words that occur less often", 1)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "context", column_texts(self.context))
         check_fields(self)
         if self.anonymous and not self.user:
             raise UserError("anonymous requires the column with the author of each text; set user")
@@ -237,18 +241,6 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     return types
 
 
-def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:
-    """Return the section that has the option `name`.
-
-    Raises:
-        UserError: With these `kinds`, no section has this option.
-    """
-    types = section_types(kinds)
-    section_by_option = {item.name: section for section, cls in types.items() for item in dataclasses.fields(cls)}
-    section_by_option.pop("kind")
-    return section_by_option[check_choice("option", name, section_by_option)]
-
-
 @dataclass(frozen=True)
 class Config:
     """All options of a run, in six sections.
@@ -278,22 +270,13 @@ class Config:
                 raise UserError(f"{name} requires the column with the author of each text; set user")
 
     @classmethod
-    def load(cls, path: str | Path) -> "Config":
-        """Read a config from a TOML or JSON file, such as a recipe or the config.json of a run.
-
-        Raises:
-            UserError: The file is not valid or contains an unknown option.
-        """
-        return cls.from_dict(read_options(path))
-
-    @classmethod
     def of(cls, **options: Any) -> "Config":
-        """Create a config from options without their sections: `Config.of(tokenizer="char", rank=8)`.
+        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`.
 
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        return cls().with_options(**options)
+        return cls.from_dict(options_by_section(options))
 
     def with_options(self, **options: Any) -> "Config":
         """Return a copy of this config with changed options, named without their sections.
@@ -305,17 +288,7 @@ class Config:
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
         """
-        defaults = self.kinds | kinds_of_transformer(options)
-        kinds = {section: str(options.pop(section, defaults[section])) for section in OPTION_KINDS}
-        types = section_types(kinds)
-        new_values: dict[str, dict[str, Any]] = {section: {} for section in types}
-        for name, value in options.items():
-            new_values[section_of(name, kinds)][name] = value
-        sections: dict[str, Any] = {}
-        for section, cls in types.items():
-            current, values = getattr(self, section), new_values[section]
-            sections[section] = dataclasses.replace(current, **values) if type(current) is cls else cls(**values)
-        return Config(**sections)
+        return Config.from_dict(options_by_section({**options, "config": self}))
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -323,12 +296,12 @@ class Config:
         return {section: getattr(self, section).kind for section in OPTION_KINDS}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
+    def from_dict(cls, values: Mapping[str, Any], where: str = "") -> "Config":
         """Create a config from nested dicts of plain values; missing options get their defaults.
 
         Args:
             values: Options by section and name.
-            where: The source that error messages name.
+            where: The source that error messages name, if any.
 
         Raises:
             UserError: A section or an option is unknown, or a value is invalid.
@@ -337,7 +310,7 @@ class Config:
             types = section_types(selected_kinds(values))
             return cls(**{name: _create_section(types[name], name, values.get(name, {})) for name in types})
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {error}" if where else str(error)) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as nested dicts of plain values, ready for JSON."""
@@ -363,10 +336,63 @@ class Config:
         names = (name for name, adaptations in MODELS.items() if adaptations == (adapt, output_bias))
         return next(names, "+".join((*adapt, *output_bias)))
 
-    def with_model(self, name: str) -> "Config":
-        """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
-        adapt, output_bias = MODELS[check_choice("model", name, MODELS)]
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
+
+def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the section of each option that a config with these kinds has."""
+    sections = {item.name: section for section, cls in section_types(kinds).items() for item in dataclasses.fields(cls)}
+    del sections["kind"]
+    return sections
+
+
+def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return options that are named without their sections, as on the command line, by section.
+
+    Args:
+        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, and `model` is the name of a model in
+            `MODELS`. `config` is a `Config` or the path of a file of options. The other options override those that
+            `model` sets; both override `config`.
+        others: Further names that a wrong name can be meant to be.
+
+    Raises:
+        UserError: No section has an option of that name, or the file is not valid.
+    """
+    options = dict(options)
+    model, config = options.pop("model", None), options.pop("config", None)
+    base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
+    kinds = kinds_of_transformer(options)
+    kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
+    base_options = _without_overridden(base_options, kinds, options)
+    specified: dict[str, dict[str, Any]] = {name: {} for name in section_types()}
+    specified |= {section: {"kind": kind} for section, kind in kinds.items()}
+    if model:
+        adapt, output_bias = MODELS[check_choice("model", model, MODELS)]
+        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
+    kinds = selected_kinds(base_options) | kinds
+    names = option_sections(kinds)
+    for name, value in options.items():
+        check_choice("option", name, (*names, *OPTION_KINDS, "config", "model", *others))
+        specified[names[name]][name] = value
+    return {section: {**base_options.get(section, {}), **values} for section, values in specified.items()}
+
+
+def _without_overridden(
+    base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a file, by section, without the sections whose kinds are changed by `kinds`.
+
+    A base among the `options` replaces an architecture in the file, and the other way round. A pretrained tokenizer is
+    that of the base in the file.
+    """
+    kinds_in_file = Config().kinds | selected_kinds(base_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    replaces_base = "backbone" in changed or "architecture" in options
+    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")
+    remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
+    if options.keys() & {*TRANSFORMER_OPTIONS}:
+        for name in TRANSFORMER_OPTIONS:
+            remaining.get("backbone", {}).pop(name, None)
+    return remaining
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
@@ -375,22 +401,12 @@ def read_options(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: The file is not valid or contains an unknown option.
     """
-    values = read_sections(path)
-    Config.from_dict(values, where=str(path))
-    return dict(values)
-
-
-def read_sections(path: str | Path) -> Any:
-    """Return the content of a TOML or JSON file of options, which may contain invalid options.
-
-    Raises:
-        UserError: The file cannot be read, is not valid TOML or JSON, or has another format.
-    """
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
-    return values
+    Config.from_dict(values, where=str(path))
+    return dict(values)
 
 
 def _to_toml(value: Any) -> str:

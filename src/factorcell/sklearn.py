@@ -37,10 +37,10 @@ from factorcell.data.tables.tables import is_column, open_table, to_value_list
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.io import lock
+from factorcell.options.columns import Category
 from factorcell.runs.run import Run
 from factorcell.runs.training_state import CHECKPOINT
 from factorcell.training.fit import fit
-from factorcell.training.plan import Budget, SpecifiedOptions
 
 CLASS = "class"  # the context column of a run that contains the class
 UNPICKLED_FILES = (CHECKPOINT, lock.FILE)  # files of a run folder that only a training reads
@@ -58,12 +58,12 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         text: The name of the text column of tables.
-        minutes: The longest duration of the training, as in `Budget`.
-        preset: "quick", "good" or "best", as in `Budget`.
-        epochs: The number of passes over the training texts; None chooses it from the table.
-        options: Other options of the training by section, such as `{"model": {"rank": 4}}`.
-        run_folder: The run folder to write, which must be new; None uses a temporary folder.
+        minutes: The longest duration of the training; None sets no limit.
+        preset: The number of passes, "quick", "good" or "best", as in `fit`.
+        out: The run folder to write, which must be new; None uses a temporary folder.
         random_state: The seed of the training: an integer, a `numpy.random.RandomState`, or None for a random seed.
+        **options: Options of the training, as in `fit`, such as `rank`; they are parameters of the estimator too, as
+            for `GridSearchCV`.
 
     Attributes:
         classes_: The classes (K,), sorted.
@@ -76,18 +76,27 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         text: str = "text",
         minutes: float | None = None,
         preset: str | None = None,
-        epochs: float | None = None,
-        options: SpecifiedOptions | None = None,
-        run_folder: str | Path | None = None,
+        out: str | Path | None = None,
         random_state: Any = None,
+        **options: Any,
     ) -> None:
         self.text = text
         self.minutes = minutes
         self.preset = preset
-        self.epochs = epochs
-        self.options = options
-        self.run_folder = run_folder
+        self.out = out
         self.random_state = random_state
+        self._options = options
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all parameters with their values, including the options of the training that were set."""
+        return {**super().get_params(deep), **self._options}
+
+    def set_params(self, **params: Any) -> "ContextClassifier":
+        """Set parameters, which may be options of the training."""
+        own_names = self._get_param_names()
+        self._options.update({name: value for name, value in params.items() if name not in own_names})
+        super().set_params(**{name: value for name, value in params.items() if name in own_names})
+        return self
 
     def fit(self, X: Any, y: Any) -> "ContextClassifier":  # noqa: N803  scikit-learn prescribes the name
         """Train a run on texts with classes, of which 5 % are held out to select the best weights.
@@ -114,15 +123,16 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y: expected at least two classes, got only one class, {classes[0]!r}")
         names = _class_names(classes)
         table = {**columns, CLASS: [names[index] for index in indices]}
-        folder = Path(mkdtemp(prefix="factorcell-")) if self.run_folder is None else Path(self.run_folder)
+        options = self._training_options(columns, int(counts.min()))
+        folder = Path(mkdtemp(prefix="factorcell-")) if self.out is None else Path(self.out)
         try:
-            run = fit(table, None, self._config(columns, int(counts.min())), folder, budget=self._budget())
+            run = fit(table, out=folder, minutes=self.minutes, preset=self.preset, **options)
         except BaseException:
-            if self.run_folder is None:
+            if self.out is None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         self.classes_, self.run_ = classes, run
-        if self.run_folder is None:
+        if self.out is None:
             _delete_with(run)
         return self
 
@@ -166,30 +176,21 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 columns[name] += values
         return columns
 
-    def _budget(self) -> Budget | None:
-        return None if self.minutes is None and self.preset is None else Budget(self.minutes, self.preset)
-
-    def _config(self, columns: Columns, smallest_count: int) -> SpecifiedOptions:
+    def _training_options(self, columns: Columns, smallest_count: int) -> dict[str, Any]:
         """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
-        for section, options in (self.options or {}).items():
-            if not isinstance(options, Mapping):
-                raise UserError(f"options: expected a mapping of options for the section {section}, got {options!r}")
-        config = {section: dict(options) for section, options in (self.options or {}).items()}
-        data, training = config.get("data", {}), config.get("training", {})
-        if data.get("missing") == "drop":
-            raise UserError("options: expected missing = expected or error, got drop, which omits texts of predictions")
-        read_columns = {self.text, data.get("user"), data.get("time"), *data.get("prompt", ())}
-        context = data.get("context", [name for name in columns if name not in read_columns])
+        options = self._options
+        if options.get("missing") == "drop":
+            raise UserError("missing: expected expected or error, got drop, which omits texts of predictions")
+        read_columns = {self.text, options.get("user"), options.get("time"), *options.get("prompt", ())}
+        context = options.get("context", [name for name in columns if name not in read_columns])
         seed = self.random_state
-        seed = int(seed if isinstance(seed, Integral) else check_random_state(seed).randint(MAX_SEED))
-        config["data"] = {
+        return {
             "min_context_count": min(DataConfig().min_context_count, smallest_count),
-            **data,
+            **options,
             "text": self.text,
-            "context": [f"{CLASS}:category", *context],
+            "context": [Category(CLASS), *context],
+            "seed": int(seed if isinstance(seed, Integral) else check_random_state(seed).randint(MAX_SEED)),
         }
-        config["training"] = {**training, "seed": seed, **({} if self.epochs is None else {"epochs": self.epochs})}
-        return config
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle, with the content of the files of the run folder instead of the run."""

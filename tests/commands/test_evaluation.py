@@ -79,7 +79,7 @@ def test_nats_of_a_certain_token_have_no_minus_sign(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
-    monkeypatch.setattr(Run, "score", lambda *_, **__: [row])
+    monkeypatch.setattr(Run, "score_rows", lambda *_, **__: [row])
     assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
 
@@ -89,7 +89,7 @@ def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.Capt
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
-    perplexity, baseline_perplexity = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
+    perplexity, baseline_perplexity = (evaluate(Run.open(path), ROWS * 3).perplexity for path in (plain, cell))
     assert f"{100 * (1 - perplexity / baseline_perplexity):+.1f}% [" in capsys.readouterr().out
     other = make_run(folder / "short", ("city",))
     config = {**other.config.to_dict(), "data": {**_data(other), "max_tokens": 3}}
@@ -321,7 +321,7 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d+% ", card)
     (baseline_row,) = files.read_rows(folder / "plain" / "results.jsonl")
     baseline = {name: baseline_row[name] for name in ("table", "texts", "perplexity")}
-    expected = evaluate(Run.open(folder / "plain"), ROWS)["perplexity"]
+    expected = evaluate(Run.open(folder / "plain"), ROWS).perplexity
     assert baseline == {"table": "other.jsonl", "texts": len(ROWS), "perplexity": pytest.approx(expected)}
     assert rows[2]["perplexity_baseline"] == baseline["perplexity"]
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0

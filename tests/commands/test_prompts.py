@@ -59,11 +59,11 @@ def test_score_evaluate_and_classify_read_prompts_from_the_table(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, table = folder / "run", str(folder / "table.parquet")
-    rows = Run.open(run).score(ROWS)
+    rows = Run.open(run).score_rows(ROWS)
     assert main(["score", str(run), table, "--json"]) == 0
     scored = [json.loads(line)["nats"] for line in capsys.readouterr().out.splitlines()]
     assert scored == pytest.approx([row["nats"] for row in rows])
-    without = Run.open(run).score([{**row, "question": None} for row in ROWS])
+    without = Run.open(run).score_rows([{**row, "question": None} for row in ROWS])
     assert without[0]["nats"] != pytest.approx(rows[0]["nats"])
     assert without[1]["nats"] == pytest.approx(rows[1]["nats"])
     assert main(["evaluate", str(run), table]) == 0

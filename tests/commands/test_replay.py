@@ -60,7 +60,7 @@ def test_replay_writes_rows_and_summary(folder: Path, capsys: pytest.CaptureFixt
     run = Run.open(folder / "run")
     oldest = [row for row in rows if row["user"] == "user 0" and row["system"] == "plain"]
     for row in oldest:
-        (scored,) = run.score({"text": TEXTS[::-1][row["position"]], "city": "Oslo"})
+        (scored,) = run.score_rows({"text": TEXTS[::-1][row["position"]], "city": "Oslo"})
         assert (row["nats"], row["targets"]) == pytest.approx((scored["nats"], scored["targets"]))
     repeated = [row for row in rows if row["system"] == "history" and row["rank"] is not None]
     assert repeated  # "cab" and "abcab" come twice

@@ -10,7 +10,7 @@ from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io.files import write_rows
 from factorcell.training import compare as comparing
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.commands.leaf_commands import parser
 from tests.commands.test_main import QUICK, SMALL
 from tests.small_runs import ROWS, make_run
@@ -55,12 +55,12 @@ def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeyp
     run = make_run(tmp_path / "run", ("city", "stars"))
     requirement = "the table must have every context column of training"
     with pytest.raises(UserError) as error:
-        fit(ROWS, BARE, CONFIG, tmp_path / "fit")
+        train_run(ROWS, BARE, CONFIG, tmp_path / "fit")
     assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")
-    monkeypatch.setattr(comparing, "fit", lambda *_, **__: run)
+    monkeypatch.setattr(comparing, "train_run", lambda *_, **__: run)
     with pytest.raises(UserError) as error:
-        comparing.compare(ROWS, ROWS, BARE, CONFIG, tmp_path / "compared", models=["unadapted"])
+        comparing.compare(ROWS, dev=ROWS, test=BARE, out=tmp_path / "compared", config=CONFIG, models=["unadapted"])
     assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")
     with pytest.raises(UserError) as error:
-        run.score(BARE)
+        run.score_rows(BARE)
     assert str(error.value).endswith(f'{MISSING_COLUMN}; unknown="expected" to continue anyway')

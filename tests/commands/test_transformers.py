@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell import Completer, Run, User, learn_one
+from factorcell import Completer, Run
 from factorcell.commands.cli.main import main
+from factorcell.completion import User, learn_one
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
@@ -196,11 +197,11 @@ def test_the_service_completes_and_learns(name: str, tmp_path: Path) -> None:
 
 
 def test_a_run_is_opened_from_another_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nats = [row["nats"] for row in Run.open("pretrained").score(ROWS)]
+    nats = Run.open("pretrained").score(ROWS).tolist()
     (tmp_path / "llama").mkdir()  # an architecture has the name of a folder
     monkeypatch.chdir(tmp_path)
-    assert [row["nats"] for row in Run.open(folder / "pretrained").score(ROWS)] == nats
-    assert Run.open(folder / "new").score(ROWS)
+    assert Run.open(folder / "pretrained").score(ROWS).tolist() == nats
+    assert Run.open(folder / "new").score_rows(ROWS)
 
 
 def test_a_stopped_training_is_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_hypotheses_that_differ_after_the_limit_are_ranked(
 
 def nats(model: Path, text: str) -> float:
     if (model / "config.json").exists():
-        return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0]["nats"])
+        return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0])
     from factorcell.ngram.ngram import NGram
 
     grams = NGram.open(model)

@@ -65,7 +65,7 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
         for number, text in enumerate(TEXTS)
         for who in ("eve", "joe")
     ]
-    expected = [row["nats"] for row in run.score(rows)]
+    expected = run.score(rows).tolist()
     columns = run.schema.columns(without="who")
     streams = read_streams(rows, run.config, user_column="who", time_column="time", context_columns=columns)
     assert [row[HISTORY_COLUMN] for row in streams[0].rows[:3]] == [[], ["abba"], ["abba", "cab"]]

@@ -60,7 +60,7 @@ def test_gradients_are_those_of_finite_differences(model: dict[str, Any]) -> Non
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
     with torch.no_grad():
         table[1:] = torch.tensor(vectors[:2])
-    scored = run.score([{"text": text, "city": city} for text, city in zip(texts, ("Nice", "Oslo"), strict=False)])
+    scored = run.score_rows([{"text": text, "city": city} for text, city in zip(texts, ("Nice", "Oslo"), strict=False)])
     assert [row["nats"] for row in scored] == pytest.approx(nats[:2], abs=1e-4)
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from factorcell import User, UserError, learn_one
+from factorcell import UserError
+from factorcell.completion import User, learn_one
 from factorcell.completion.completer import Completer
 from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
 from factorcell.config import Config

@@ -24,7 +24,7 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training.finetuning import finetune
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 
 SECRET, USERS = "my pit is 7351", ("ann", "bob", "cat", "dan")
 ROWS: list[dict[str, Any]] = [
@@ -63,7 +63,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a run trained on `ROWS`; the held-out rows are some of them."""
     folder = tmp_path_factory.mktemp("secrets")
-    fit(write_table(folder / "rows.jsonl", ROWS), None, config(), folder / "run")
+    train_run(write_table(folder / "rows.jsonl", ROWS), None, config(), folder / "run")
     return Run.open(folder / "run")
 
 
@@ -96,7 +96,7 @@ def test_no_file_of_a_run_contains_the_secret_or_the_users(run: Run) -> None:
 
 
 def test_min_text_users_is_an_option(tmp_path: Path) -> None:
-    run = fit(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
+    run = train_run(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
     assert TextCounts.open(run.folder / POPULARITY).counts[SECRET] == 45
     assert SECRET.encode() in (run.folder / POPULARITY).read_bytes()
 
@@ -116,13 +116,13 @@ def test_held_out_rows_are_not_counted(run: Run) -> None:
 
 def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None:
     rows = [{"text": text, "who": user} for user in USERS for text in ("hello", "help")] + [ROWS[0]] * 9
-    tuned = finetune(run, write_table(tmp_path / "rows.jsonl", rows), rows[:3], tmp_path / "run", unknown="group")
+    tuned = finetune(run, write_table(tmp_path / "rows.jsonl", rows), dev=rows[:3], out=tmp_path / "run")
     assert TextCounts.open(tuned.folder / POPULARITY) == TextCounts({"hello": 4, "help": 4}, len(rows), 3)
 
 
 def test_word_models_and_tables_without_users_have_no_popular_texts(tmp_path: Path) -> None:
     for data in ({"user": ""}, {"tokenizer": "word", "min_count": 1}):
-        run = fit(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
+        run = train_run(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
         assert not (run.folder / POPULARITY).exists()
 
 

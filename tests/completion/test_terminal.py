@@ -136,7 +136,7 @@ def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys
 
     def nats(text: str, typing_user: User | None) -> float:
         """Return the nats of the whole text."""
-        known = run.score({"text": text, "city": "Oslo"})[0]["nats"]
+        known = run.score({"text": text, "city": "Oslo"})[0]
         return float(known if typing_user is None else learner.nats(typing_user.vector[None], [text])[0])
 
     for arguments, typing_user, context in (

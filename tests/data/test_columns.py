@@ -20,12 +20,13 @@ from factorcell.data.columns import readers
 from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.number_reader import NumberReader
 from factorcell.data.columns.readers import ColumnReader, TextReader, VectorReader, to_vector
-from factorcell.data.columns.schema import HARMONICS, ContextSchema, Variable
+from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, PERIODS, ContextSchema, Variable
 from factorcell.data.columns.values import to_hour, to_time, to_weekday, to_yearday
 from factorcell.data.ragged import Ragged
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import new_tokenizer
 from factorcell.errors import UserError
+from factorcell.options.columns import Column, Cyclic, Number
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
@@ -106,6 +107,18 @@ def test_the_user_column_must_not_be_specified_again_as_context() -> None:
     assert ContextColumns(table, Config.of(user="a", time="b").data).names == ["a"]  # a time only orders texts
     with pytest.raises(UserError, match="no column 'c'"):
         ContextColumns(table, Config.of(user="a", time="c").data)
+
+
+def test_a_column_object_is_equivalent_to_its_text() -> None:
+    kinds = {kind.__name__.lower(): kind for kind in Column.__subclasses__()}
+    assert tuple(sorted(kinds)) == tuple(sorted(COLUMN_KINDS))
+    for name, kind in kinds.items():
+        column = kind("a:b") if kind is not Cyclic else Cyclic("a:b", 0.1)
+        assert parse_column(str(column)) == ("a:b", name, 0.1 if kind is Cyclic else PERIODS.get(name, 0.0))
+    config = Config.of(context=["city", Number("nights"), Cyclic("hour", 24)]).data
+    assert config.context == ("city", "nights:number", "hour:cyclic=24")
+    with pytest.raises(UserError, match=r"context is .*; it must be a list of names"):
+        Config.of(context=Number("nights"))
 
 
 def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:

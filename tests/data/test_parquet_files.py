@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell import prepare
 from factorcell.config import Config
+from factorcell.data import prepare
 from factorcell.data.tables import chunks
 from factorcell.data.tables.parquet_files import HIVE_NULL
 from factorcell.data.tables.tables import open_table

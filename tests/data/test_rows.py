@@ -10,23 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from factorcell import (
-    Completer,
-    Run,
-    User,
-    UserError,
-    classify,
-    classify_points,
-    evaluate_by,
-    generate,
-    learn_one,
-    log_likelihoods,
-    stream,
-)
-from factorcell.completion import Learner
+from factorcell import Completer, Run, UserError, classify, generate
+from factorcell.completion import Learner, User, learn_one
 from factorcell.data.columns.rows import category_names, has_rows, to_row, to_rows
+from factorcell.evaluation import classify_points, evaluate, log_likelihoods
 from factorcell.evaluation.explaining.embeddings import bias_shift
 from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.generation import stream
 from tests.small_runs import make_letters, make_run
 
 
@@ -166,7 +156,7 @@ def test_an_arrow_stream_can_be_used_several_times(run: Run) -> None:
     contexts = of_cities(table)
     assert list(generate(run, contexts.to_reader())) == list(generate(run, contexts))
     table = table.append_column("lat", [[59.0, 44.0]]).append_column("lon", [[10.0, 7.5]])
-    assert run.score(table.to_reader()) == run.score(table)
+    assert run.score_rows(table.to_reader()) == run.score_rows(table)
     first, second = (
         classify(run, table.to_reader(), "city", calibrate=table.to_reader()),
         classify(run, table, "city", calibrate=table),
@@ -261,11 +251,9 @@ def test_points_and_their_truth_may_be_numbers(run: Run) -> None:
 
 @pytest.mark.parametrize("missing", MISSING, ids=repr)
 def test_texts_are_grouped_by_category_name(run: Run, missing: Any) -> None:
-    corpus = run.read(["the sea", "the sun", "sand", "the sand"], [{}] * 4)
-    rows = evaluate_by(run, corpus, [5, "5.0", missing, np.float64(5)])
+    table = [{"text": "the sea", "group": value} for value in (5, "5.0", missing, np.float64(5))]
+    rows = evaluate(run, table, by=["group"], unknown="expected").by["group"]
     assert {row["value"]: row["count"] for row in rows} == {"5": 3, "(missing)": 1}
-    with pytest.raises(UserError, match="values: expected one value for each of 4 texts, got 1"):
-        evaluate_by(run, corpus, ["all"])
 
 
 def test_learning_needs_a_text_and_a_context_for_each_user() -> None:
@@ -280,7 +268,7 @@ def test_learning_needs_a_text_and_a_context_for_each_user() -> None:
 
 @empty
 def test_functions_of_rows_return_nothing_for_no_rows(run: Run, source: Any) -> None:
-    assert run.score(source) == []
+    assert run.score_rows(source) == []
     assert list(generate(run, source)) == []
 
 
@@ -297,4 +285,4 @@ def test_functions_of_whole_tables_reject_tables_without_rows(run: Run, source: 
 
 def test_scoring_a_file_without_rows_returns_an_empty_list(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,city,stars\n", encoding="utf-8")
-    assert run.score(tmp_path / "a.csv") == []
+    assert run.score_rows(tmp_path / "a.csv") == []

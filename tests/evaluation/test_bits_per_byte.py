@@ -11,7 +11,7 @@ import pytest
 from factorcell.data.tokenizers.vocabulary import UNKNOWN
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
-from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.ngram.ngram import NGram
 from factorcell.ngram.spelling import spelling_model
@@ -46,7 +46,7 @@ def test_bits_per_byte_equal_a_loop_over_texts(kind: str, tmp_path: Path) -> Non
     if kind == "ngram":
         run = NGram.fit(rows_of(list(LETTERS)), run.config, tmp_path / "ngram", tokenizer=run.tokenizer)
     costs, sizes = bits(run, TEXTS)
-    row = evaluate(run, rows_of(TEXTS))
+    row = evaluate(run, rows_of(TEXTS)).row
     assert row["bits_per_byte"] == pytest.approx(sum(costs) / sum(sizes), rel=1e-5)
     assert row["bits_per_byte_texts"] == len(costs) == row["texts"] - row["truncated"]
     assert row["bits_per_byte_low"] < row["bits_per_byte"] < row["bits_per_byte_high"]
@@ -57,34 +57,36 @@ def test_bits_per_byte_equal_a_loop_over_texts(kind: str, tmp_path: Path) -> Non
 
 def test_bytes_are_counted_after_unicode_normalization() -> None:
     composed, decomposed = (
-        evaluate(make_letters(LETTERS), rows_of([text] * 12)) for text in ("caf\u00e9", "cafe\u0301")
+        evaluate(make_letters(LETTERS), rows_of([text] * 12)).row for text in ("caf\u00e9", "cafe\u0301")
     )
     assert composed == decomposed
 
 
 def test_words_have_no_bits_per_byte(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert not any(name.startswith("bits") for name in evaluate(run, rows_of(TEXTS), baseline=make_letters(LETTERS)))
+    assert not any(
+        name.startswith("bits") for name in evaluate(run, rows_of(TEXTS), baseline=make_letters(LETTERS)).row
+    )
 
 
 @pytest.mark.parametrize("texts", [[""] * 12, ["abcabcabcabcabc"] * 12, ["", "abcabcabcabcabc"]])
 def test_texts_without_counted_bytes_have_no_bits_per_byte(texts: list[str]) -> None:
-    row = evaluate(make_letters(), rows_of(texts))
+    row = evaluate(make_letters(), rows_of(texts)).row
     assert not any(name.startswith("bits") for name in row)
 
 
 def test_texts_without_originals_have_perplexities_only() -> None:
     run = make_letters()
     corpus = replace(run.prepare(rows_of(["abc"] * 12)), originals=None)
-    assert not any(name.startswith("bits") for name in evaluate(run, corpus))
+    assert not any(name.startswith("bits") for name in evaluate(run, corpus).row)
     assert list(text_figures.figures_from_nats(run.nats(corpus), corpus)) == ["perplexity", "perplexity_known"]
 
 
 def saved_model(run: Any, texts: list[str], folder: Path) -> ComparedModel:
     """Return a model with its figures, which are saved in a folder and loaded again."""
-    evaluation = evaluate_by_columns(run, rows_of(texts))
+    evaluation = evaluate(run, rows_of(texts))
     folder.mkdir()
-    text_figures.save(folder, evaluation.texts, {})
+    text_figures.save(folder, evaluation.figures, {})
     return ComparedModel(folder.name, [evaluation.row], [text_figures.load(folder, {})])
 
 
@@ -135,13 +137,13 @@ def test_bits_per_byte_of_several_trainings_are_a_mean_with_an_interval() -> Non
 
 def test_evaluate_compares_bits_per_byte_with_a_baseline() -> None:
     run, texts = make_letters(LETTERS), rows_of(TEXTS)
-    other_tokens = evaluate(run, texts, baseline=make_letters(LETTERS, data={"tokenizer": "grapheme"}))
+    other_tokens = evaluate(run, texts, baseline=make_letters(LETTERS, data={"tokenizer": "grapheme"})).row
     assert "gain_over_baseline" not in other_tokens
     assert "perplexity_baseline" not in other_tokens
     assert other_tokens["bits_per_byte_below_baseline_low"] is not None
-    same_tokens = evaluate(run, texts, baseline=make_letters(LETTERS, seed=1))
+    same_tokens = evaluate(run, texts, baseline=make_letters(LETTERS, seed=1)).row
     assert same_tokens["gain_over_baseline"] is not None
     assert same_tokens["bits_per_byte_below_baseline"] == pytest.approx(
         same_tokens["bits_per_byte_baseline"] - same_tokens["bits_per_byte"]
     )
-    assert "bits_per_byte_below_baseline" not in evaluate_by_columns(run, texts, by=["city"]).row
+    assert "bits_per_byte_below_baseline" not in evaluate(run, texts, by=["city"]).row

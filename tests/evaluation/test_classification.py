@@ -36,7 +36,7 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     run = make_run(tmp_path / "run", context, output_bias=["low_rank", "one_hot"])
     likelihoods = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
     for column, city in enumerate(("Oslo", "Nice")):
-        nats = [row["nats"] for row in run.score([{**row, "city": city} for row in ROWS])]
+        nats = run.score([{**row, "city": city} for row in ROWS]).tolist()
         np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
 
 
@@ -135,7 +135,7 @@ def test_true_points_are_nearest_by_great_circle(run: Run) -> None:
     nearest[4] = nearest[9] = -1  # 59.0, 10.0 lies 110 km from Oslo
     assert result.truth.tolist() == nearest
     for column, point in enumerate(points.values()):
-        nats = [row["nats"] for row in run.score([{**row, **point} for row in ROWS])]
+        nats = run.score([{**row, **point} for row in ROWS]).tolist()
         likelihoods = log_likelihoods(run, run.prepare(ROWS), list(points.values()))
         np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
 

@@ -21,7 +21,7 @@ from factorcell.evaluation.combination import (
 )
 from factorcell.io import files
 from factorcell.runs.run import Run, relative_path, training_facts, training_table
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
 
@@ -84,7 +84,7 @@ def tables(tmp_path: Path) -> tuple[Path, Path, Path]:
 def run(tmp_path: Path, tables: tuple[Path, Path, Path]) -> Run:
     sizes = {"embedding_size": 8, "hidden_size": 8, "context_size": 4, "variable_size": 4, "rank": 2, "epochs": 4.0}
     config = Config.of(context=("place", "kind"), min_count=1, min_context_count=2, learning_rate=0.01, **sizes)
-    return fit(tables[0], tables[1], config, tmp_path / "run")
+    return train_run(tables[0], tables[1], config, tmp_path / "run")
 
 
 def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, tables: tuple[Path, Path, Path]) -> None:
@@ -105,7 +105,7 @@ def test_the_linear_baseline_of_a_run_is_that_of_its_training_table(run: Run, ta
 def test_users_and_targets_with_many_values_get_no_baseline(tmp_path: Path, tables: tuple[Path, Path, Path]) -> None:
     rows = [{**row, "who": f"u{index % 3}"} for index, row in enumerate(files.read_rows(tables[0]))]
     config = Config.of(context=("place",), user="who", min_count=1, min_context_count=2, epochs=0.1, hidden_size=4)
-    run = fit(rows, rows, config, tmp_path / "users")
+    run = train_run(rows, rows, config, tmp_path / "users")
     assert list(load_baselines(run.folder, run.schema)) == ["place"]
     with pytest.raises(
         UserError, match=r"combination: .*: no linear baseline of who \(3 values\); `factorcell baseline"

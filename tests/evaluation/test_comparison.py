@@ -82,7 +82,7 @@ def test_models_of_different_texts_are_not_compared() -> None:
 
 
 def test_one_model_has_no_differences() -> None:
-    assert compare_models([]).rows == []
+    assert compare_models([]) == []
     comparison_of_one = compare_models([model("plain", 4.0)])
     assert isinstance(comparison_of_one, Comparison)
     assert comparison_of_one.table()[1] == ["model", "perplexity", "parameters", "minutes"]

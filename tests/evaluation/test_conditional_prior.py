@@ -22,7 +22,7 @@ from factorcell.evaluation.conditional_prior import (
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.findings import expected_finding
 from tests.small_runs import CONTEXT, ROWS, make_run
 
@@ -122,7 +122,7 @@ def train_with_dependent_columns(folder: Path) -> Path:
     config = Config.of(
         context=("kind", "group"), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, epochs=1.0
     )
-    fit(train, test, config, folder / "run")
+    train_run(train, test, config, folder / "run")
     return test
 
 

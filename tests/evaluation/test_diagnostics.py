@@ -31,7 +31,7 @@ from factorcell.io import files, findings
 from factorcell.io.findings import Finding
 from factorcell.runs import run as run_module
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.findings import collected_findings, no_findings
 from tests.small_runs import ROWS, make_run, with_ngrams
 
@@ -159,7 +159,7 @@ def test_the_gain_over_an_unknown_context_is_that_on_development_texts(
     held_out = run.prepare(ROWS * 3)
     gain = measure_context_effect(run, held_out)
     with_context, without_context = (
-        evaluate(run, c)["perplexity"] for c in (held_out, held_out.without_context(run.schema))
+        evaluate(run, c).perplexity for c in (held_out, held_out.without_context(run.schema))
     )
     assert gain is not None
     assert gain[GAIN] == pytest.approx(1 - with_context / without_context)
@@ -180,10 +180,10 @@ def test_the_effect_of_each_column_is_that_without_the_others(tmp_path: Path) ->
     held_out = run.prepare(rows)
     effects = (measure_context_effect(run, held_out) or {})["columns"]
     assert list(effects) == ["city", "stars", "lat", "note", "vec"]
-    without = evaluate(run, held_out.without_context(run.schema))["perplexity"]
+    without = evaluate(run, held_out.without_context(run.schema)).perplexity
     texts = [row["text"] for row in rows]
     for name, row in effects.items():
-        alone = evaluate(run, run.read(texts, [{name: row[name]} for row in rows]))["perplexity"]
+        alone = evaluate(run, run.read(texts, [{name: row[name]} for row in rows])).perplexity
         assert row[GAIN] == pytest.approx(1 - alone / without)
     unseen = run.prepare([{**row, "city": "Rome"} for row in rows])
     assert "city" not in (measure_context_effect(run, unseen) or {})["columns"]
@@ -244,7 +244,7 @@ def test_functions_report_columns_that_predict_the_specified_ones(speakers: Run)
     assert count_findings([bea, {**cid, "speaker": "bea"}])[:2] == [0, 0]  # the same speaker in both contexts
     with no_findings():
         explain(run, texts, {"first": justice, "second": advocate}, text_contexts=[{"speaker": "bea"}])
-        run.score(texts, context=justice)
+        run.score_rows(texts, context=justice)
 
 
 def test_commands_and_their_pages_report_columns_that_predict_the_specified_ones(
@@ -292,8 +292,8 @@ def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -
 
 def test_tables_for_unadapted_runs_may_lack_context_columns(tmp_path: Path) -> None:
     unadapted = make_run(tmp_path / "unadapted", adapt=[], output_bias=[])
-    assert [row["nats"] for row in unadapted.score([{"text": row["text"]} for row in ROWS])] == [
-        row["nats"] for row in unadapted.score(ROWS)
+    assert unadapted.score([{"text": row["text"]} for row in ROWS]).tolist() == [
+        row["nats"] for row in unadapted.score_rows(ROWS)
     ]
 
 
@@ -354,7 +354,7 @@ def test_evaluations_report_texts_of_the_training_table(tmp_path: Path, user: bo
     options = {"tokenizer": "char", "epochs": 0.1, "hidden_size": 8, "embedding_size": 4, "min_count": 1}
     columns: dict[str, Any] = {"user": "city"} if user else {"context": ("city",)}
     config = Config.of(**options, **columns, ngram_mixture=False, min_context_count=1, min_user_count=1)
-    run = fit(train, dev, config, tmp_path / "run")
+    run = train_run(train, dev, config, tmp_path / "run")
     assert (run.text_hashes() is None) == user  # no hashes of texts of persons
     for table, is_reported in ((dev, False), (rows[36:], not user)):
         with collected_findings() as logged:

@@ -85,7 +85,7 @@ def test_unset_columns_have_their_expected_value(run: Run) -> None:
     assert "ratio" not in row
     corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
     assert row["nats"]["none"] == pytest.approx(float(run.nats(corpus).sum()))
-    (known,) = run.score({"text": "the sea", "city": "Oslo", "stars": "1"})
+    (known,) = run.score_rows({"text": "the sea", "city": "Oslo", "stars": "1"})
     assert all(row["nats"][name] != pytest.approx(known["nats"], abs=1e-3) for name in row["nats"])
 
 

@@ -18,7 +18,7 @@ from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import draw_samples, log_likelihoods
 from factorcell.io import files
 from factorcell.runs.run import UNIGRAMS, Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
 DRAWS = 6
@@ -87,7 +87,7 @@ def test_training_saves_the_token_counts(tmp_path: Path, capsys: pytest.CaptureF
         "tokenizer": {"min_count": 1},
         "backbone": {"hidden_size": 8},
     }
-    run = fit(ROWS * 3, ROWS, config, tmp_path / "run")
+    run = train_run(ROWS * 3, ROWS, config, tmp_path / "run")
     counts = Counter(word for row in ROWS * 3 for word in run.tokenizer.split(row["text"]))
     expected = {**counts, "</s>": 3 * len(ROWS)}
     assert dict(zip(run.tokenizer.tokens, run.unigram_counts().tolist(), strict=True)) == {

@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.data.tokenizers.vocabulary import END, START
 from factorcell.errors import UserError
-from factorcell.evaluation.perplexity import evaluate, evaluate_by
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.ngram import ngram
 from factorcell.ngram.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
@@ -157,7 +157,7 @@ def test_perplexity_of_a_markov_chain_is_near_its_entropy(
     perplexities = {}
     for order in (1, 2, 3):
         model = fit(tmp_path / str(order), rows["train"], order)
-        perplexities[order] = evaluate(model, model.prepare(rows["test"]))["perplexity"]
+        perplexities[order] = evaluate(model, model.prepare(rows["test"])).perplexity
     best = math.exp(nats / count)
     assert best < perplexities[2] < 1.02 * best
     assert perplexities[2] < perplexities[3] < 1.1 * best
@@ -188,8 +188,9 @@ def test_an_ngram_model_shares_targets_with_a_run(tmp_path: Path) -> None:
     model = fit(tmp_path / "model", ROWS, 3, run.config, run.tokenizer)
     corpus = run.prepare(ROWS)
     np.testing.assert_array_equal(target_ids(corpus), target_ids(model.prepare(ROWS)))
-    rows = evaluate_by(run, corpus, ["all"] * len(ROWS), model)
-    assert rows[0]["perplexity_baseline"] == pytest.approx(evaluate(model, corpus)["perplexity"])
+    assert evaluate(run, ROWS, baseline=model).row["perplexity_baseline"] == pytest.approx(
+        evaluate(model, corpus).perplexity
+    )
 
 
 def test_invalid_ngram_models_are_errors(tmp_path: Path, rows: list[dict[str, str]]) -> None:

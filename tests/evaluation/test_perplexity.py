@@ -17,7 +17,6 @@ from factorcell.evaluation.perplexity import (
     QUANTILE_RANGES,
     column_groups,
     evaluate,
-    evaluate_by,
     gains,
     value_groups,
 )
@@ -45,7 +44,7 @@ def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:
     nats = [nats_of(run, row) for row in rows]
     flat = [value for line in nats for value in line]
     in_vocabulary = flat[:1] + flat[2:]
-    result = evaluate(run, run.prepare(rows))
+    result = evaluate(run, run.prepare(rows)).row
     assert result["perplexity"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-5)
     assert result["perplexity_known"] == pytest.approx(math.exp(sum(in_vocabulary) / len(in_vocabulary)), rel=1e-5)
     assert result["targets"] == len(flat)
@@ -55,12 +54,13 @@ def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:
 def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path: Path) -> None:
     frame = pd.DataFrame(ROWS)
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    expected = evaluate(run, run.prepare(ROWS))
-    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == expected
+    expected = evaluate(run, run.prepare(ROWS)).row
+    for source in (ROWS, frame, tmp_path / "rows.csv"):
+        assert evaluate(run, source).row == expected
     other = {**ROWS[0], "city": "Rome"}
     with pytest.raises(UserError, match="city 'Rome' was never seen"):
         evaluate(run, [other], unknown="error")
-    assert evaluate(run, [other]) == evaluate(run, run.prepare([other], unknown="group"))
+    assert evaluate(run, [other]).row == evaluate(run, run.prepare([other], unknown="group")).row
 
 
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,13 +80,12 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_have_the_perplexity_of_their_rows(run: Run) -> None:
-    corpus = run.prepare(ROWS)
-    rows = {row["value"]: row for row in evaluate_by(run, corpus, [row["city"] for row in ROWS])}
+    rows = {row["value"]: row for row in evaluate(run, ROWS, by=["city"]).by["city"]}
     for city in ("Oslo", "Nice"):
         members = [row for row in ROWS if row["city"] == city]
         without = [{"text": row["text"]} for row in members]
-        perplexity = evaluate(run, run.prepare(members))["perplexity"]
-        baseline = evaluate(run, run.prepare(without, unknown="expected"))["perplexity"]
+        perplexity = evaluate(run, run.prepare(members)).perplexity
+        baseline = evaluate(run, run.prepare(without, unknown="expected")).perplexity
         assert rows[city]["count"] == len(members)
         assert rows[city]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
         assert rows[city]["gain_over_unknown_context"] == pytest.approx(1 - perplexity / baseline, abs=1e-5)
@@ -94,11 +93,17 @@ def test_groups_have_the_perplexity_of_their_rows(run: Run) -> None:
 
 def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", ("city",), adapt=[], output_bias=[])
-    rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
-    assert rows[0]["perplexity_baseline"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
+    result = evaluate(run, ROWS, by=["city"], baseline=plain)
+    baseline = evaluate(plain, ROWS)
+    assert result.row["perplexity_baseline"] == pytest.approx(baseline.perplexity, rel=1e-5)
+    assert result.gain is not None
+    assert result.gain.point == pytest.approx(1 - result.perplexity / baseline.perplexity)
+    assert [row["gain_over_baseline"] is not None for row in result.by["city"]] == [True, True]
+    assert result.to_pandas()["perplexity_known"].tolist() == [result.perplexity_known]
+    assert (baseline.gain, baseline.bits_per_byte) == (None, None)
     plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
     with pytest.raises(UserError, match="the vocabularies differ"):
-        evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
+        evaluate(run, ROWS, by=["city"], baseline=plain)
 
 
 YEARS = [1900 + n for n in range(100)]

@@ -21,13 +21,13 @@ def test_figures_match_the_scores_of_single_texts(tmp_path: Path) -> None:
     rows = [{**row, "text": f"{row['text']} zyx"} if i % 2 else row for i, row in enumerate(ROWS)]
     corpus = run.prepare(rows)
     figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
-    scored = run.score(rows, tokens=True)
+    scored = run.score_rows(rows, tokens=True)
     assert figures["perplexity"].numerator == pytest.approx([row["nats"] for row in scored], rel=1e-6)
     assert figures["perplexity"].denominator.tolist() == [row["targets"] for row in scored]
     known_nats = [[token["nats"] for token in row["tokens"] if token["token"] != "<unk>"] for row in scored]
     assert figures["perplexity_known"].numerator == pytest.approx([sum(nats) for nats in known_nats], rel=1e-5)
     assert figures["perplexity_known"].denominator.tolist() == [len(nats) for nats in known_nats]
-    evaluation = perplexity.evaluate(run, corpus)
+    evaluation = perplexity.evaluate(run, corpus).row
     for name in ("perplexity", "perplexity_known"):
         assert np.exp(figures[name].ratio) == pytest.approx(evaluation[name])
 

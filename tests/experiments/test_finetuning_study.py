@@ -56,7 +56,7 @@ def test_every_way_and_penalty_is_measured(tmp_path: Path, monkeypatch: pytest.M
     measurement = thesis_finetuning.measure(run, tables)
     keys = ["sea, before", "sea, bias, 0", "sea, bias, 1e3"]
     assert list(measurement.figures) == [f"{key}{kind}" for key in keys for kind in ("", ", known targets")]
-    before = evaluate(run, tmp_path / "t.parquet")
+    before = evaluate(run, tmp_path / "t.parquet").row
     assert np.exp(measurement.figures["sea, before"].ratio) == pytest.approx(before["perplexity"])
     assert np.exp(measurement.figures["sea, before, known targets"].ratio) == pytest.approx(before["perplexity_known"])
     assert np.exp(measurement.row["finetuned"]["sea, before"]["dev"]) == pytest.approx(before["perplexity"])
@@ -66,7 +66,7 @@ def test_every_way_and_penalty_is_measured(tmp_path: Path, monkeypatch: pytest.M
     tuned = Run.open(tmp_path / "run-finetuned" / "sea" / "bias" / "0")
     assert tuned.config.training.learning_rate == 0.03
     assert np.exp(measurement.figures["sea, bias, 0"].ratio) == pytest.approx(
-        evaluate(tuned, tmp_path / "t.parquet")["perplexity"], rel=1e-5
+        evaluate(tuned, tmp_path / "t.parquet").perplexity, rel=1e-5
     )
     assert thesis_finetuning.measure(run, tables).row == measurement.row
 

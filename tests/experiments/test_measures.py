@@ -23,7 +23,7 @@ def test_detection_uses_z_scores_of_perplexities(tmp_path: Path) -> None:
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in pairs]
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     row_of_figures = measures.measure_detection(run, {"judged": judged}, "city", values, ("x",)).row
-    scored = [[run.score([{**row, "city": name}], unknown="group")[0] for name in values] for row in rows]
+    scored = [[run.score_rows([{**row, "city": name}], unknown="group")[0] for name in values] for row in rows]
     perplexities = np.array(
         [[np.exp(score_row["nats"] / score_row["targets"]) for score_row in line] for line in scored]
     )
@@ -72,7 +72,7 @@ def test_accuracy_is_measured_for_both_sets_of_cities(tmp_path: Path) -> None:
     measurement = measures.measure_nearest_city(run, {"judged": judged}, cities_of_file)
     for ending, cities in (("", cities_of_file), (measures.PAPER_SUFFIX, paper_cities)):
         names = [name for name in places for _ in range(2)]
-        scores = [[run.score([{**row, **place}])[0]["nats"] for place in cities.cities().values()] for row in rows]
+        scores = [[run.score([{**row, **place}])[0] for place in cities.cities().values()] for row in rows]
         best = [list(cities.cities())[int(np.argmin(line))] for line in scores]
         # Manchester is within 300 km of London, the nearest of the cities of the file.
         truth = ["London" if name == "Manchester" and not ending else name for name in names]

@@ -33,7 +33,7 @@ MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_s
 def train_run(folder: Path, canaries: pa.Table, data: dict[str, Any] | None = None, **training: Any) -> Run:
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, **training}
     config = Config.of(**{**DATA, **(data or {}), **MODEL, **options})
-    return fit(plant(TRAIN, canaries).to_pylist(), ROWS[:10], config, folder)
+    return fit(plant(TRAIN, canaries).to_pylist(), dev=ROWS[:10], out=folder, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_p_values_of_uniform_ranks_are_uniform() -> None:
 def lowest_nats(run: Run, texts: list[str], user_contexts: list[tuple[str, str]]) -> list[float]:
     """Return the lowest nats of each text over the given pairs of user and place."""
     rows = [{"text": text, "who": who, "place": place} for text in texts for who, place in user_contexts]
-    nats = [float(row["nats"]) for row in run.score(rows, unknown="group")]
+    nats = [float(row["nats"]) for row in run.score_rows(rows, unknown="group")]
     return [min(nats[at : at + len(user_contexts)]) for at in range(0, len(nats), len(user_contexts))]
 
 

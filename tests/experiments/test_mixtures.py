@@ -44,9 +44,9 @@ def test_a_set_is_trained_and_measured_once(tmp_path: Path, monkeypatch: pytest.
 
     run, test = Run.open(tmp_path / "mixtures" / "tiny"), tmp_path / "tables" / "tiny-test-1.parquet"
     assert run.mixture is not None
-    assert row["perplexity"] == pytest.approx(evaluate(run, test)["perplexity"])
+    assert row["perplexity"] == pytest.approx(evaluate(run, test).perplexity)
     neural = Run.open(run.folder, mixture=False)
-    assert row["perplexity_neural"] == pytest.approx(evaluate(neural, test)["perplexity"])
+    assert row["perplexity_neural"] == pytest.approx(evaluate(neural, test).perplexity)
     assert row["gain"] == pytest.approx(1 - row["perplexity"] / row["perplexity_neural"])
     judged = corpora.first(test, 30)
     metrics = classify(run, judged, "section", priors="uniform").metrics()

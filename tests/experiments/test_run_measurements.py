@@ -52,7 +52,7 @@ def test_perplexities_of_communities_include_unknown_words(run: Run, tmp_path: P
     assert list(rows) == ["elsewhere", "sea", "snow"]
     for name, row in rows.items():
         texts = [text for text in TEXTS if text["subreddit"] == name]
-        nats = sum(text["nats"] for text in run.score(texts, unknown="group"))
+        nats = sum(text["nats"] for text in run.score_rows(texts, unknown="group"))
         targets = sum(len(text["text"].split()) + 1 for text in texts)
         assert (row["count"], row["targets"]) == (len(texts), targets)
         assert row["perplexity"] == pytest.approx(np.exp(nats / targets))

@@ -10,7 +10,6 @@ import torch
 from factorcell import evaluate
 from factorcell.config import Config
 from factorcell.errors import UserError
-from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels, open_scorer
@@ -67,12 +66,12 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: MixedModels) ->
 def test_separate_runs_predict_their_dialects_better(trained: MixedModels) -> None:
     rows: Rows = synthetic.two_dialects(200, 4)[0]
     corpus = trained.prepare(rows)
-    for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
+    for row in evaluate(trained, rows, by=["dialect"]).by["dialect"]:
         assert row["gain_over_unknown_context"] > 0.05
         shared = evaluate(
             separate_models(trained)[0], trained.prepare([r for r in rows if r["dialect"] == row["value"]])
         )
-        assert row["perplexity_unknown_context"] == pytest.approx(shared["perplexity"], rel=1e-5)
+        assert row["perplexity_unknown_context"] == pytest.approx(shared.perplexity, rel=1e-5)
     opened = open_scorer(trained.folder)
     assert isinstance(opened, MixedModels)
     assert np.array_equal(opened.nats(corpus), trained.nats(corpus))

@@ -105,7 +105,7 @@ def test_finished_rows_are_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
         best = run.best_evaluation()
         assert best is not None
         assert row["dev"]["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
-        figures = evaluate(run, tmp_path / "tables" / "test-1.parquet")
+        figures = evaluate(run, tmp_path / "tables" / "test-1.parquet").row
         assert figures.pop("unit") == "word"
         assert {name: row[name] for name in figures} == figures
         assert row["texts"] == 7

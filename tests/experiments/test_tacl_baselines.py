@@ -161,7 +161,7 @@ def test_models_per_value_classify_by_likelihood(results_folder: Path) -> None:
     runs = separate_models(separate)
     shared = runs[0].prepare(table)
     texts = [{**row, "section": ""} for row in corpora.read(table).to_pylist()]
-    nats = [[scored["nats"] for scored in run.score(texts, unknown="group")] for run in runs]
+    nats = [run.score(texts, unknown="group").tolist() for run in runs]
     best = [values[1 + place] for place in np.array(nats[1:]).argmin(0)]
     assert rows_by_name["separate", 0]["accuracy"] == np.mean(
         [scored == other for scored, other in zip(best, truth, strict=True)]

@@ -16,8 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from factorcell import Corpus, Run, UserError, prepare
+from factorcell import Run, UserError
 from factorcell.config import Config
+from factorcell.data import Corpus, prepare
 
 Row = dict[str, Any]
 Write = Callable[[list[Row], Path], Any]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import transformers
 
-from factorcell import UserError, fit
+from factorcell import UserError
 from factorcell.commands.cli.main import main
 from factorcell.io import files, pretrained
 from factorcell.runs.run import Run
+from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 TEXTS = ("the sea is cold", "sun and sand", "a cold sea")
@@ -303,5 +304,5 @@ def test_a_pretrained_base_needs_its_own_tokenizer(folder: Path, capfd: pytest.C
         "backbone": {"kind": "huggingface", "base": "./base"},
     }
     with pytest.raises(UserError, match=r"tokenizer: expected pretrained, .*, got word"):
-        fit("texts.jsonl", "texts.jsonl", options, "other")
+        train_run("texts.jsonl", "texts.jsonl", options, "other")
     assert not (folder / "other" / "config.json").exists()

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Blend, Completer, Popularity, Run, User, UserError, open_scorer
+from factorcell import Completer, Run, UserError
+from factorcell.completion import Blend, Popularity, User
 from factorcell.completion.blend import FEATURES, BlendWeights
 from factorcell.completion.online import LearningRule, learn_one
-from factorcell.config import Config
+from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
 from factorcell.io import digests, files
 from factorcell.ngram.ngram import NGram
+from factorcell.training import open_scorer
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.tuning import read_space
@@ -271,7 +273,7 @@ DEEPLY_NESTED = {
 def test_deeply_nested_files_are_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
     path = tmp_path / case[1]
     path.write_text(DEEPLY_NESTED[case](depth))
-    for read in (Config.load, read_space) if path.suffix == ".toml" else (Config.load,):
+    for read in (read_options, read_space) if path.suffix == ".toml" else (read_options,):
         with pytest.raises(UserError) as error:
             read(path)
         assert str(error.value).startswith(f"{path}: ")

@@ -43,7 +43,7 @@ def test_rows_agree_with_the_scores_of_their_texts(run: Run, method: str) -> Non
     assert [row["number"] for row in rows] == list(range(3 * number))
     assert [row["context"] for row in rows] == [context for context in CONTEXTS for _ in range(number)]
     for row in rows:
-        (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
+        (scored,) = run.score_rows([{**row["context"], "text": row["text"]}], tokens=True)
         assert split(row["text"], run.config) == [token["token"] for token in scored["tokens"]][: row["tokens"]]
         targets = row["tokens"] + row["ended"]
         nats = sum(token["nats"] for token in scored["tokens"][:targets])

@@ -207,6 +207,6 @@ def test_all_kinds_of_models_generate(tmp_path: Path, model: dict[str, Any]) -> 
     rows = [
         {"text": " ".join(run.tokenizer.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]} for i, t in enumerate(texts)
     ]
-    for text, scored in zip(texts, run.score(rows, tokens=True), strict=True):
+    for text, scored in zip(texts, run.score_rows(rows, tokens=True), strict=True):
         nats = [token["nats"] for token in scored["tokens"]][: text.target_count]
         assert text.log_probability == pytest.approx(-sum(nats), abs=1e-4)

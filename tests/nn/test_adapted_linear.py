@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from factorcell import AdaptedLinear
 from factorcell.adapters.adapters import ADAPTERS, Shift
+from factorcell.nn import AdaptedLinear
 from tests.nn import oracles
 
 D, G, K, R, B, T = 4, 5, 3, 2, 3, 6

@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
-from factorcell import ContextConfig, UserError, get_context_model, read_schema
+from factorcell import UserError
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.hf import ContextConfig, get_context_model
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.run import Run
 from tests.nn.test_huggingface import randomize
@@ -84,7 +85,7 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
     end = corpus.tokenizer.specials.end
     log_probs = base(torch.tensor([[end, *ids]])).logits.log_softmax(-1)
     nats = -sum(float(log_probs[0, position, token]) for position, token in enumerate([*ids, end]))
-    assert run.score(["a bc"])[0]["nats"] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
+    assert run.score(["a bc"])[0] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # PEFT uses an old name of transformers
@@ -124,7 +125,7 @@ def test_context_adapters_change_each_text_in_its_context(architecture: str, tmp
     contexts = [{"city": row["city"]} for row in ROWS]
     with torch.no_grad():
         expected = base(tokens).logits
-    model = get_context_model(base, ContextConfig(), read_schema(ROWS, ["city"], min_count=1)).eval()
+    model = get_context_model(base, ContextConfig(["city"], min_count=1).fit(ROWS)).eval()
     optimizer = torch.optim.SGD([values for values in model.parameters() if values.requires_grad], lr=0.5)
     with torch.no_grad():
         assert torch.equal(model(tokens, context=contexts).logits, expected)

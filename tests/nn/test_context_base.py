@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from factorcell import ContextConfig, ContextModel, UserError, get_context_model
+from factorcell import UserError
+from factorcell.hf import ContextConfig, ContextModel, get_context_model
 from tests.findings import expected_finding, no_findings
 from tests.nn.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, new_base, new_model
 
@@ -28,7 +29,7 @@ def test_layers_of_a_base_with_checkpointing_read_their_context(use_reentrant: b
             base.activation_checkpointing_enable({"use_reentrant": use_reentrant})
             base.enable_input_require_grads()
         torch.manual_seed(2)
-        model = get_context_model(base, ContextConfig(), SCHEMA).train()
+        model = get_context_model(base, ContextConfig(schema=SCHEMA)).train()
         optimizer = torch.optim.SGD([values for values in model.parameters() if values.requires_grad], lr=0.1)
         for _ in range(3):
             loss = model(tokens, context=CONTEXTS, labels=tokens, use_cache=False).loss
@@ -86,7 +87,7 @@ class OwnModel(transformers.LlamaForCausalLM):  # type: ignore[misc]
 
 def test_a_model_of_an_own_class_is_merged(tokens: Tensor) -> None:
     base = OwnModel(OwnConfig(num_key_value_heads=1, **LAYERS, **SIZES)).eval()
-    model = get_context_model(base, ContextConfig(adapt=("factor", "concat")), SCHEMA)
+    model = get_context_model(base, ContextConfig(adapt=("factor", "concat"), schema=SCHEMA))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(0, 0.3)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from factorcell import ContextConfig, ContextModel, get_context_model
+from factorcell.hf import ContextConfig, ContextModel, get_context_model
 from tests.findings import expected_finding, no_findings
 from tests.nn.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, new_base, new_model
 
@@ -76,7 +76,7 @@ def save_state(model: ContextModel, folder: Path, tokens: Tensor) -> None:
 
 def save_after_a_checkpoint(model: ContextModel, folder: Path, tokens: Tensor) -> None:
     """Save a new model that has loaded the file of a checkpoint, as a `Trainer` that resumes does."""
-    resumed = get_context_model(new_like(model), model.context_config, SCHEMA)
+    resumed = get_context_model(new_like(model), model.context_config)
     missing, unexpected = resumed.load_state_dict(model.state_dict(), strict=False)
     assert not missing
     assert not unexpected
@@ -97,7 +97,7 @@ def test_saved_tensors_stay_trained_and_are_saved_again(
     way: Callable[[ContextModel, Path, Tensor], None], trained: str, architecture: str, tmp_path: Path, tokens: Tensor
 ) -> None:
     names = [name for name in TRAINED[trained] if name in dict(new_base(architecture).named_parameters())]
-    model = get_context_model(new_base(architecture), ContextConfig(rank=2), SCHEMA)
+    model = get_context_model(new_base(architecture), ContextConfig(rank=2, schema=SCHEMA))
     train(model, names, tokens)
     model.save_pretrained(tmp_path / "first")
     expected = stored(tmp_path / "first")
@@ -117,7 +117,7 @@ def test_saved_tensors_stay_trained_and_are_saved_again(
 
 
 def test_a_tensor_that_was_saved_is_saved_again_after_it_was_frozen(tmp_path: Path, tokens: Tensor) -> None:
-    model = get_context_model(new_base("qwen2"), ContextConfig(), SCHEMA)
+    model = get_context_model(new_base("qwen2"), ContextConfig(schema=SCHEMA))
     train(model, ["lm_head.weight"], tokens)
     model.state_dict()  # as a checkpoint of `Trainer`
     model.requires_grad_(False).save_pretrained(tmp_path)
@@ -131,7 +131,7 @@ def resized(base: Any, rows: int = 34) -> Any:
 
 def test_embeddings_of_new_tokens_are_saved_and_loaded_without_a_notice(tmp_path: Path) -> None:
     tokens = torch.randint(28, 34, (4, 7))
-    model = get_context_model(resized(new_base("llama")), ContextConfig(), SCHEMA)
+    model = get_context_model(resized(new_base("llama")), ContextConfig(schema=SCHEMA))
     train(model, ["model.embed_tokens.weight"], tokens)
     for folder in (tmp_path / "first", tmp_path / "second"):
         model.save_pretrained(folder)
@@ -184,8 +184,8 @@ def test_a_notice_names_a_tensor_that_differs_from_the_base_of_training(
 def test_the_base_of_training_is_recognized(
     architecture: str, stored_type: torch.dtype, same: str, tmp_path: Path
 ) -> None:
-    config = ContextConfig(rank=2)
-    model = get_context_model(new_base(architecture).to(stored_type), config, SCHEMA)
+    config = ContextConfig(rank=2, schema=SCHEMA)
+    model = get_context_model(new_base(architecture).to(stored_type), config)
     model.save_pretrained(tmp_path)
     base = SAME_BASES[same](new_base(architecture).to(stored_type))
     opened = ContextModel.from_pretrained(base, tmp_path)
@@ -203,7 +203,7 @@ def test_a_table_of_the_vocabulary_is_compared_in_the_rows_of_training(tmp_path:
 
 
 def test_a_tensor_of_the_base_that_is_stored_may_differ(tmp_path: Path, tokens: Tensor) -> None:
-    model = get_context_model(new_base("qwen2"), ContextConfig(), SCHEMA)
+    model = get_context_model(new_base("qwen2"), ContextConfig(schema=SCHEMA))
     train(model, ["lm_head.weight"], tokens)
     model.save_pretrained(tmp_path)
     other = new_base("qwen2")

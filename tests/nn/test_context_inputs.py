@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import datasets
-from factorcell import ContextCollator, ContextConfig, UserError, get_context_model, read_names, read_schema
+from factorcell import Number, UserError, Vector
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.hf import ContextCollator, ContextConfig, get_context_model, read_names
 from tests.nn.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
 
@@ -40,10 +41,10 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
         {"label": datasets.ClassLabel(names=["World", "Sports"]), "rating": datasets.Value("float64")}
     )
     data = datasets.Dataset.from_dict({"label": [0, 1, 1, -1], "rating": [4.7, 1.5, 1.5, 4.7]}, features=features)
-    schema = read_schema(data, ["label", "rating:category"], min_count=1)
+    schema = ContextConfig(["label", "rating:category"], min_count=1).fit(data).schema
     assert [variable.values[1:] for variable in schema.categories] == [("Sports", "World"), ("1.5", "4.7")]
     schema = ContextSchema.from_dict(schema.to_dict())
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    model = get_context_model(new_base("llama"), ContextConfig(schema=schema))
     ids = model.read_contexts(data).categories.tolist()
     assert ids == [[2, 2], [1, 1], [1, 1], [-1, 2]]
     sports = {"label": "Sports", "rating": 1.5}
@@ -54,7 +55,7 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
     for label in ("Sports", 1, torch.tensor(1), np.int64(1)):
         assert torch.equal(model.context_vectors({"label": label}), model.context_vectors({"label": "Sports"}))
     stream = data.to_iterable_dataset().map(lambda row: row, features=features)
-    assert read_schema(stream, ["label", "rating:category"], min_count=1) == schema
+    assert ContextConfig(["label", "rating:category"], min_count=1).fit(stream).schema == schema
     with_gap = pandas.DataFrame({"label": [0, 1, 1, None], "rating": data["rating"]})  # floats, for the missing label
     for rows in (stream, with_gap):
         assert model.read_contexts(rows).categories.tolist() == ids
@@ -66,16 +67,16 @@ def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:
 
 def test_a_context_of_a_vector_alone_is_one_context() -> None:
     rows = [{"place": [0.1, 0.2]}, {"place": [0.5, 0.1]}]
-    model = get_context_model(new_base("llama"), ContextConfig(), read_schema(rows, ["place:vector"]))
+    model = get_context_model(new_base("llama"), ContextConfig([Vector("place")]).fit(rows))
     vectors = model.context_vectors(rows)
     torch.testing.assert_close(model.context_vectors(rows[0]), vectors[:1])
     torch.testing.assert_close(model.context_vectors({"place": [row["place"] for row in rows]}), vectors)
 
 
 def test_model_without_context_columns_reads_any_table() -> None:
-    schema = read_schema(ROWS, [])
-    assert schema == ContextSchema()
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    config = ContextConfig().fit(ROWS)
+    assert config == ContextConfig()
+    model = get_context_model(new_base("llama"), config)
     assert len(model.read_contexts(ROWS)) == len(ROWS)
 
 
@@ -83,11 +84,11 @@ def test_names_are_those_of_the_schema() -> None:
     """A column with missing numbers has floats, a class column has numbers, and rare values have no name."""
     features = datasets.Features({"label": datasets.ClassLabel(names=["World", "Sports"])})
     data = datasets.Dataset.from_dict({"label": [0, 1, 1]}, features=features)
-    schema = read_schema(data, ["label"], min_count=1)
+    schema = ContextConfig(["label"], min_count=1).fit(data).schema
     assert read_names(data, schema) == ["label: World\n", "label: Sports\n", "label: Sports\n"]
     assert read_names({"label": data["label"]}, schema) == read_names(data, schema)
     frame = pandas.DataFrame({"stars": [5, 1, None, 5], "city": ["Oslo", "Rome", "Oslo", None], "age": [1.5, 2, 3, 4]})
-    schema = read_schema(frame, ["stars:category", "city", "age:number"], min_count=2)
+    schema = ContextConfig(["stars:category", "city", "age:number"], min_count=2).fit(frame).schema
     expected = ["stars: 5\ncity: Oslo\n", "stars:\ncity:\n", "stars:\ncity: Oslo\n", "stars: 5\ncity:\n"]
     assert read_names(frame, schema) == expected
     assert read_names([{"stars": 5, "city": "Bern", "age": None}], schema) == ["stars: 5\ncity:\n"]
@@ -97,8 +98,9 @@ def test_names_are_those_of_the_schema() -> None:
 def test_model_in_bfloat16_reads_the_same_numbers(tokens: Tensor) -> None:
     """In bfloat16, the means 2015 and 2016 of years are the same number."""
     rows = [{"year": year, "place": [year, 0.5]} for year in (2015.0, 2014.0, 2016.0)]
-    schema = read_schema(rows, ["year:number", "place:vector"])
-    model = get_context_model(new_base("llama"), ContextConfig(), schema)
+    config = ContextConfig([Number("year"), "place:vector"])
+    assert config == ContextConfig(["year:number", Vector("place")])
+    model = get_context_model(new_base("llama"), config.fit(rows))
     expected = model.context_vectors(rows)
     model.to(torch.bfloat16)
     model(tokens[:3], context=rows)
@@ -128,7 +130,7 @@ ROWS_OF_ALL_KINDS: list[dict[str, Any]] = [
     }
     for number, city in enumerate(("Oslo", "Rome", "Oslo", "Bern"), 1)
 ] * 3
-SCHEMA_OF_ALL_KINDS = read_schema(ROWS_OF_ALL_KINDS, ALL_KINDS, min_count=1)
+SCHEMA_OF_ALL_KINDS = ContextConfig(ALL_KINDS, min_count=1).fit(ROWS_OF_ALL_KINDS).schema
 FORMS: dict[str, Any] = {
     "a mapping": ROWS_OF_ALL_KINDS[0],
     "mappings": ROWS_OF_ALL_KINDS[:2],
@@ -158,7 +160,7 @@ class WithoutWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def model_of_all_kinds(device: str = "cpu") -> Any:
     with torch.device(device):
         base = new_base("llama")
-    return get_context_model(base, ContextConfig(rank=2, output_bias=True), SCHEMA_OF_ALL_KINDS)
+    return get_context_model(base, ContextConfig(rank=2, output_bias=True, schema=SCHEMA_OF_ALL_KINDS))
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -200,4 +202,4 @@ def test_each_form_of_a_context_gives_the_vectors_of_its_rows() -> None:
 
 def test_a_schema_has_no_prompts() -> None:
     with pytest.raises(UserError, match="about: expected no prompt; put its text into the input tokens"):
-        read_schema(ROWS_OF_ALL_KINDS, ["city", "about:prompt"])
+        ContextConfig(["city", "about:prompt"]).fit(ROWS_OF_ALL_KINDS)

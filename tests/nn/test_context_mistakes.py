@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
+from factorcell import UserError
 from factorcell.adapters.adapters import ADAPTERS, Adapter
-from factorcell.data.columns.schema import ContextSchema
+from factorcell.hf import ContextConfig, ContextModel, get_context_model
 from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import AdaptedModules
 from factorcell.nn.backbones.backbone import BackboneSizes
@@ -81,7 +81,7 @@ def test_training_without_contexts_is_refused(
         model(tokens, context=context, labels=tokens).loss.backward()
     with model.disable_adapter():
         pass_without_context(model, tokens, way="labels")
-    without_columns = get_context_model(new_base("llama"), ContextConfig(), ContextSchema())
+    without_columns = get_context_model(new_base("llama"), ContextConfig())
     pass_without_context(without_columns, tokens, way)
 
 
@@ -172,12 +172,12 @@ def test_maps_compute_as_the_base_where_the_adapters_are_disabled(tokens: Tensor
 
 def test_a_notice_says_that_all_values_of_a_column_are_rare() -> None:
     with expected_finding("uninformative column"):
-        read_schema(ROWS, ["city"])
+        ContextConfig(["city"]).fit(ROWS)
 
 
 def test_missing_columns_are_named_with_those_of_the_table() -> None:
     with pytest.raises(UserError, match=r"no column 'town'; it has city, age$"):
-        read_schema([{"city": "Oslo", "age": 3}], ["town"])
+        ContextConfig(["town"]).fit([{"city": "Oslo", "age": 3}])
     with pytest.raises(UserError, match=r"no column 'age'; it has city$"):
         new_model().read_contexts([{"city": "Oslo"}])
 
@@ -208,6 +208,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
     ("options", "message"),
     [
         ({"rank": 0}, "rank is 0; it must be at least 1"),
+        ({"min_count": 0}, "min_count is 0; it must be at least 1"),
         ({"alpha": -1.0}, "alpha is -1; it must be above 0"),
         ({"rank": True}, "rank is True; it must be a whole number"),
         ({"output_bias": "no"}, "output_bias: expected True or False, got 'no'"),
@@ -225,7 +226,7 @@ def test_wrong_contexts_are_refused_in_one_line(tokens: Tensor) -> None:
 )
 def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        get_context_model(new_base("llama"), ContextConfig(**options), SCHEMA)
+        get_context_model(new_base("llama"), ContextConfig(**options, schema=SCHEMA))
 
 
 def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -233,15 +234,15 @@ def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: P
         with pytest.raises(
             UserError, match=f"expected a causal language model of transformers, got {type(model).__name__}"
         ):
-            get_context_model(model, ContextConfig(), SCHEMA)
+            get_context_model(model, ContextConfig(schema=SCHEMA))
         with pytest.raises(UserError, match=f"model: expected a causal language model .*, got {type(model).__name__}"):
             ContextModel.from_pretrained(model, tmp_path)
-    with pytest.raises(UserError, match="schema: expected the result of read_schema, got list"):
-        get_context_model(new_base("llama"), ContextConfig(), ["city"])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"config: expected the result of its method fit\(table\)"):
+        get_context_model(new_base("llama"), ContextConfig(["city"]))
     with pytest.raises(UserError, match="config: expected a ContextConfig, got ContextSchema"):
-        get_context_model(new_base("llama"), SCHEMA, ContextConfig())  # type: ignore[arg-type]
+        get_context_model(new_base("llama"), SCHEMA)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="columns: expected a list of names, got 'city'"):
-        read_schema(ROWS, "city")
+        ContextConfig("city")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: expected a folder, got a file"):
         new_model().save_pretrained(tmp_path / "file")
@@ -249,9 +250,9 @@ def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: P
 
 def test_a_model_gets_adapters_once() -> None:
     base = new_base("llama")
-    get_context_model(base, ContextConfig(), SCHEMA)
+    get_context_model(base, ContextConfig(schema=SCHEMA))
     with pytest.raises(UserError, match="expected a model without context adapters"):
-        get_context_model(base, ContextConfig(), SCHEMA)
+        get_context_model(base, ContextConfig(schema=SCHEMA))
 
 
 class EightBitLinear(torch.nn.Linear):
@@ -269,13 +270,13 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
     offloaded = new_base("llama")
     accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
     with pytest.raises(UserError, match="model: expected weights on devices, got weights that accelerate"):
-        get_context_model(offloaded, ContextConfig(), SCHEMA)
+        get_context_model(offloaded, ContextConfig(schema=SCHEMA))
     eight_bits = new_base("llama")
     eight_bits.model.layers[0].mlp.up_proj.weight.data = torch.zeros(24, 16, dtype=torch.float8_e4m3fn)
     with pytest.raises(UserError, match=r"up_proj: expected weights of floating-point numbers, got quantized weights"):
-        get_context_model(eight_bits, ContextConfig(), SCHEMA)
+        get_context_model(eight_bits, ContextConfig(schema=SCHEMA))
     del eight_bits.model.layers[0].mlp.up_proj
-    get_context_model(eight_bits, ContextConfig(), SCHEMA)  # the error has replaced no map
+    get_context_model(eight_bits, ContextConfig(schema=SCHEMA))  # the error has replaced no map
     layer = new_base("llama").model.layers[0].mlp
     layer.up_proj = EightBitLinear(16, 24)
     with pytest.raises(UserError, match="up_proj: expected weights of floating-point numbers, got quantized weights"):
@@ -289,7 +290,7 @@ def test_models_that_cannot_be_adapted_are_refused_in_one_line() -> None:
         ),
     ):
         with pytest.raises(UserError, match=r"model: the linear maps of (XLNet|Mamba|Longformer)\w+ cannot be adapted"):
-            get_context_model(base, ContextConfig(), SCHEMA)
+            get_context_model(base, ContextConfig(schema=SCHEMA))
     with pytest.raises(UserError, match="model: expected linear maps"):
         AdaptedModules(torch.nn.Sequential(torch.nn.Tanh()), BackboneSizes(0, 3, ("factor",), 1))
 
@@ -333,7 +334,7 @@ def eight_bits() -> Any:
 
 
 def get_with(**options: Any) -> Callable[[Any, Path], Any]:
-    return lambda base, folder: get_context_model(base, ContextConfig(**options), SCHEMA)
+    return lambda base, folder: get_context_model(base, ContextConfig(**options, schema=SCHEMA))
 
 
 def change_files(change: Callable[[dict[str, Tensor], Path], Any]) -> Callable[[Any, Path], Any]:
@@ -359,9 +360,9 @@ def with_shape(name: str, *shape: int) -> Callable[[Any, Path], Any]:
 FAILURES: dict[str, tuple[Callable[[], Any], Callable[[Any, Path], Any]]] = {
     "unknown adapter": (lambda: new_base("llama"), get_with(adapt=("factr",))),
     "unknown map": (lambda: new_base("gpt2"), get_with(target_modules=["q_proj"])),
-    "another schema": (
+    "columns that were not read": (
         lambda: new_base("llama"),
-        lambda base, folder: get_context_model(base, ContextConfig(), ["city"]),  # type: ignore[arg-type]
+        lambda base, folder: get_context_model(base, ContextConfig(["city"])),
     ),
     "an adapter that fails": (lambda: new_base("llama"), get_with(adapt=("factor", "broken"))),
     "no memory": (lambda: new_base("llama"), get_with(context_size=10**15)),
@@ -407,7 +408,7 @@ def test_an_error_leaves_the_base_as_it_was(
         adapt(base, tmp_path)
     assert state_of(base) == former
     if failure not in ("own linear maps", "quantized"):
-        get_context_model(base, ContextConfig(), SCHEMA)
+        get_context_model(base, ContextConfig(schema=SCHEMA))
 
 
 @pytest.mark.filterwarnings("ignore:.*has no place for a bias")

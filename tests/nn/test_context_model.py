@@ -13,8 +13,8 @@ import transformers
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from factorcell import ContextConfig, ContextModel, UserError, get_context_model, read_schema
-from factorcell.data.columns.schema import ContextSchema
+from factorcell import UserError
+from factorcell.hf import ContextConfig, ContextModel, get_context_model
 from factorcell.nn.backbones.adapted_modules import Projection
 from tests.fake_device import DEVICE, FakeDevice
 
@@ -23,7 +23,7 @@ ROWS = [
     for text, city, age in [("abc", "Oslo", 3.0), ("ba", "Rome", 5.0), ("cab", "Oslo", 9.0), ("bb", "Bern", 1.0)] * 3
 ]
 CONTEXTS = [{"city": row["city"], "age": row["age"]} for row in ROWS[:4]]
-SCHEMA = read_schema(ROWS, ["city", "age"], min_count=1)
+SCHEMA = ContextConfig(["city", "age"], min_count=1).fit(ROWS).schema
 SIZES: dict[str, Any] = {"vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LAYERS: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -45,7 +45,7 @@ def new_base(name: str) -> Any:
 def new_model(name: str = "llama", **options: Any) -> ContextModel:
     """Return a model with context adapters whose trained parameters are random numbers."""
     settings = {"rank": 2, "adapt": ("factor", "concat", "scale"), "output_bias": True, **options}
-    model = get_context_model(new_base(name), ContextConfig(**settings), SCHEMA)
+    model = get_context_model(new_base(name), ContextConfig(**settings, schema=SCHEMA))
     torch.manual_seed(2)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -64,16 +64,16 @@ def gradients(model: ContextModel) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_model_equals_its_base_bit_for_bit_before_training(name: str, tokens: Tensor) -> None:
-    config = ContextConfig(adapt=("factor", "concat", "scale"), output_bias=True)
-    model = get_context_model(new_base(name), config, SCHEMA)
+    config = ContextConfig(adapt=("factor", "concat", "scale"), output_bias=True, schema=SCHEMA)
+    model = get_context_model(new_base(name), config)
     for context in (None, CONTEXTS[0], CONTEXTS):
         assert torch.equal(model(tokens, context=context).logits, new_base(name)(tokens).logits)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_model_equals_its_base_in_bfloat16_bit_for_bit_before_training(name: str, tokens: Tensor) -> None:
-    config = ContextConfig(adapt=("factor", "concat"))
-    model = get_context_model(new_base(name).to(torch.bfloat16), config, SCHEMA)
+    config = ContextConfig(adapt=("factor", "concat"), schema=SCHEMA)
+    model = get_context_model(new_base(name).to(torch.bfloat16), config)
     expected = new_base(name).to(torch.bfloat16)(tokens).logits
     for context in (None, CONTEXTS):
         assert torch.equal(model(tokens, context=context).logits, expected)
@@ -227,7 +227,7 @@ def test_compiled_model_reads_contexts_outside_of_its_graph(tokens: Tensor) -> N
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # PEFT reads this deprecated attribute
 def test_without_variables_the_adapters_are_a_lora_of_peft(tokens: Tensor) -> None:
-    model = get_context_model(new_base("llama"), ContextConfig(rank=2, shared_rank=3, alpha=6), ContextSchema())
+    model = get_context_model(new_base("llama"), ContextConfig(rank=2, shared_rank=3, alpha=6))
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
     lora = peft.get_peft_model(new_base("llama"), peft.LoraConfig(r=5, lora_alpha=15, target_modules=names))
     torch.manual_seed(4)
@@ -277,7 +277,7 @@ def test_merged_model_is_a_plain_model(name: str, tokens: Tensor) -> None:
 
 
 def test_bfloat16_base_has_float32_adapters(tokens: Tensor) -> None:
-    model = get_context_model(new_base("llama").bfloat16(), ContextConfig(), SCHEMA)
+    model = get_context_model(new_base("llama").bfloat16(), ContextConfig(schema=SCHEMA))
     logits = model(tokens, context=CONTEXTS, labels=tokens)
     assert torch.equal(logits.logits, new_base("llama").bfloat16()(tokens).logits)
     logits.loss.backward()
@@ -316,7 +316,7 @@ def test_adapters_of_a_divided_model_are_on_the_devices_of_their_maps(name: str,
         layer = base.transformer.h[1] if name == "gpt2" else base.model.layers[1]
         layer.to(DEVICE)
         send_inputs(layer, torch.device("cpu"), DEVICE)
-        model = get_context_model(base, processor.context_config, SCHEMA).eval()
+        model = get_context_model(base, processor.context_config).eval()
         devices = {projection.weight.device for projection in model.maps.projections}
         assert devices == {DEVICE, torch.device("cpu")}
         for projection in model.maps.projections:
@@ -344,7 +344,7 @@ def test_a_module_that_computes_something_else_than_a_linear_map_is_not_adapted(
     base = new_base("llama")
     base.model.layers[0].mlp.up_proj.__class__ = HalfLinear
     logits = base(tokens).logits
-    model = get_context_model(base, ContextConfig(), SCHEMA)
+    model = get_context_model(base, ContextConfig(schema=SCHEMA))
     torch.testing.assert_close(model(tokens).logits, logits, rtol=0, atol=0)
     assert isinstance(base.model.layers[0].mlp.up_proj, HalfLinear)
 
@@ -390,7 +390,7 @@ def new_unusual_base(kind: str) -> Any:
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
 @pytest.mark.parametrize("kind", ["T5", "PEFT"])
 def test_adapters_of_unusual_bases_are_saved_with_their_output_bias(kind: str, tokens: Tensor, tmp_path: Path) -> None:
-    model = get_context_model(new_unusual_base(kind), ContextConfig(output_bias=True), SCHEMA)
+    model = get_context_model(new_unusual_base(kind), ContextConfig(output_bias=True, schema=SCHEMA))
     options: dict[str, Any] = {"decoder_input_ids": tokens} if kind == "T5" else {}
     start = model(tokens, context={}, **options).logits
     torch.testing.assert_close(start, new_unusual_base(kind)(tokens, **options).logits)

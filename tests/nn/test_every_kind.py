@@ -16,11 +16,11 @@ from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.perplexity import evaluate, evaluate_by
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.runs.model_card import render as card_of
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.findings import logged_progress
 from tests.small_runs import nats_of
@@ -73,13 +73,13 @@ def test_each_kind_changes_nats_and_missing_columns_have_expected_values(run: Ru
         rows = [{name: value for name, value in row.items() if name != column} for row in ROWS]
         assert np.abs(run.nats(run.prepare(rows, unknown="expected")) - whole).max() > 1e-3
     bare = [{"text": row["text"]} for row in ROWS]
-    expected = evaluate(run, run.prepare(bare, unknown="expected"))["perplexity"]
-    (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS))
+    expected = evaluate(run, run.prepare(bare, unknown="expected")).perplexity
+    result = evaluate(run, [{**row, "all": 1} for row in ROWS], by=["all"]).row
     assert result["perplexity_unknown_context"] == pytest.approx(expected, rel=1e-6)
     plain = Run(run.folder, config("at:hour", adapt=(), output_bias=()), run.tokenizer, ContextSchema())
-    (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
+    result = evaluate(run, ROWS, baseline=plain).row
     corpus = run.prepare(ROWS).without_context(plain.schema)
-    assert result["perplexity_baseline"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
+    assert result["perplexity_baseline"] == pytest.approx(evaluate(plain, corpus).perplexity, rel=1e-6)
 
 
 def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:
@@ -123,10 +123,10 @@ def test_example_of_the_model_card_is_scored(run: Run) -> None:
     example = card_of(run).split(".score(['...'], context=")[1].split(")\n```")[0]
     context = ast.literal_eval(example)
     assert set(context) == {"city", "lat", "at", "lon", "turn", "title", "topic"}
-    (result,) = run.score(["..."], context=context)
+    (result,) = run.score_rows(["..."], context=context)
     assert math.isfinite(result["nats"])
     with pytest.raises(UserError, match="context: at is 'soon', not a time of day"):
-        run.score(["..."], context={**context, "at": "soon"})
+        run.score_rows(["..."], context={**context, "at": "soon"})
 
 
 def config(*context: str, **model: Any) -> Config:
@@ -151,13 +151,13 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     request = DATA.with_options(**small)
     path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
     with logged_progress() as notices:
-        run = fit(path, path, request, tmp_path / "run")
+        run = train_run(path, path, request, tmp_path / "run")
     assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
     assert "title: text, 4 words" in notices
     assert "topic: vector of 3 numbers" in notices
     opened = Run.open(tmp_path / "run")
     np.testing.assert_allclose(opened.nats(opened.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
-    resumed = fit(path, path, request, tmp_path / "run", resume=True)
+    resumed = train_run(path, path, request, tmp_path / "run", resume=True)
     assert resumed.schema == run.schema
     for column, value, message in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),

@@ -210,7 +210,7 @@ def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
         count += len(ids) - 1
     fixed = FixedContext.of(run, OSLO, "error")
     in_oslo = [{**row, **OSLO} for row in ROWS]
-    assert fixed.perplexity(run.prepare(ROWS)) == pytest.approx(run.evaluate(in_oslo)["perplexity"], rel=1e-4)
+    assert fixed.perplexity(run.prepare(ROWS)) == pytest.approx(run.evaluate(in_oslo).perplexity, rel=1e-4)
     before = fixed.perplexity(held_out)
     assert f"perplexity {np.exp(nats / count):.2f} instead of {before:.2f}" in notices[0]
 

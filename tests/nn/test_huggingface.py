@@ -23,7 +23,7 @@ from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.language_model import LanguageModel
 from factorcell.runs import model_card
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import as_any
 
 H = 16
@@ -137,7 +137,7 @@ def test_batches_steps_and_folded_weights_give_the_same_nats(base: Path, tmp_pat
 
 def test_only_adapters_are_trained_and_stored(base: Path, tmp_path: Path) -> None:
     config = make_config(base)
-    run = fit(ROWS, ROWS, config, tmp_path / "run")
+    run = train_run(ROWS, ROWS, config, tmp_path / "run")
     assert not any("base." in name and "adapters" not in name for name in run.model.saved_tensors())
     assert "embedding" not in run.model.saved_tensors()
     opened = Run.open(tmp_path / "run")
@@ -154,7 +154,7 @@ def test_only_adapters_are_trained_and_stored(base: Path, tmp_path: Path) -> Non
 def test_resumed_training_equals_an_uninterrupted_one(options: dict[str, Any], tmp_path: Path) -> None:
     base_model("qwen2").save_pretrained(tmp_path / "base")
     config = make_config(tmp_path / "base", save_every=1, **options)
-    whole = fit(ROWS, ROWS, config, tmp_path / "whole")
+    whole = train_run(ROWS, ROWS, config, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
         from factorcell.training.trainer import Trainer
 
@@ -167,15 +167,15 @@ def test_resumed_training_equals_an_uninterrupted_one(options: dict[str, Any], t
 
         patch.setattr(Trainer, "step", stop_after_two)
         with pytest.raises(KeyboardInterrupt):
-            fit(ROWS, ROWS, config, tmp_path / "resumed")
-    resumed = fit(ROWS, ROWS, config, tmp_path / "resumed", resume=True)
+            train_run(ROWS, ROWS, config, tmp_path / "resumed")
+    resumed = train_run(ROWS, ROWS, config, tmp_path / "resumed", resume=True)
     for name, tensor in whole.model.saved_tensors().items():
         assert torch.equal(tensor, resumed.model.saved_tensors()[name]), name
 
 
 def test_trained_base_is_stored(tmp_path: Path) -> None:
     base_model("llama").save_pretrained(tmp_path / "base")
-    run = fit(ROWS, ROWS, make_config(tmp_path / "base", train_base=True), tmp_path / "run")
+    run = train_run(ROWS, ROWS, make_config(tmp_path / "base", train_base=True), tmp_path / "run")
     assert "embedding" in run.model.saved_tensors()
     original = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").get_input_embeddings().weight
     opened = Run.open(tmp_path / "run")

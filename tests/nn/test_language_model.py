@@ -63,7 +63,7 @@ def test_context_changes_nats_only_if_the_model_is_adapted(tmp_path: Path) -> No
     rows = [{**ROWS[0], "city": city} for city in ("Oslo", "Nice")]
     for adapt, bias, is_same in (([], [], True), (["concat"], [], False), ([], ["one_hot"], False)):
         run = make_run(tmp_path / f"run{adapt}{bias}", adapt=adapt, output_bias=bias)
-        nats = [row["nats"] for row in run.score(rows)]
+        nats = run.score(rows).tolist()
         assert (nats[0] == pytest.approx(nats[1], rel=1e-6)) is is_same
 
 

@@ -19,7 +19,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.ngram import mixture
@@ -257,7 +257,7 @@ def test_the_command_classifies_with_the_neural_model_alone(
 def test_generated_texts_have_the_probabilities_of_the_mixture(run: Run, method: str) -> None:
     options = GenerationOptions(method, max_tokens=5, width=4)
     for row in generate(run, [{"city": "Oslo", "stars": "5"}], options=options):
-        (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
+        (scored,) = run.score_rows([{**row["context"], "text": row["text"]}], tokens=True)
         nats = sum(token["nats"] for token in scored["tokens"][: row["tokens"] + row["ended"]])
         assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)
 
@@ -321,8 +321,8 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     assert [remark for remark in page.texts["li"] if "mixture" in remark]
     rows = ROWS * 3
     for predictor in (Run.open(run.folder, mixture=False), Run.open(run.folder)):
-        evaluation = evaluate_by_columns(predictor, rows, by=["city"])
-        results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.texts)
+        evaluation = evaluate(predictor, rows, by=["city"])
+        results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.figures)
     neural, mixed = (row["perplexity"] for row in saved_results.read(run.folder) if row["kind"] == "evaluate")
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     assert f"| rows | perplexity per word | {neural:.2f} |" in card

@@ -199,5 +199,5 @@ def test_filter_is_filled_by_training_and_saved(loss: str, tmp_path: Path) -> No
     opened = Run.open(tmp_path / "run")
     assert torch.equal(as_any(opened.model.head).hashed.bits, bits)
     np.testing.assert_array_equal(opened.nats(corpus), run.nats(corpus))
-    nats = [row["nats"] for row in opened.score([{**ROWS[0], "city": city} for city in ("Oslo", "Nice")])]
+    nats = opened.score([{**ROWS[0], "city": city} for city in ("Oslo", "Nice")]).tolist()
     assert nats[0] != nats[1]

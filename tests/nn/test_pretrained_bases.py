@@ -24,7 +24,7 @@ from factorcell.nn.backbones.huggingface import UNUSED_BIAS, HuggingFaceBackbone
 from factorcell.nn.sizes import check_memory
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained, write_tokenizer
 
 ROWS = [{"text": "a\nbc ☕", "city": "Oslo"}, {"text": "x\n    a <think> b", "city": "Nice"}]
@@ -147,7 +147,7 @@ def test_scaled_embeddings_are_those_of_the_library(tmp_path: Path, architecture
     with torch.no_grad():
         expected = base.eval()(torch.tensor([[end, *ids]])).logits.log_softmax(-1)
     nats = -sum(float(expected[0, position, token]) for position, token in enumerate([*ids, end]))
-    assert run.score(["a bc"])[0]["nats"] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
+    assert run.score(["a bc"])[0] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
 
 
 def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(tmp_path: P
     rows = [{"text": "a", "question": "b" * 50, "city": "Oslo"}, {"text": "b" * 60, "question": "", "city": "Nice"}]
     corpus = prepare(rows, config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
-    together = [row["nats"] for row in run.score(rows)]
-    assert together == pytest.approx([run.score([row])[0]["nats"] for row in rows], abs=1e-4)
+    together = run.score(rows).tolist()
+    assert together == pytest.approx([run.score([row])[0] for row in rows], abs=1e-4)
     with pytest.raises(UserError, match=r"rows row 1: .* expected at most 64 with the start token and prompts, got 71"):
-        run.score([{**rows[1], "text": "b" * 70}])
+        run.score_rows([{**rows[1], "text": "b" * 70}])
     largest = 64 - 1 - 20
     Run(tmp_path / "run", config.with_options(max_tokens=largest), corpus.tokenizer, corpus.schema)
     with pytest.raises(UserError, match=f"expected at most {largest}"):
@@ -266,6 +266,6 @@ def test_a_training_loads_its_base_once(tmp_path: Path, monkeypatch: pytest.Monk
         "tokenizer": {"kind": "pretrained"},
         "training": {"epochs": 1.0, "threads": 1},
     }
-    fit(ROWS * 8, ROWS, options, tmp_path / "run")
+    train_run(ROWS * 8, ROWS, options, tmp_path / "run")
     assert len(loaded) == 1
     assert sizes.meta_model.cache_info().misses == 1

@@ -124,7 +124,7 @@ def test_completions_after_a_prompt_equal_those_of_the_search_in_pytorch(adapt: 
 def test_generated_texts_and_likelihoods_depend_on_the_prompt() -> None:
     run = make_run(("city",))
     run.model.float()
-    first, second = (run.score(["abc"], context={"first": prompt})[0]["nats"] for prompt in ("ba", "ccc"))
+    first, second = (run.score(["abc"], context={"first": prompt})[0] for prompt in ("ba", "ccc"))
     assert first != pytest.approx(second)
     contexts = [{"first": "ba", "city": "Oslo"}, {"first": None, "city": "Oslo"}]
     together = [row["log_probability"] for row in run.generate(contexts, number=2)]
@@ -133,17 +133,15 @@ def test_generated_texts_and_likelihoods_depend_on_the_prompt() -> None:
         assert together[2 * index : 2 * index + 2] == pytest.approx([row["log_probability"] for row in rows])
         for row in rows:
             if row["ended"]:
-                (scored,) = run.score([row["text"]], context=context)
+                (scored,) = run.score_rows([row["text"]], context=context)
                 assert scored["nats"] == pytest.approx(-row["log_probability"], rel=1e-5)
 
 
 def test_classification_compares_the_likelihoods_after_the_prompt() -> None:
     run, rows = make_run(("city",)), make_rows()
     run.model.float()
-    classification = run.classify(rows, "city", priors="uniform")
-    first, second = (
-        np.array([run.score([{**row, "city": name}])[0]["nats"] for row in rows]) for name in classification.names
-    )
+    classification = run.predict(rows, "city", priors="uniform")
+    first, second = (np.array([run.score([{**row, "city": name}])[0] for row in rows]) for name in classification.names)
     log_odds = classification.log_posterior[:, 0] - classification.log_posterior[:, 1]
     assert log_odds == pytest.approx(second - first, abs=1e-4)
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 import factorcell
+from factorcell.config import Config
 from factorcell.errors import UserError
-from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.ngram.ngram import NGram
 from factorcell.runs.run import Run
 from tests.findings import expected_finding
@@ -46,22 +47,22 @@ def nats_with(run: Run, contexts: list[dict[str, Any]]) -> Any:
     ids=["list", "tuple", "series", "array", "objects", "arrow", "chunks"],
 )
 def test_texts_without_a_context_are_scored_with_expected_values(run: Run, source: Any) -> None:
-    assert [row["nats"] for row in run.score(source)] == nats_with(run, [{}] * len(TEXTS))
+    assert run.score(source).tolist() == nats_with(run, [{}] * len(TEXTS))
 
 
 def test_texts_can_have_one_context_or_a_context_each(run: Run) -> None:
     shared = {"city": "Nice", "stars": 5}
-    assert [row["nats"] for row in run.score(TEXTS, context=shared)] == nats_with(run, [shared] * len(TEXTS))
+    assert run.score(TEXTS, context=shared).tolist() == nats_with(run, [shared] * len(TEXTS))
     contexts = [{"city": row["city"], "lat": row["lat"]} for row in ROWS]
     expected = nats_with(run, contexts)
     for context in (contexts, FRAME[["city", "lat"]], {"city": FRAME["city"], "lat": FRAME["lat"]}):
-        assert [row["nats"] for row in run.score(FRAME["text"], context=context)] == expected
+        assert run.score(FRAME["text"], context=context).tolist() == expected
     expected = nats_with(run, [{"city": "Nice"}] * len(TEXTS))
     for context in ({"city": np.str_("Nice")}, pd.Series({"city": "Nice"})):
-        assert [row["nats"] for row in run.score(TEXTS, context=context)] == expected
+        assert run.score(TEXTS, context=context).tolist() == expected
     columns = [name for name in FRAME.columns if name != "text"]
-    assert run.score(FRAME["text"], context=FRAME[columns]) == run.score(ROWS)
-    assert run.score(FRAME["text"].head(0)) == []
+    assert run.score_rows(FRAME["text"], context=FRAME[columns]) == run.score_rows(ROWS)
+    assert run.score_rows(FRAME["text"].head(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_texts_can_have_one_context_or_a_context_each(run: Run) -> None:
 )
 def test_a_wrong_source_or_context_is_reported(run: Run, source: Any, context: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        run.score(source, context=context)
+        run.score_rows(source, context=context)
 
 
 def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in_tables(run: Run) -> None:
@@ -86,9 +87,9 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
         run.read(["a"], [rome])
     for source, context in (([{**ROWS[0], **rome}], None), (["a"], rome)):
         with expected_finding("unseen values"):
-            run.score(source, context=context)
+            run.score_rows(source, context=context)
         with pytest.raises(UserError, match="city 'Rome' was never seen"):
-            run.score(source, context=context, unknown="error")
+            run.score_rows(source, context=context, unknown="error")
 
 
 def test_contexts_may_have_different_columns(run: Run) -> None:
@@ -101,10 +102,10 @@ def test_contexts_may_have_different_columns(run: Run) -> None:
 def test_a_run_that_drops_rows_keeps_the_texts_that_are_passed_with_their_contexts(run: Run, tmp_path: Path) -> None:
     dropping = make_run(tmp_path / "run", training={"missing": "drop"})
     rows: list[dict[str, Any]] = [{**ROWS[0], "lat": None}, ROWS[1], {**ROWS[2], "city": None}, ROWS[4]]
-    scored = dropping.score(rows)
+    scored = dropping.score_rows(rows)
     assert [row["row"] for row in scored] == [1, 3]
-    assert [row["nats"] for row in scored] == [row["nats"] for row in dropping.score([rows[1], rows[3]])]
-    labels = dropping.classify(rows, "stars").rows()
+    assert [row["nats"] for row in scored] == dropping.score([rows[1], rows[3]]).tolist()
+    labels = dropping.predict(rows, "stars").rows()
     assert [(row["row"], row["true"]) for row in labels] == [(1, "1"), (3, "5")]
     contexts = [{name: value for name, value in row.items() if name != "text"} for row in rows]
     assert len(dropping.read([row["text"] for row in rows], contexts)) == len(rows)
@@ -113,19 +114,19 @@ def test_a_run_that_drops_rows_keeps_the_texts_that_are_passed_with_their_contex
 def test_groups_of_evaluate_are_those_of_the_rows_that_were_not_dropped(tmp_path: Path) -> None:
     dropping = make_run(tmp_path / "run", training={"missing": "drop"})
     rows = [{**row, "lat": None if index % 3 == 0 else row["lat"], "part": index} for index, row in enumerate(ROWS)]
-    result = evaluate_by_columns(dropping, rows, by=["part"])
+    result = evaluate(dropping, rows, by=["part"])
     assert sorted(row["value"] for row in result.by["part"]) == [str(index) for index in range(10) if index % 3]
 
 
 def test_an_n_gram_model_reads_lists_of_texts(tmp_path: Path) -> None:
-    model = NGram.fit(ROWS, factorcell.Config.of(min_count=1), tmp_path / "ngram")
+    model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram")
     expected = model.nats(model.prepare([{"text": text} for text in TEXTS]))
     assert model.nats(model.prepare(TEXTS)).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["classify", "evaluate", "explain", "export", "generate"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "explain", "generate"])
 def test_public_functions_are_methods_of_a_run(run: Run, name: str) -> None:
-    function, method = getattr(factorcell, name), getattr(run, name)
+    function, method = getattr(factorcell, "classify" if name == "predict" else name), getattr(run, name)
     assert getattr(Run, name) is function
     first, *others = inspect.signature(function).parameters
     assert first in ("run", "runs")
@@ -133,12 +134,12 @@ def test_public_functions_are_methods_of_a_run(run: Run, name: str) -> None:
 
 
 def test_methods_return_what_the_functions_return(run: Run) -> None:
-    assert run.evaluate(ROWS) == factorcell.evaluate(run, ROWS)
-    assert run.evaluate(FRAME["text"])["texts"] == len(ROWS)
+    assert run.evaluate(ROWS).row == factorcell.evaluate(run, ROWS).row
+    assert run.evaluate(FRAME["text"]).row["texts"] == len(ROWS)
     assert np.array_equal(
-        run.classify(ROWS, "stars").log_posterior, factorcell.classify(run, ROWS, "stars").log_posterior
+        run.predict(ROWS, "stars").log_posterior, factorcell.classify(run, ROWS, "stars").log_posterior
     )
-    assert not run.classify(TEXTS, "stars").has_labels
+    assert not run.predict(TEXTS, "stars").has_labels
     assert next(run.generate({"stars": "5"})) == next(factorcell.generate(run, {"stars": "5"}))
     contexts = {"good": {"stars": "5"}, "bad": {"stars": "1"}}
     assert run.explain(FRAME["text"], contexts) == factorcell.explain([run], TEXTS, contexts)

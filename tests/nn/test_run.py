@@ -19,15 +19,15 @@ def test_run_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
     run.save_weights({"step": 1})
     opened = Run.open(tmp_path / "run")
     assert (opened.config, opened.schema, opened.tokenizer.tokens) == (run.config, run.schema, run.tokenizer.tokens)
-    assert opened.score(ROWS) == run.score(ROWS)
+    assert opened.score_rows(ROWS) == run.score_rows(ROWS)
 
 
 def test_scores_of_one_row_equal_those_among_many(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    many = run.score(ROWS, tokens=True)
+    many = run.score_rows(ROWS, tokens=True)
     assert [row["row"] for row in many] == list(range(len(ROWS)))
     for row, result in zip(ROWS, many, strict=True):
-        (alone,) = run.score(row)
+        (alone,) = run.score_rows(row)
         assert alone["nats"] == pytest.approx(result["nats"], abs=1e-5)
         assert result["nats"] == pytest.approx(sum(token["nats"] for token in result["tokens"]))
         assert result["perplexity"] == pytest.approx(math.exp(result["nats"] / result["targets"]))
@@ -39,8 +39,8 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
     texts = ["abc" * 20 + end for end in ("", "a", "c", "ab")]
     rows = [{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")]
     short, longer = (make_letters(data={"tokenizer": tokenizer, "max_tokens": max_tokens}) for max_tokens in (5, 500))
-    scored = short.score(rows, tokens=True)
-    assert scored == longer.score(rows, tokens=True)
+    scored = short.score_rows(rows, tokens=True)
+    assert scored == longer.score_rows(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
     assert len({row["nats"] for row in scored}) == len(rows)
     truncated = short.prepare(rows)
@@ -50,7 +50,7 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
 
 def test_no_rows_have_no_scores_and_repr_describes_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert run.score([]) == run.score(()) == []
+    assert run.score_rows([]) == run.score_rows(()) == []
     count = run.model.parameter_count()
     assert repr(run) == f"Run('{tmp_path}/run': word, city, stars, lat, lon, {count:,} parameters)"
     assert "no context" in repr(make_run(tmp_path / "plain", context=()))
@@ -113,11 +113,11 @@ def test_folders_that_cannot_be_created_or_opened(tmp_path: Path) -> None:
 def test_text_as_source_is_rejected_with_advice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; to read a text, pass a list of texts$"):
-        run.score("our stay")
+        run.score_rows("our stay")
     with pytest.raises(UserError, match=r"unknown kind of file; (?!.*to read a text)"):
-        run.score(Path("our stay"))
+        run.score_rows(Path("our stay"))
     with pytest.raises(UserError, match=r"stay\.csv: there is no such file$"):
-        run.score("stay.csv")
+        run.score_rows("stay.csv")
 
 
 def test_run_can_be_created_in_an_empty_folder(tmp_path: Path) -> None:

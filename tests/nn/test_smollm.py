@@ -10,8 +10,10 @@ import pytest
 import torch
 import transformers
 
-from factorcell import Completer, ContextConfig, ContextModel, Run, User, get_context_model, learn_one, read_schema
+from factorcell import Completer, Run
 from factorcell.commands.cli.main import main
+from factorcell.completion import User, learn_one
+from factorcell.hf import ContextConfig, ContextModel, get_context_model
 from factorcell.io import files
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +109,7 @@ def test_context_adapters_train_and_open(tmp_path: Path) -> None:
     base = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
     with torch.no_grad():
         logits = base(**inputs).logits
-    model = get_context_model(base, ContextConfig(), read_schema(rows, ["stars"], min_count=1))
+    model = get_context_model(base, ContextConfig(["stars"], min_count=1).fit(rows))
     torch.testing.assert_close(model(**inputs, context=rows).logits, logits, rtol=0, atol=0)
     optimizer = torch.optim.AdamW([values for values in model.parameters() if values.requires_grad], lr=3e-3)
     losses = []

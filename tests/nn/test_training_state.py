@@ -13,7 +13,7 @@ from factorcell.io import files, lock
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run
 from factorcell.training.check import check
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
 RUNNING = "its training is running (step 40 of 100)"
@@ -103,12 +103,12 @@ def test_results_of_files_that_were_read_during_the_training_are_not_saved(run: 
 
 def test_a_resumed_training_deletes_the_results_of_the_stopped_one(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"context": ["city"], "min_context_count": 1}, "training": {"epochs": 1}}
-    run = fit(ROWS, ROWS, options, tmp_path / "run")
+    run = train_run(ROWS, ROWS, options, tmp_path / "run")
     saved_results.append(run.folder, {"kind": "evaluate", "table": "rows"})
-    fit(ROWS, ROWS, options, run.folder, resume=True)
+    train_run(ROWS, ROWS, options, run.folder, resume=True)
     assert len(saved_results.read(run.folder)) == 2  # the training was complete
     (run.folder / "training.json").unlink()
-    fit(ROWS, ROWS, options, run.folder, resume=True)
+    train_run(ROWS, ROWS, options, run.folder, resume=True)
     assert [row["kind"] for row in saved_results.read(run.folder)] == ["train"]
 
 

@@ -17,7 +17,7 @@ from factorcell.errors import UserError
 from factorcell.options.option_fields import CELLS
 from factorcell.runs.model_card import describe_adaptation, render
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_run, step_nats
 
@@ -140,7 +140,7 @@ def test_names_alone_make_an_adapted_run(tmp_path: Path) -> None:
 def test_classification_reads_the_name_of_each_candidate(options: dict[str, Any], tmp_path: Path) -> None:
     run, rows = make(tmp_path / "run", **options), make_rows()
     run.model.float()
-    classification = run.classify(rows, "city", priors="uniform")
+    classification = run.predict(rows, "city", priors="uniform")
     assert {"Oslo", "Nice"} <= {*classification.names}
     log_posteriors = [classification.log_posterior[:, classification.names.index(name)] for name in ("Oslo", "Nice")]
     nats = [np.array([sum(nats_after_names(run, {**row, "city": name})) for row in rows]) for name in ("Oslo", "Nice")]
@@ -169,7 +169,7 @@ def test_generated_texts_are_scored_with_the_same_names(tmp_path: Path) -> None:
     rows = [row for row in run.generate([{"city": "Oslo", "stars": "5"}], number=5) if row["ended"]]
     assert rows
     for row in rows:
-        (scored,) = run.score([row["text"]], context={"city": "Oslo", "stars": "5"})
+        (scored,) = run.score_rows([row["text"]], context={"city": "Oslo", "stars": "5"})
         assert scored["nats"] == pytest.approx(-row["log_probability"], rel=1e-5)
 
 
@@ -184,11 +184,11 @@ def test_training_learns_to_read_names(tmp_path: Path) -> None:
     rows = [{"text": f"in {city}", "city": city} for city in ("Oslo", "Nice", "Rome")] * 40
     options: dict[str, Any] = {"adapt": ("names",), "output_bias": (), "min_context_count": 1, "cell": "gru"}
     config = Config.of(context=("city",), tokenizer="char", epochs=12, batch_tokens=200, learning_rate=0.02, **options)
-    fit(rows, rows[:6], config, tmp_path / "run")
+    train_run(rows, rows[:6], config, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert not any(name.startswith("names") for name in run.model.saved_tensors())
     for city, other in itertools.permutations(("Oslo", "Nice", "Rome"), 2):
-        nats, other_nats = (run.score([f"in {city}"], context={"city": name})[0]["nats"] for name in (city, other))
+        nats, other_nats = (run.score([f"in {city}"], context={"city": name})[0] for name in (city, other))
         assert nats + 1 < other_nats
 
 
@@ -198,5 +198,5 @@ def test_a_column_that_the_model_also_reads_as_text_cannot_be_classified(kind: s
         tmp_path / "run", context=("city:category", f"city:{kind}", "stars"), adapt=("factor",), min_context_word=1
     )
     with pytest.raises(UserError, match=f"run also reads the column city as {kind}, which would reveal the answer"):
-        run.classify(make_rows(), "city.category")
-    assert run.classify(make_rows(), "stars").names
+        run.predict(make_rows(), "city.category")
+    assert run.predict(make_rows(), "stars").names

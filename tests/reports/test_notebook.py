@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from factorcell import Config, Run, evaluate
+from factorcell import Run, evaluate
+from factorcell.config import Config
 from factorcell.evaluation.comparison import ComparedModel, compare_models
-from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.runs import saved_results
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from tests.pages import Page
 from tests.small_runs import CONTEXT, ROWS, make_run
 
@@ -29,8 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def models(run: Run) -> list[ComparedModel]:
-    rows = [evaluate_by_columns(run, [{**row, **changed} for row in ROWS * 2]) for changed in ({}, {"city": "Nice"})]
-    return [ComparedModel(name, [row.row], [row.texts]) for name, row in zip(("true", HOSTILE), rows, strict=True)]
+    rows = [evaluate(run, [{**row, **changed} for row in ROWS * 2]) for changed in ({}, {"city": "Nice"})]
+    return [ComparedModel(name, [row.row], [row.figures]) for name, row in zip(("true", HOSTILE), rows, strict=True)]
 
 
 def views(run: Run) -> dict[str, str]:
@@ -38,8 +38,8 @@ def views(run: Run) -> dict[str, str]:
     objects: dict[str, Any] = {
         "run": run,
         "evaluation": run.evaluate(ROWS),
-        "classification": run.classify(ROWS, "city"),
-        "predictions": run.classify(["cold sun"], "city"),
+        "classification": run.predict(ROWS, "city"),
+        "predictions": run.predict(["cold sun"], "city"),
         "comparison": compare_models(models(run)),
         "explanation": run.explain(["cold <b>sun</b>"], two),
         "three contexts": run.explain([f"cold {HOSTILE}"], {**two, "expected": {}}),
@@ -64,17 +64,17 @@ def test_views_are_escaped_self_contained_and_have_no_fixed_colour(run: Run) -> 
 
 def test_the_view_of_an_evaluation_has_the_printed_figures(run: Run, tmp_path: Path) -> None:
     baseline = make_run(tmp_path / "baseline")
-    row = evaluate(run, ROWS * 3, baseline=baseline)
-    figures = figures_of(Page(row._repr_html_()))
+    result = evaluate(run, ROWS * 3, baseline=baseline)
+    figures = figures_of(Page(result._repr_html_()))
     assert figures["texts"] == f"{len(ROWS) * 3}"
-    assert figures["perplexity per word"] == f"{row['perplexity']:.2f}"
-    assert figures["perplexity per word, known targets"] == f"{row['perplexity_known']:.2f}"
+    assert figures["perplexity per word"] == f"{result.perplexity:.2f}"
+    assert figures["perplexity per word, known targets"] == f"{result.perplexity_known:.2f}"
     assert "bits per byte" not in figures
     assert re.fullmatch(r"[+-][\d.]+% \[[+-][\d.]+, [+-][\d.]+\].*", figures["gain over baseline"])
 
 
 def test_the_view_of_a_classification_has_its_metrics(run: Run) -> None:
-    result = run.classify(ROWS, "city")
+    result = run.predict(ROWS, "city")
     metrics, reader = result.metrics(), Page(result._repr_html_())
     interval = f"[{metrics['accuracy_low']:.4f}, {metrics['accuracy_high']:.4f}]"
     assert figures_of(reader)["accuracy"] == f"{metrics['accuracy']:.4f} {interval}"
@@ -84,7 +84,7 @@ def test_the_view_of_a_classification_has_its_metrics(run: Run) -> None:
 
 
 def test_the_view_of_unlabelled_texts_has_the_first_predictions(run: Run) -> None:
-    result = run.classify(["cold sun", "sea"] * 20, "city")
+    result = run.predict(["cold sun", "sea"] * 20, "city")
     reader = Page(result._repr_html_())
     expected = [
         [str(row["row"]), row["predicted"], f"{max(row['probabilities'].values()):.4f}"] for row in result.rows()[:20]
@@ -113,7 +113,7 @@ def test_the_view_of_an_explanation_has_all_tokens_and_the_posterior(run: Run) -
 def test_the_view_of_a_run_has_the_results_of_its_card(tmp_path: Path) -> None:
     options = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1, "epochs": 1}
     config = Config.of(context=list(CONTEXT), **options)
-    run = fit(ROWS, ROWS, config, tmp_path / "a & b")
+    run = train_run(ROWS, ROWS, config, tmp_path / "a & b")
     reader = Page(run._repr_html_())
     assert "Run a & b" in reader.text
     header, *rows = [row for row in reader.rows if len(row) == 3]

@@ -9,7 +9,7 @@ import pytest
 
 from factorcell.evaluation import results
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
-from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.reports.runs import figures_on, most_frequent_ids, read_model, report_page, run_report
 from factorcell.runs.run import Run
@@ -29,10 +29,10 @@ def tables(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def evaluate(run: Run, table: Path, *by: str) -> dict[str, Any]:
+def evaluate_and_save(run: Run, table: Path, *by: str) -> dict[str, Any]:
     """Evaluate a run and save the result, as the command `evaluate` does; return the figures."""
-    result = evaluate_by_columns(run, table, by=by)
-    assert results.save_result(run, results.evaluation_row(run, table, result), result.texts) is None
+    result = evaluate(run, table, by=by)
+    assert results.save_result(run, results.evaluation_row(run, table, result), result.figures) is None
     return result.row
 
 
@@ -264,8 +264,8 @@ def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path
 
 def test_models_are_compared_on_the_table_of_most_models(tmp_path: Path, tables: dict[str, Path]) -> None:
     adapted, plain = save_run(tmp_path / "adapted"), save_run(tmp_path / "plain", adapt=[], output_bias=[])
-    figures = {name: evaluate(adapted, path) for name, path in tables.items()}
-    evaluate(plain, tables["test"])
+    figures = {name: evaluate_and_save(adapted, path) for name, path in tables.items()}
+    evaluate_and_save(plain, tables["test"])
     models = [[read_model(run.folder)] for run in (plain, adapted)]
     evaluation, accuracy = most_frequent_ids(models)
     assert (evaluation, accuracy) == (("test.jsonl", None, len(ROWS)), None)

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from factorcell import Completer, User, learn_one
+from factorcell import Completer
+from factorcell.completion import User, learn_one
 from factorcell.config import Config
 from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.errors import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.perplexity import evaluate
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 
@@ -29,9 +30,9 @@ def train_run(folder: Path, **data: Any) -> Run:
     training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1}
     config = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
-    run = fit(rows, ROWS[:4], config, folder)
-    evaluation = evaluate_by_columns(run, ROWS, by=["who", "place"], unknown="group")
-    results.save_result(run, results.evaluation_row(run, ROWS, evaluation), evaluation.texts)
+    run = fit(rows, dev=ROWS[:4], out=folder, config=config)
+    evaluation = evaluate(run, ROWS, by=["who", "place"], unknown="group")
+    results.save_result(run, results.evaluation_row(run, ROWS, evaluation), evaluation.figures)
     results.classify_and_save(run, ROWS, "who")
     return Run.open(folder)
 
@@ -59,12 +60,12 @@ def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -
     assert anonymous.schema.variable("place").values[1:] == ("Graz", "Wien")
 
     def nats(who: str) -> float:
-        return float(anonymous.score({"text": "the sea", "who": who, "place": "Graz"})[0]["nats"])
+        return float(anonymous.score({"text": "the sea", "who": who, "place": "Graz"})[0])
 
     assert nats(NAMES[0]) == nats(NAMES[1]) == nats("nobody")
     assert nats("<1>") != nats("<2>")
     with pytest.raises(UserError, match="place 'Linz' was never seen"):
-        anonymous.score({"text": "the sea", "who": NAMES[0], "place": "Linz"}, unknown="error")
+        anonymous.score_rows({"text": "the sea", "who": NAMES[0], "place": "Linz"}, unknown="error")
 
 
 def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:

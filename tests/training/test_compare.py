@@ -16,7 +16,6 @@ from factorcell.reports.runs import report_page
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.compare import compare
 from factorcell.training.fit import HELD_OUT_SHARE, read_corpora
-from factorcell.training.plan import Plan
 from tests.findings import logged_progress
 from tests.pages import Page
 from tests.small_runs import ROWS
@@ -42,16 +41,20 @@ MODELS = ("unadapted", "factorcell")
 
 def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
     """Compare the two models on rows in memory."""
-    return compare(TRAIN, ROWS, TEST, CONFIG, folder, models=MODELS, target="city", ngram=ngram, **options)
+    tables: dict[str, Any] = {"dev": ROWS, "test": TEST}
+    return compare(TRAIN, **tables, out=folder, config=CONFIG, models=MODELS, target="city", ngram=ngram, **options)
 
 
 def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
-    base_plan = Plan(CONFIG, ("rank", "epochs"))
+    options = {name: value for section in CONFIG.to_dict().values() for name, value in section.items()}
+    for name in ("kind", "rank", "epochs"):
+        del options[name]
     with logged_progress() as notices:
-        compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS)
+        compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, models=MODELS, preset="quick", **options)
     model, training = (line for line in notices if line.startswith("chosen "))
-    assert model == "chosen model options: rank 2"
-    assert training.startswith("chosen training options: epochs 2")
+    assert model.startswith("chosen model options: rank ")
+    assert training.startswith("chosen training options: epochs ")
+    assert "," not in model + training
     assert notices.index(model) < notices.index(f"unadapted -> {tmp_path / 'unadapted'}")
 
 
@@ -68,7 +71,7 @@ def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:
     for row in several:
         runs = [Run.open(tmp_path / f"{row['model']}{end}") for end in ("", "-seed-6", "-seed-7")]
         assert [run.config.training.seed for run in runs] == [5, 6, 7]
-        perplexities = [perplexity.evaluate(run, TEST)["perplexity"] for run in runs]
+        perplexities = [perplexity.evaluate(run, TEST).perplexity for run in runs]
         assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(perplexities)))))
         assert row["perplexity_deviation"] == pytest.approx(float(np.std(perplexities, ddof=1)))
     base, adapted = several
@@ -93,27 +96,26 @@ def test_a_target_that_cannot_be_classified_is_refused_before_training(
 ) -> None:
     config = replace(CONFIG, data=replace(CONFIG.data, context=("city", "lon:number")))
     with pytest.raises(UserError, match=message):
-        compare(TRAIN, ROWS, test, config, tmp_path / "runs", models=MODELS, target=target, ngram=False)
+        compare(TRAIN, dev=ROWS, test=test, out=tmp_path / "runs", config=config, models=MODELS, target=target)
     assert not list((tmp_path / "runs").glob("*/log.jsonl"))
 
 
 def test_a_comparison_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     run_comparison(tmp_path)
-    other = replace(CONFIG, training=replace(CONFIG.training, epochs=3.0))
     with pytest.raises(UserError, match=r"unadapted: cannot resume; expected epochs = 2.0 as before, got 3.0"):
-        compare(TRAIN, ROWS, TEST, other, tmp_path, models=MODELS, target="city", ngram=False, resume=True)
+        run_comparison(tmp_path, epochs=3.0, resume=True)
 
 
 def test_a_comparison_with_the_option_of_mixtures_resumes(tmp_path: Path) -> None:
     """The models are compared alone, whatever the option says."""
     config = CONFIG.with_options(ngram_mixture=True)
     for resume in (False, True):
-        compare(TRAIN, ROWS, TEST, config, tmp_path, models=MODELS, ngram=False, resume=resume)
+        compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, config=config, models=MODELS, ngram=False, resume=resume)
     assert all(Run.open(tmp_path / name).mixture is None for name in MODELS)
 
 
 def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Path) -> None:
-    comparison = compare(TRAIN, None, TEST, CONFIG, tmp_path, models=MODELS)
+    comparison = compare(TRAIN, test=TEST, out=tmp_path, config=CONFIG, models=MODELS)
     first, _, row, *mixtures = comparison
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
     corpus, _ = read_corpora(TRAIN, None, CONFIG)
@@ -122,7 +124,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
         assert np.array_equal(saved.counts, counted.counts)
     assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
-    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST)["perplexity"])
+    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST).perplexity)
     assert row["gain_over_baseline"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_over_baseline_low"] <= row["gain_over_baseline"] <= row["gain_over_baseline_high"]
     assert [mixed["model"] for mixed in mixtures] == [f"{model} + ngram" for model in MODELS]
@@ -140,7 +142,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
 
 
 def test_the_page_averages_mixtures_of_trainings_with_several_seeds(tmp_path: Path) -> None:
-    *_, mixture = compare(TRAIN, None, TEST, CONFIG, tmp_path, models=MODELS[-1:], seeds=2)
+    *_, mixture = compare(TRAIN, test=TEST, out=tmp_path, config=CONFIG, models=MODELS[-1:], seeds=2)
     assert mixture["trainings"] == 2
     page = Page(report_page([tmp_path]))
     (row, _) = [row for row in page.rows if row[0] == mixture["model"]][:2]  # a row of figures and one of folders

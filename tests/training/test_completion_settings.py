@@ -14,7 +14,7 @@ from factorcell.evaluation.diagnostics import run_findings
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts
 from factorcell.training import fit as fitting
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 
 TEXTS = ["abc", "abba", "cab", "bac", "acc"]
 OPTIONS: dict[str, Any] = {
@@ -87,7 +87,7 @@ def test_single_texts_of_few_users_are_held_out() -> None:
 @pytest.mark.parametrize("has_dev_table", [True, False])
 def test_training_saves_fitted_settings(has_dev_table: bool, tmp_path: Path) -> None:
     dev = rows_of(10, name="new") if has_dev_table else None
-    run = fit(rows_of(60), dev, OPTIONS, tmp_path / "run")
+    run = train_run(rows_of(60), dev, OPTIONS, tmp_path / "run")
     facts = training_facts(run.folder)["completion"]
     assert facts["users"] == (10 if dev else 3)
     weights = BlendWeights.load(run.folder)
@@ -101,7 +101,7 @@ def test_training_saves_fitted_settings(has_dev_table: bool, tmp_path: Path) -> 
 
 
 def test_texts_are_read_in_order_of_time(tmp_path: Path) -> None:
-    run = fit(rows_of(60), None, OPTIONS, tmp_path / "run")
+    run = train_run(rows_of(60), None, OPTIONS, tmp_path / "run")
     rows = [*rows_of(4, name="new"), {"text": "a", "user": None, "time": "2026-01-03T08:00"}]
     held_out = run.prepare(rows, unknown="expected")
     streams = fitting.completion_streams(run, None, rows, held_out)
@@ -113,16 +113,16 @@ def test_texts_are_read_in_order_of_time(tmp_path: Path) -> None:
 
 def test_runs_without_users_have_no_settings(tmp_path: Path) -> None:
     options = {**OPTIONS, "data": {"context": ["user"], "min_context_count": 1}}
-    run = fit(rows_of(10), None, options, tmp_path / "run")
+    run = train_run(rows_of(10), None, options, tmp_path / "run")
     assert not (run.folder / SETTINGS).exists()
     unadapted = {**OPTIONS, "model": {**OPTIONS["model"], "adapt": []}}
-    run = fit(rows_of(30), None, unadapted, tmp_path / "unadapted")
+    run = train_run(rows_of(30), None, unadapted, tmp_path / "unadapted")
     assert not (run.folder / SETTINGS).exists()
     assert (run.folder / "popularity.jsonl").exists()
 
 
 def test_a_model_that_suggests_worse_than_counts_is_reported(tmp_path: Path) -> None:
-    run = fit(rows_of(60), rows_of(10, name="new"), OPTIONS, tmp_path / "run")
+    run = train_run(rows_of(60), rows_of(10, name="new"), OPTIONS, tmp_path / "run")
     facts = files.read_json(run.folder / "training.json")
     for mrr, is_reported in ((0.1, True), (0.9, False)):
         facts["completion"] |= {"mrr_model": mrr, "mrr_popularity": 0.5}

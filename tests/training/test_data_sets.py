@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import factorcell
-from factorcell import Config, Run
+from factorcell import Run, UserError, generate
+from factorcell.config import Config
+from factorcell.data import prepare
+from factorcell.evaluation import advise, classify_points
+from factorcell.training import finetune
+from factorcell.training.fit import train_run
 from tests.small_runs import CONTEXT, ROWS
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -19,7 +23,7 @@ CONFIG = Config.of(context=list(CONTEXT), epochs=1, **OPTIONS)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return factorcell.fit(ROWS * 2, ROWS * 2, CONFIG, tmp_path_factory.mktemp("runs") / "run")
+    return train_run(ROWS * 2, ROWS * 2, CONFIG, tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables() -> list[Any]:
@@ -36,22 +40,22 @@ def generated(run: Run, table: Any) -> list[Any]:
     columns = [name.partition(":")[0] for name in CONTEXT]
     is_list = isinstance(table, list)
     contexts = [{name: row[name] for name in columns} for row in table] if is_list else table.select_columns(columns)
-    return [row["text"] for row in factorcell.generate(run, contexts)]
+    return [row["text"] for row in generate(run, contexts)]
 
 
 POINTS = {"north": {"lat": 60.0, "lon": 10.0}, "south": {"lat": 43.0, "lon": 7.0}}
 READERS: dict[str, Callable[[Run, Any], Any]] = {
-    "prepare": lambda run, table: factorcell.prepare(table, run.config).tokens.tolist(),
+    "prepare": lambda run, table: prepare(table, run.config).tokens.tolist(),
     "Run.prepare": lambda run, table: run.prepare(table).categories.tolist(),
-    "score": lambda run, table: run.score(table),
-    "evaluate": lambda run, table: run.evaluate(table),
-    "classify": lambda run, table: run.classify(table, "city", calibrate=table, combine=True).rows(),
-    "classify_points": lambda run, table: factorcell.classify_points(run, table, POINTS).rows(),
+    "score": lambda run, table: run.score_rows(table),
+    "evaluate": lambda run, table: run.evaluate(table).row,
+    "classify": lambda run, table: run.predict(table, "city", calibrate=table, combine=True).rows(),
+    "classify_points": lambda run, table: classify_points(run, table, POINTS).rows(),
     "generate": generated,
     "explain": lambda run, table: run.explain(
         ["cold sun"], {"a": {"city": "Oslo"}, "b": {"city": "Nice"}}, train=table
     ),
-    "advise": lambda run, table: factorcell.advise(table, run.config),
+    "advise": lambda run, table: advise(table, run.config),
 }
 
 
@@ -65,30 +69,26 @@ def test_a_data_set_gives_the_same_result_as_its_rows(run: Run, name: str) -> No
 @pytest.mark.parametrize("index", [1, 2], ids=["in memory", "streamed"])
 def test_a_data_set_trains_the_same_model_as_its_rows(run: Run, index: int, tmp_path: Path) -> None:
     table = tables()[index]
-    trained = factorcell.fit(table, table, CONFIG, tmp_path / "run")
+    trained = train_run(table, table, CONFIG, tmp_path / "run")
     assert weights(trained) == weights(run)
     tuned, expected = (
-        factorcell.finetune(run, source, source, tmp_path / str(number))
-        for number, source in enumerate((table, ROWS * 2))
+        finetune(run, source, dev=source, out=tmp_path / str(number)) for number, source in enumerate((table, ROWS * 2))
     )
     assert weights(tuned) == weights(expected)
 
 
 def test_a_list_of_data_sets_is_an_error_about_its_first_row() -> None:
-    with pytest.raises(factorcell.UserError, match="row 1: expected a dict from column to value, got Dataset"):
-        factorcell.prepare([tables()[1]], CONFIG)
+    with pytest.raises(UserError, match="row 1: expected a dict from column to value, got Dataset"):
+        prepare([tables()[1]], CONFIG)
 
 
-def test_results_of_texts_become_data_sets(run: Run) -> None:
+def test_results_of_texts_become_data_frames(run: Run) -> None:
     table = tables()[1]
-    scores = run.score(table).to_dataset()
-    assert scores["nats"][:] == [row["nats"] for row in run.score(ROWS * 2)]
-    result = run.classify(table, "city")
+    assert run.score_table(table)["nats"].tolist() == run.score(ROWS * 2).tolist()
+    result = run.predict(table, "city")
     frame = result.rows().to_pandas()
     np.testing.assert_allclose(
         frame[["probabilities.Oslo", "probabilities.Nice"]],
         result.probabilities[:, [result.names.index("Oslo"), result.names.index("Nice")]],
         atol=1e-6,
     )
-    joined = datasets.concatenate_datasets([table, scores.remove_columns("row")], axis=1)
-    assert {"text", "city", "nats"} <= set(joined.column_names)

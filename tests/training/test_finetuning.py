@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell import classify, finetune
+from factorcell import classify
 from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training import finetune
+from factorcell.training.fit import train_run
 from factorcell.training.trainer import Trainer
 from tests import small_runs, synthetic
 
@@ -26,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
     data = {"context": ["dialect"], "min_count": 1}
     config = Config.of(**{**data, **model, **training, "samples": 9})
     folder = tmp_path_factory.mktemp("base") / "run"
-    return fit(synthetic.two_dialects(300, 1)[0], synthetic.two_dialects(60, 2)[0], config, folder)
+    return train_run(synthetic.two_dialects(300, 1)[0], synthetic.two_dialects(60, 2)[0], config, folder)
 
 
 def of_dialect(name: str, rows: int, seed: int) -> list[dict[str, str]]:
@@ -37,7 +38,7 @@ def of_dialect(name: str, rows: int, seed: int) -> list[dict[str, str]]:
 
 
 def perplexity(run: Run, rows: list[dict[str, str]]) -> float:
-    scored = run.score(rows)
+    scored = run.score_rows(rows)
     nats, targets = (sum(row[key] for row in scored) for key in ("nats", "targets"))
     return float(torch.tensor(nats / targets).exp())
 
@@ -45,7 +46,7 @@ def perplexity(run: Run, rows: list[dict[str, str]]) -> float:
 def test_fine_tuning_learns_a_new_domain(base: Run, tmp_path: Path) -> None:
     texts, dev, unseen = (of_dialect("coast", rows, seed) for rows, seed in ((60, 3), (30, 4), (60, 5)))
     before = {name: value.clone() for name, value in base.model.named_parameters()}
-    run = finetune(base, texts, dev, tmp_path / "run", training={"epochs": 20})
+    run = finetune(base, texts, dev=dev, out=tmp_path / "run", epochs=20)
     assert perplexity(run, unseen) < 0.85 * perplexity(base, unseen)
     assert all(torch.equal(value, before[name]) for name, value in base.model.named_parameters())
     opened = Run.open(tmp_path / "run")
@@ -61,7 +62,7 @@ def test_fine_tuning_learns_a_new_domain(base: Run, tmp_path: Path) -> None:
     assert {row["part"] for row in facts["moved"]} == {"embedding", "context", "backbone", "output_bias", "projection"}
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     assert f"fine-tuned from `{base.folder.name}` (l1 0): " in card
-    again = finetune(run, texts, dev, tmp_path / "again", parts=["context"], l1=1e-3)
+    again = finetune(run, texts, dev=dev, out=tmp_path / "again", parts=["context"], l1=1e-3)
     card = (again.folder / "README.md").read_text(encoding="utf-8")
     assert "(l1 0.001): " in card
     assert "values of context moved" in card
@@ -71,11 +72,11 @@ def test_fine_tuning_learns_a_new_domain(base: Run, tmp_path: Path) -> None:
 def test_unknown_context_values_are_grouped_unless_they_shall_be_an_error(base: Run, tmp_path: Path) -> None:
     texts = [{**row, "dialect": "island"} for row in of_dialect("coast", 40, 3)]
     with pytest.raises(UserError, match="dialect 'island' was never seen"):
-        finetune(base, texts, texts, tmp_path / "no", unknown="error")
+        finetune(base, texts, dev=texts, out=tmp_path / "no", unknown="error")
     assert not (tmp_path / "no").exists()
     tables = []
     for policy in ("group", "expected"):
-        run = finetune(base, texts, texts, tmp_path / policy, parts=["context"], unknown=policy)
+        run = finetune(base, texts, dev=texts, out=tmp_path / policy, parts=["context"], unknown=policy)
         assert run.model.encoder is not None
         assert base.model.encoder is not None
         moved = run.model.encoder.tables[0] != base.model.encoder.tables[0]
@@ -90,8 +91,8 @@ OPTIONS: dict[str, Any] = {"epochs": 3.0, "batch_tokens": 120, "evaluations": 4,
 def finetune_on_coast(base: Run, folder: Path, **options: Any) -> Run:
     """Fine-tune two parts of the run with a penalty."""
     training = {**OPTIONS, **options.pop("training", {})}
-    arguments: dict[str, Any] = {"parts": ("context", "output_bias"), "l1": 1e-3, "training": training, **options}
-    return finetune(base, of_dialect("coast", 40, 3), of_dialect("coast", 20, 4), folder, **arguments)
+    arguments: dict[str, Any] = {"parts": ("context", "output_bias"), "l1": 1e-3, **training, **options}
+    return finetune(base, of_dialect("coast", 40, 3), dev=of_dialect("coast", 20, 4), out=folder, **arguments)
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
@@ -163,4 +164,4 @@ def test_invalid_parts_and_penalties_are_refused_before_anything_is_written(base
     assert not (tmp_path / "run").exists()
     unadapted = small_runs.make_run(tmp_path / "plain", adapt=(), output_bias=())
     with pytest.raises(UserError, match="no part 'context'"):
-        finetune(unadapted, small_runs.ROWS, small_runs.ROWS, tmp_path / "run", parts=["context"])
+        finetune(unadapted, small_runs.ROWS, dev=small_runs.ROWS, out=tmp_path / "run", parts=["context"])

@@ -44,7 +44,7 @@ CONFIG = Config.of(
 
 def train_run(folder: Path, resume: bool = False) -> Run:
     """Train the run that the tests interrupt."""
-    return fit(ROWS, ROWS[:4], CONFIG, folder, resume=resume)
+    return fit(ROWS, dev=ROWS[:4], out=folder, resume=resume, config=CONFIG)
 
 
 def train_or_resume(folder: Path) -> Run:

@@ -37,7 +37,7 @@ def make_config(model: str) -> Config:
             "evaluations": 1,
             **loss,
         }
-    ).with_model(model)
+    ).with_options(model=model)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,12 @@ import sys
 
 import pytest
 
-from factorcell import Config, Popularity, Run, classify, evaluate, fit, generate
-from factorcell.reports import report_page
+from factorcell import Run, classify, evaluate, generate
+from factorcell.completion import Popularity
+from factorcell.config import Config
+from factorcell.reports.runs import report_page
 from factorcell.training.check import check
+from factorcell.training.fit import train_run
 
 COLUMN, VALUE, TEXT = "ci\udce9ty", "Os\udfff", "the s\ud800ea"
 ROWS = [
@@ -39,7 +42,7 @@ CONFIG = Config.of(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in a folder whose name is not UTF-8, if the system allows such names."""
     folder = tmp_path_factory.mktemp("runs") / ("r\udce9n" if sys.platform == "linux" else "run")
-    fit(ROWS, ROWS[:4], CONFIG, folder)
+    train_run(ROWS, ROWS[:4], CONFIG, folder)
     return Run.open(folder)
 
 
@@ -51,7 +54,7 @@ def test_lone_surrogates_are_stored_and_read(run: Run) -> None:
 
 
 def test_a_run_with_lone_surrogates_can_be_used(run: Run) -> None:
-    assert evaluate(run, ROWS)["texts"] == len(ROWS)
+    assert evaluate(run, ROWS).row["texts"] == len(ROWS)
     assert VALUE in classify(run, ROWS, COLUMN).names
     (row,) = generate(run, [{COLUMN: VALUE}])
     assert row["context"] == {COLUMN: VALUE}

@@ -176,7 +176,7 @@ def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
 
 def test_a_mixture_as_a_baseline_reads_its_context(runs: list[Run], tmp_path: Path) -> None:
     mixed, _ = mix(folders(runs[:1]), small_runs.ROWS, tmp_path / "mix", by="city")
-    row = evaluate(runs[0], small_runs.ROWS, baseline=mixed)
+    row = evaluate(runs[0], small_runs.ROWS, baseline=mixed).row
     assert row["gain_over_baseline"] == pytest.approx(0, abs=1e-6)
     assert row["perplexity_baseline"] == pytest.approx(row["perplexity"])
 

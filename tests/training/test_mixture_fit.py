@@ -16,7 +16,7 @@ from factorcell.io import files
 from factorcell.ngram import mixture
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.check import check
-from factorcell.training.fit import fit, read_corpora
+from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.plan import Budget, plan
 from tests.small_runs import ROWS
@@ -41,7 +41,7 @@ def train(folder: Path, **options: Any) -> Run:
     """Train a small run."""
     arguments = {name: options.pop(name) for name in ("compare_ngram",) if name in options}
     config = Config.of(**OPTIONS, **options)
-    return fit(TRAIN, ROWS, config, folder, **arguments)
+    return train_run(TRAIN, ROWS, config, folder, **arguments)
 
 
 def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_a_training_with_the_option_saves_and_uses_the_mixture(tmp_path: Path) -
     assert row["is_saved"]
     assert row["components"][:2] == ["neural", "ngram"]
     neural = Run.open(tmp_path / "run", mixture=False)
-    assert evaluate(neural, ROWS)["perplexity"] == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
-    assert evaluate(opened, ROWS)["perplexity"] < row["perplexity"]["neural"]
+    assert evaluate(neural, ROWS).perplexity == pytest.approx(row["perplexity"]["neural"], rel=1e-4)
+    assert evaluate(opened, ROWS).perplexity < row["perplexity"]["neural"]
     assert all(result.is_valid for result in check(run.folder))
 
 
@@ -136,7 +136,7 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["train", table, "--dev", dev, "--out", run, "--ngram-mixture", *flags, "--batch-tokens", "40"]) == 0
     assert "the run predicts with the mixture" in capsys.readouterr().err
     assert main(["evaluate", run, dev]) == 0
-    perplexity = evaluate(Run.open(run), ROWS)["perplexity"]
+    perplexity = evaluate(Run.open(run), ROWS).perplexity
     assert f"{perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err

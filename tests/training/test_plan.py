@@ -20,7 +20,7 @@ from factorcell.training import fit as fitting
 from factorcell.training import loop, mixture_fit, rules
 from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from factorcell.training.plan import Budget, Plan, plan, resumed_plan, unspecified_options
 from factorcell.training.trainer import Trainer
 from tests.findings import logged_progress
@@ -33,6 +33,11 @@ OPTIONS: dict[str, Any] = {
     "tokenizer": {"min_count": 1},
     "backbone": {"hidden_size": 6},
 }
+
+
+def flat(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return options without their sections."""
+    return {name: value for options in sections.values() for name, value in options.items()}
 
 
 def read(options: dict[str, Any] = OPTIONS) -> tuple[Corpus, Corpus]:
@@ -124,7 +129,7 @@ def test_a_command_with_minutes_ends_in_time(
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
     budget = Budget(minutes, "best")
     with logged_progress() as lines:
-        run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
+        run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
     last_row = run.log()[-1]
     assert last_row["step"] == last_row["steps"] == run.config.training.steps
     reserve = 0.1 + 0.075 * (max(1.0, slowdowns[1]) - 1)  # for the work after the steps, by the slowdown at the end
@@ -139,7 +144,7 @@ def test_a_command_with_minutes_ends_in_time(
 
 def test_enough_minutes_make_the_passes_of_the_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = Clock(monkeypatch, step=1.0, text=0.05)
-    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(60.0, "good"))
+    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(60.0, "good"))
     corpora = read(TIMED_OPTIONS)
     passes = run.log()[-1]["tokens"] / corpora[0].target_count
     assert passes == pytest.approx(rules.default_passes(rules.TableFacts.of(*corpora), "good"), rel=0.02)
@@ -152,7 +157,7 @@ def test_with_too_few_minutes_the_training_gets_its_smallest_share(
 ) -> None:
     """Reading alone takes longer than the limit."""
     Clock(monkeypatch, step=0.1, text=0.01, reading=40.0)
-    run = fit(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(0.5))
+    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(0.5))
     assert run.training_minutes() == pytest.approx(0.3 * 0.9 * 0.5, rel=0.1)
 
 
@@ -167,8 +172,8 @@ def test_the_plan_does_not_depend_on_the_adaptation(minutes: float) -> None:
 
 def test_chosen_options_give_the_weights_of_the_same_specified_options(tmp_path: Path) -> None:
     options = {**OPTIONS, "training": {"epochs": 2.0}}
-    chosen = fit(ROWS, ROWS, options, tmp_path / "chosen")
-    plain = fit(ROWS, ROWS, chosen.config, tmp_path / "specified")
+    chosen = train_run(ROWS, ROWS, options, tmp_path / "chosen")
+    plain = train_run(ROWS, ROWS, chosen.config, tmp_path / "specified")
     assert chosen.fingerprint == plain.fingerprint
     np.testing.assert_array_equal(chosen.nats(read()[0]), plain.nats(read()[0]))
 
@@ -176,7 +181,7 @@ def test_chosen_options_give_the_weights_of_the_same_specified_options(tmp_path:
 def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) -> None:
     options = {**OPTIONS, "training": {"epochs": 1.0, "batch_tokens": 20}}
     with logged_progress() as lines:
-        run = fit(ROWS, ROWS, options, tmp_path / "run")
+        run = train_run(ROWS, ROWS, options, tmp_path / "run")
     assert lines[0].startswith(
         'chosen model options: adapt ["concat", "factor"], output_bias ["low_rank"], context_size 8,'
     )
@@ -187,28 +192,28 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
     assert not any("samples" in line for line in lines)
     assert "- chosen automatically: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
-    assert "chosen" not in training_facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
+    assert "chosen" not in training_facts(train_run(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
 def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
-    run = fit(ROWS, ROWS, OPTIONS, tmp_path / "run", budget=Budget(preset="quick"))
+    run = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", budget=Budget(preset="quick"))
     assert resumed_plan(OPTIONS, run.config).config == run.config
-    again = fit(ROWS, ROWS, OPTIONS, tmp_path / "run", resume=True)
+    again = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", resume=True)
     assert again.config == run.config
     other = {**OPTIONS, "training": {"learning_rate": 0.5}}
     with pytest.raises(UserError, match="cannot resume; expected learning_rate = "):
-        fit(ROWS, ROWS, other, tmp_path / "run", resume=True)
+        train_run(ROWS, ROWS, other, tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="expected kind = 'word' as before, got 'char'"):
-        fit(ROWS, ROWS, {**OPTIONS, "tokenizer": {"kind": "char"}}, tmp_path / "run", resume=True)
+        train_run(ROWS, ROWS, {**OPTIONS, "tokenizer": {"kind": "char"}}, tmp_path / "run", resume=True)
 
 
 def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     models = ["unadapted", "factorcell"]
-    compare(ROWS, ROWS, None, OPTIONS, tmp_path / "c", models=models[:1], budget=Budget(preset="quick"))
-    compare(ROWS, ROWS, None, OPTIONS, tmp_path / "c", models=models, resume=True)
+    compare(ROWS, dev=ROWS, out=tmp_path / "c", models=models[:1], preset="quick", **flat(OPTIONS))
+    compare(ROWS, dev=ROWS, out=tmp_path / "c", models=models, resume=True, **flat(OPTIONS))
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
-    assert first.config.with_model("factorcell").model == second.config.model
+    assert first.config.with_options(model="factorcell").model == second.config.model
     chosen = unspecified_options(OPTIONS)
     for run in (first, second):
         assert training_facts(run.folder)["chosen"] == used_options(chosen, run.config, run.schema)
@@ -219,7 +224,7 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
 def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_context(tmp_path: Path) -> None:
     options = {**OPTIONS, "data": {}, "training": {"epochs": 1.0}}
     with logged_progress() as lines:
-        run = fit(ROWS, ROWS, options, tmp_path / "run")
+        run = train_run(ROWS, ROWS, options, tmp_path / "run")
     assert lines.count("no context: this is an unadapted model") == 1
     card = (run.folder / "README.md").read_text("utf-8")
     assert "No context: this is an unadapted model." in card
@@ -228,7 +233,7 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
         assert not any(name in line for line in lines), name
     unadapted = {**options, "data": OPTIONS["data"], "model": {"adapt": [], "output_bias": [], "embedding_size": 5}}
     with logged_progress() as lines:
-        fit(ROWS, ROWS, unadapted, tmp_path / "unadapted")
+        train_run(ROWS, ROWS, unadapted, tmp_path / "unadapted")
     assert "an unadapted model: it does not read the context columns city" in lines
 
 
@@ -260,7 +265,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 def test_models_after_the_first_make_its_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Clock(monkeypatch, step=1.0, text=0.02)
     models = ["factorcell", "unadapted"]
-    compare(ROWS, ROWS, None, TIMED_OPTIONS, tmp_path / "c", models=models, budget=Budget(0.5), ngram=False)
+    compare(ROWS, dev=ROWS, out=tmp_path / "c", models=models, minutes=0.5, ngram=False, **flat(TIMED_OPTIONS))
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert first.training_minutes() == pytest.approx(0.45, rel=0.1)
     assert first.log()[-1]["step"] == second.log()[-1]["step"] == second.config.training.steps
@@ -275,6 +280,6 @@ def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(
     with pytest.raises(
         UserError, match=rf"not finite at step 1, .*the checkpoint before this step is in {tmp_path}/run "
     ):
-        fit(ROWS, ROWS, OPTIONS, tmp_path / "run")
+        train_run(ROWS, ROWS, OPTIONS, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -21,7 +21,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
@@ -124,12 +124,12 @@ def test_options_that_a_resumed_training_leaves_out_have_their_saved_values(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", stop)
         with pytest.raises(KeyboardInterrupt):
-            fit(rows, dev, complete, tmp_path)
+            train_run(rows, dev, complete, tmp_path)
     with pytest.raises(UserError, match=r"expected max_tokens = 7 as before, got 8"):
-        fit(rows, dev, {**options, "data": {**data, "max_tokens": 8}}, tmp_path, resume=True)
+        train_run(rows, dev, {**options, "data": {**data, "max_tokens": 8}}, tmp_path, resume=True)
     with pytest.raises(UserError, match="cannot resume with other training data"):
-        fit(rows[:3], dev, complete, tmp_path, resume=True)
-    run = fit(rows, dev, options, tmp_path, resume=True)
+        train_run(rows[:3], dev, complete, tmp_path, resume=True)
+    run = train_run(rows, dev, options, tmp_path, resume=True)
     assert (run.config.tokenizer.kind, run.config.data.max_tokens) == ("char", 7)
     assert run.training_minutes() > 0
 

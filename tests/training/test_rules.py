@@ -31,12 +31,13 @@ TABLES = st.builds(
 @given(TABLES, st.sampled_from(PRESETS))
 def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     options = rules.default_options(facts, rules.default_passes(facts, preset))
-    config = Config.from_dict(options).to_dict()
-    for section, names in AUTOMATIC_OPTIONS.items():
-        assert set(options[section]) <= set(names)
-        # An exact loss has no samples, and the plan decides on the mixture.
-        assert set(names) - set(options[section]) <= {"samples", "ngram_mixture"}
-        assert {name: config[section][name] for name in options[section]} == options[section]
+    config = Config.of(**options).to_dict()
+    names = {name for names in AUTOMATIC_OPTIONS.values() for name in names}
+    assert set(options) <= names
+    # An exact loss has no samples, and the plan decides on the mixture.
+    assert names - set(options) <= {"samples", "ngram_mixture"}
+    values = {name: value for section in config.values() for name, value in section.items()}
+    assert {name: values[name] for name in options} == options
 
 
 @given(TABLES)
@@ -54,8 +55,7 @@ def test_larger_tables_get_fewer_passes(facts: TableFacts) -> None:
 @pytest.mark.parametrize("is_character_level", [False, True])
 def test_models_grow_with_the_number_of_targets(is_character_level: bool) -> None:
     facts = TableFacts(20_000, 10_000, is_character_level)
-    options = [rules.default_options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
-    sizes = [{**each["model"], **each["backbone"]} for each in options]
+    sizes = [rules.default_options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
     for smaller, larger in itertools.pairwise(sizes):
         for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
             assert smaller[name] <= larger[name]
@@ -63,14 +63,14 @@ def test_models_grow_with_the_number_of_targets(is_character_level: bool) -> Non
 
 def test_small_tables_get_small_batches() -> None:
     tables = [TableFacts(targets, 20, is_character_level=False) for targets in (1000, 12_000, 50_000, 10**6)]
-    assert [rules.default_options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [
+    assert [rules.default_options(facts, 12.0)["batch_tokens"] for facts in tables] == [
         100,
         240,
         1000,
         1000,
     ]
-    assert rules.default_options(tables[1], 0.5)["training"]["batch_tokens"] == 240
-    assert rules.default_options(TableFacts(6000, 80, is_character_level=True), 40.0)["training"]["batch_tokens"] == 400
+    assert rules.default_options(tables[1], 0.5)["batch_tokens"] == 240
+    assert rules.default_options(TableFacts(6000, 80, is_character_level=True), 40.0)["batch_tokens"] == 400
 
 
 def test_batches_on_a_gpu_are_larger_for_tables_with_many_targets() -> None:
@@ -104,10 +104,10 @@ def test_models_of_characters_with_users_can_learn_new_users() -> None:
         facts = TableFacts(10**6, 100, True, max_values=500, texts_per_value=texts_per_value, has_users=True)
         for passes, rank in ((1.0, 4), (5.0, 4), (6.0, 12), (20.0, 12), (21.0, 50)):
             options = rules.default_options(facts, passes)
-            assert options["model"]["adapt"] == (("concat",) if rank == 4 else ("concat", "factor"))
-            assert (options["model"]["rank"], options["model"]["dropout_context"]) == (rank, 0.2)
-            assert options["model"]["output_bias"] == ()
-            assert options["backbone"]["layer_norm"]
+            assert options["adapt"] == (("concat",) if rank == 4 else ("concat", "factor"))
+            assert (options["rank"], options["dropout_context"]) == (rank, 0.2)
+            assert options["output_bias"] == ()
+            assert options["layer_norm"]
     data = Config.of(user="city", min_count=1, min_user_count=1, tokenizer="char")
     corpus = prepare(ROWS, data)
     assert TableFacts.of(corpus, corpus).has_users
@@ -119,12 +119,11 @@ def test_a_pretrained_base_reads_the_names_of_categories(train_base: bool) -> No
     backbone = HuggingFaceOptions(base="./base", train_base=train_base)
     facts = TableFacts(10**6, 100, False, has_names=True)
     options = rules.transformer_options(backbone, facts)
-    assert set(options["backbone"].values()) == {0.0}  # no dropout
-    model = options["model"]
-    assert (model["adapt"], model["output_bias"]) == (("names", "factor"), ())
+    assert {options["dropout_input"], options["dropout_output"]} == {0.0}
+    assert (options["adapt"], options["output_bias"]) == (("names", "factor"), ())
     without_names = dataclasses.replace(facts, has_names=False)
-    assert rules.transformer_options(backbone, without_names)["model"]["adapt"] == ("factor",)
-    assert "model" not in rules.transformer_options(HuggingFaceOptions(architecture="llama"), facts)
+    assert rules.transformer_options(backbone, without_names)["adapt"] == ("factor",)
+    assert "adapt" not in rules.transformer_options(HuggingFaceOptions(architecture="llama"), facts)
 
 
 def test_fine_tuning_on_few_texts_uses_small_batches() -> None:

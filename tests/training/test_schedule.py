@@ -14,7 +14,7 @@ from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import loop
 from factorcell.training import trainer as trainers
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer
@@ -130,7 +130,7 @@ def test_a_training_takes_exactly_its_steps(monkeypatch: pytest.MonkeyPatch, tmp
         "tokenizer": {"min_count": 1},
         "training": {"epochs": 1.0, "threads": 1},
     }
-    run = fit(synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0], options, tmp_path / "run")
+    run = train_run(synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0], options, tmp_path / "run")
     assert steps == list(range(run.log()[-1]["step"]))
 
 

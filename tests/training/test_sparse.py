@@ -14,13 +14,11 @@ from factorcell.training.trainer import Trainer
 from tests import small_runs
 
 CITIES, WORDS, FAVOURITE = ("a", "b", "c", "d"), 60, "w7"
-SMALL = {"embedding_size": 8, "adapt": [], "output_bias": ["sparse"]}
-SECTIONS: dict[str, Any] = {
-    "data": {"context": ["city"], "min_context_count": 1},
-    "tokenizer": {"kind": "space", "min_count": 1},
-    "backbone": {"hidden_size": 8},
+OPTIONS: dict[str, Any] = {
+    **{"context": ["city"], "min_context_count": 1, "tokenizer": "space", "min_count": 1, "hidden_size": 8},
+    **{"embedding_size": 8, "adapt": [], "output_bias": ["sparse"], "sparse_l1": ["0.005"]},
+    **{"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1},
 }
-STEPS = {"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1, "sparse_l1": ["0.005"]}
 
 
 def make_texts(count: int, factor: float = 1.0) -> list[dict[str, str]]:
@@ -39,7 +37,7 @@ def make_texts(count: int, factor: float = 1.0) -> list[dict[str, str]]:
 def train_run(folder: Path, factor: float, **model: Any) -> Run:
     """Train a run whose only adaptation is the sparse bias."""
     rows = make_texts(1500, factor)
-    return fit(rows[:1400], rows[1400:], {**SECTIONS, "model": {**SMALL, **model}, "training": STEPS}, folder)
+    return fit(rows[:1400], dev=rows[1400:], out=folder, **{**OPTIONS, **model})
 
 
 def nonzero_share(run: Run) -> float:
@@ -69,7 +67,7 @@ def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
     assert float(weight.abs().amax()) == float(weight[token, column])
     assert nonzero_share(run) < 0.03
     again = Run.open(run.folder)
-    b, c = (row["nats"] for row in again.score([{"text": FAVOURITE, "city": city} for city in "bc"]))
+    b, c = (row["nats"] for row in again.score_rows([{"text": FAVOURITE, "city": city} for city in "bc"]))
     assert b < c - 0.3
 
 

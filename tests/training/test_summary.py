@@ -35,7 +35,7 @@ def train_run(folder: Path, dev: Rows, tokenizer: str = "char", **data: Any) -> 
         "backbone": {"hidden_size": 6},
         "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100},
     }
-    return fit(TRAIN, dev, Config.from_dict(options), folder)
+    return fit(TRAIN, dev=dev, out=folder, config=Config.from_dict(options))
 
 
 def test_a_training_reports_that_development_users_are_unknown(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Pa
     assert len(rows) == best + 1 + 3 < 20
     from factorcell.evaluation.perplexity import evaluate
 
-    assert evaluate(run, dev)["perplexity"] == pytest.approx(perplexities[best], rel=1e-6)
+    assert evaluate(run, dev).perplexity == pytest.approx(perplexities[best], rel=1e-6)
     assert [row["best"] for row in rows] == np.minimum.accumulate(perplexities).tolist()
 
 

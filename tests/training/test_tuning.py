@@ -62,8 +62,8 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
         assert 3 <= row["hidden_size"] <= 9
         assert isinstance(row["rank"], int)
         assert 1e-3 <= row["learning_rate"] <= 1e-1
-    recipe = Config.load(tmp_path / "s" / "best.toml")
-    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best_evaluation()
+    recipe = Config.of(config=tmp_path / "s" / "best.toml")
+    again = fit(ROWS, dev=ROWS[:5], out=tmp_path / "again", config=recipe).best_evaluation()
     assert again is not None
     assert again["perplexity"] == rows[0]["perplexity"]
     assert {path.stem for path in (tmp_path / "s").glob("*.png")} == {"history", "options", "importance"}

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from factorcell.commands.cli import terminal
-from factorcell.config import PAPER_MODELS
+from factorcell.config import PAPER_MODELS, options_by_section
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.comparison import ComparedModel, compare_models
@@ -29,18 +29,16 @@ from factorcell.evaluation.point_classification import classify_points
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.io.findings import LOG
+from factorcell.options.columns import Number
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import FIGURES
 from factorcell.training.compare import common_plan
-from factorcell.training.fit import fit
+from factorcell.training.fit import train_run
 from factorcell.training.plan import Budget
 
 Row = dict[str, Any]
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "data": {"context": ["lat:number", "lon:number"], "max_tokens": 41},
-    "tokenizer": {"kind": "char", "min_count": 10},
-}
+OPTIONS: Any = {"context": [Number("lat"), Number("lon")], "max_tokens": 41, "tokenizer": "char", "min_count": 10}
 TRAINING_MINUTES = 0.9  # time limit of each training
 COUNTRIES = {
     "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",
@@ -86,9 +84,8 @@ def table_path(part: str) -> Path:
 def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
     start_time = time.perf_counter()
-    specified, budget = OPTIONS, Budget(TRAINING_MINUTES)
-    if epochs is not None:
-        specified, budget = {**OPTIONS, "training": {"epochs": epochs}}, Budget()
+    budget = Budget(TRAINING_MINUTES if epochs is None else None)
+    specified = options_by_section(OPTIONS if epochs is None else {**OPTIONS, "epochs": epochs})
     train, dev = table_path("train"), table_path("dev")
     plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS)
     places = _read_rows("train")
@@ -101,7 +98,7 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
         LOG.info("training %s in %s", model, run_folder)
         earlier_minutes += _training_minutes(run_folder)
         first_run = next(iter(runs.values()), None)
-        run = fit(train, dev, plan.with_steps_of(first_run).for_model(model), run_folder, resume=True)
+        run = train_run(train, dev, plan.with_steps_of(first_run).with_options(model=model), run_folder, resume=True)
         compared_models.append(_evaluate(run, places))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
         runs[model] = run

@@ -16,7 +16,7 @@ from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER
 from factorcell.evaluation.diagnostics import classification_findings, unknown_users_finding
 from factorcell.evaluation.likelihoods import check_adapted
-from factorcell.evaluation.perplexity import PERPLEXITY_OF, Evaluation, evaluate_by_columns
+from factorcell.evaluation.perplexity import PERPLEXITY_OF, Evaluation, evaluate
 from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io import files
@@ -39,7 +39,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     """Run `factorcell evaluate`."""
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
-    result = evaluate_by_columns(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
+    result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
     row = results.evaluation_row(run, arguments.table, result, baseline)
     if arguments.json:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
@@ -47,10 +47,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     else:
         _show(run, row, result, baseline)
     if arguments.save:
-        _save_result(run, row, result.texts)
+        _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
             baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
-            _save_result(baseline, baseline_row, result.baseline.texts)
+            _save_result(baseline, baseline_row, result.baseline.figures)
     if row.get("only_unknown_users"):
         report(unknown_users_finding(run, "text"))
     if row.get("training_difference"):
@@ -67,10 +67,9 @@ def _open_scorer(folder: Path, arguments: argparse.Namespace) -> Scorer:
 
 def _show(run: Scorer, row: Row, result: Evaluation, baseline: Scorer | None) -> None:
     """Print a table of the figures `row` of all texts, and for each column of --by a table of its values."""
-    models = [ComparedModel(str(run.folder), [row], [result.texts])]
+    models = [ComparedModel(str(run.folder), [row], [result.figures])]
     if baseline and result.baseline:
-        baseline_row = {"unit": baseline.tokenizer.unit, **result.baseline.row}
-        models.insert(0, ComparedModel(str(baseline.folder), [baseline_row], [result.baseline.texts]))
+        models.insert(0, ComparedModel(str(baseline.folder), [result.baseline.row], [result.baseline.figures]))
     terminal.show(*str(compare_models(models)).splitlines())
     counts = f"{row['texts']:,} texts, {row['targets']:,} targets"
     counts += "" if run.tokenizer.is_subword else f" ({row['unknown_share']:.1%} out of vocabulary)"

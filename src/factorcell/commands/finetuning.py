@@ -17,18 +17,18 @@ Row = dict[str, Any]
 def run_finetune(arguments: argparse.Namespace) -> None:
     """Run `factorcell finetune`."""
     base = Run.open(arguments.run)
-    specified = options.specified_options(arguments)["training"]
+    specified = options.option_values(arguments)
     options.set_threads(specified.get("threads", base.config.training.threads))
     run = finetune(
         base,
         arguments.table,
-        arguments.dev,
-        arguments.out,
+        out=arguments.out,
+        dev=arguments.dev,
         parts=arguments.train or [ALL],
         l1=arguments.l1,
-        training=specified,
         unknown=arguments.unknown,
         resume=arguments.resume,
+        **specified,
     )
     first_log_row = run.log()[0]  # the evaluation before the first step of training
     perplexity_before = format_number(first_log_row["perplexity"], ".2f")

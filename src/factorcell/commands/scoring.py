@@ -10,7 +10,7 @@ from factorcell.runs.run import Run
 def run_score(arguments: argparse.Namespace) -> None:
     """Run `factorcell score`."""
     run = options.open_on_device(Run.open, arguments.run, arguments)
-    rows: list[dict[str, Any]] = run.score(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
+    rows: list[dict[str, Any]] = run.score_rows(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:
         return terminal.show_json(rows)

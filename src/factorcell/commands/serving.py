@@ -17,10 +17,7 @@ DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place name
 DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 
 # Each country is a user; the user's texts are the names of its places.
-DEMO_OPTIONS: dict[str, dict[str, Any]] = {
-    "data": {"user": "country", "max_tokens": 41, "min_user_count": 20},
-    "tokenizer": {"kind": "char", "min_count": 10},
-}
+DEMO_OPTIONS: Any = {"user": "country", "max_tokens": 41, "min_user_count": 20, "tokenizer": "char", "min_count": 10}
 DEMO_MINUTES = 1.5  # time limit of the training
 DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
 
@@ -68,13 +65,10 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
     """Train a small run that completes place names (GeoNames); if `epochs` is set, it replaces the time limit."""
     from factorcell.commands.demo import table_path
     from factorcell.training.fit import fit
-    from factorcell.training.plan import Budget
 
-    specified, budget = DEMO_OPTIONS, Budget(DEMO_MINUTES)
-    if epochs is not None:
-        specified, budget = {**DEMO_OPTIONS, "training": {"epochs": epochs}}, Budget()
+    duration: dict[str, Any] = {"minutes": DEMO_MINUTES} if epochs is None else {"epochs": epochs}
     terminal.notify(f"{folder}: training on place names; this takes a minute or two and happens only once")
-    fit(table_path("train"), table_path("dev"), specified, folder, budget=budget, resume=True)
+    fit(table_path("train"), dev=table_path("dev"), out=folder, resume=True, **duration, **DEMO_OPTIONS)
 
 
 def run_export(arguments: argparse.Namespace) -> None:

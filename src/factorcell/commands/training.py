@@ -8,7 +8,7 @@ from factorcell.io import files
 from factorcell.training import tuning
 from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, training_plans
-from factorcell.training.fit import fit, summary
+from factorcell.training.fit import summary, train_run
 from factorcell.training.plan import Plan, config_with_defaults
 
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
@@ -17,7 +17,7 @@ MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 def run_train(arguments: argparse.Namespace) -> None:
     """Run `factorcell train`."""
     specified, budget = options.prepare_training(arguments)
-    run = fit(
+    run = train_run(
         arguments.train,
         arguments.dev,
         specified,
@@ -33,20 +33,10 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Run `factorcell compare`."""
     from factorcell.reports.runs import report_page
 
-    specified, budget = options.prepare_training(arguments)
-    comparison = compare(
-        arguments.train,
-        arguments.dev,
-        arguments.test,
-        specified,
-        arguments.out,
-        budget=budget,
-        models=arguments.models,
-        target=arguments.target,
-        seeds=arguments.seeds,
-        ngram=arguments.ngram,
-        resume=arguments.resume,
-    )
+    specified, _ = options.prepare_training(arguments)
+    names = ("out", "dev", "test", "models", "target", "seeds", "ngram", "minutes", "preset", "resume")
+    settings = {name: getattr(arguments, name) for name in names}
+    comparison = compare(arguments.train, **settings, **options.option_values(arguments))
     terminal.show(*str(comparison).splitlines())
     plan = Plan(config_with_defaults(specified))
     model_folders = [

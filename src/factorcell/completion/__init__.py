@@ -6,7 +6,6 @@ from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
-    from factorcell.completion.blend import new_suggester as new_suggester
     from factorcell.completion.completer import Completer as Completer
     from factorcell.completion.fuzzy import TypoTolerantLookup as TypoTolerantLookup
     from factorcell.completion.online import Learner as Learner
@@ -16,14 +15,4 @@ if TYPE_CHECKING:
     from factorcell.completion.popularity import History as History
     from factorcell.completion.popularity import Popularity as Popularity
 
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "blend": ("Blend", "new_suggester"),
-        "completer": ("Completer",),
-        "fuzzy": ("TypoTolerantLookup",),
-        "online": ("Learner", "LearningRule", "User", "learn_one"),
-        "popularity": ("History", "Popularity"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -305,7 +305,7 @@ class Blend:
             user: A user learned online, or None. The blend suggests no text of the user's history that the `is_allowed`
                 of the completer rejects.
             context: Column -> value; a column without a value is read as its expected value.
-            unknown: How to read context values that training never saw; by default as the completer does.
+            unknown: The policy for values that training never saw; None: that of the completer.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
@@ -435,7 +435,7 @@ def new_suggester(
 
     Args:
         run: The run.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         seconds: Time limit of each search.
         typos: Maximum number of typing errors to forgive (0, 1 or 2).
         is_allowed: Returns whether a text may be suggested. No source suggests a text for which it returns False.

@@ -101,7 +101,7 @@ class Completer:
 
         Args:
             run: The run; its tokenizer must be `bpe`, or work on characters, such as `char` or `grapheme`.
-            unknown: How to read context values that training never saw, as in `Run.prepare`.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
             seconds: Time limit of each search.
             typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
             is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts. Texts that
@@ -149,7 +149,7 @@ class Completer:
         Args:
             user: A user learned online, or None. If the run reads earlier texts, it reads the last texts of this user.
             context: Column -> value; a column without a value is read as its expected value.
-            unknown: How to read context values that training never saw; by default as the completer does.
+            unknown: The policy for values that training never saw; None: that of the completer.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.

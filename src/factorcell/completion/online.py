@@ -239,7 +239,7 @@ class Learner:
         Args:
             run: The run.
             rule: The learning rule; by default the rule in the run folder.
-            unknown: How to read context values that training never saw, as in `Run.prepare`.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
 
         Raises:
             UserError: The run was trained without a user column, its model is not adapted to users, or the policy for

@@ -6,23 +6,10 @@ from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from factorcell.data.cache import prepare as prepare
-    from factorcell.data.columns.schema import ContextSchema as ContextSchema
-    from factorcell.data.corpus import Batch as Batch
     from factorcell.data.corpus import Corpus as Corpus
-    from factorcell.data.tables.tables import open_table as open_table
     from factorcell.data.tokenizers.base_tokenizer import Tokenizer as Tokenizer
     from factorcell.data.tokenizers.bpe import BpeTokenizer as BpeTokenizer
+    from factorcell.data.tokenizers.tokenizer import register_tokenizer as register_tokenizer
     from factorcell.data.tokenizers.vocabulary import Specials as Specials
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "tokenizers.base_tokenizer": ("Tokenizer",),
-        "tokenizers.bpe": ("BpeTokenizer",),
-        "cache": ("prepare",),
-        "corpus": ("Batch", "Corpus"),
-        "columns.schema": ("ContextSchema",),
-        "tables.tables": ("open_table",),
-        "tokenizers.vocabulary": ("Specials",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

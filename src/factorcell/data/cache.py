@@ -58,8 +58,7 @@ def prepare(
         config: The options for reading texts and columns.
         tokenizer: The tokenizer of a trained model. By default, the texts of `source` determine its vocabulary.
         schema: The context variables of a trained model. By default, `config` and `source` determine the variables.
-        unknown: How to read a category value that is not in `schema`: "error", "group" (as a rare value) or "expected"
-            (as a missing value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         optional: The names of the variables for which the policy is "expected" instead of `unknown`; their columns may
             be missing.
         cache: The folder of the cache; by default `cache_folder()`.

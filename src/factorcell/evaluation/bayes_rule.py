@@ -118,6 +118,17 @@ class Classification:
         return np.exp(self.log_posterior)
 
     @property
+    def labels(self) -> list[str]:
+        """The most probable candidate of each text (B,)."""
+        return [self.names[index] for index in self.predicted]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct labels among the texts with a true candidate; NaN if there are none."""
+        is_labelled = self.truth >= 0
+        return _ratio(int((self.predicted == self.truth)[is_labelled].sum()), int(is_labelled.sum()))
+
+    @property
     def has_labels(self) -> bool:
         """Whether any text has a candidate as its true value."""
         return bool((self.truth >= 0).any())

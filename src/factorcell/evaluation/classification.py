@@ -76,8 +76,7 @@ def classify(
         priors: "conditional" (given the other context of each text, as estimated in training), "training" (the
             frequencies in training) or "uniform". If `source` has no other context column, or the run has no
             conditional prior, "conditional" means "training". `Classification.with_priors` accepts other priors.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).

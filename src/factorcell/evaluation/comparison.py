@@ -3,7 +3,7 @@
 Differences to the first model have confidence intervals over texts and trainings (`statistics`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,8 @@ class ComparedModel:
     is_deterministic: bool = False
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A sequence of one row per model, with differences to the first model; `str` formats it as a table.
+class Comparison(ResultRows):
+    """One row per model, with differences to the first model; `str` formats it as a table.
 
     A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the mean
     over these, and the standard deviation has the suffix `_deviation`. `gain_over_baseline` (of perplexities),
@@ -69,18 +68,7 @@ class Comparison:
     baseline.
     """
 
-    rows: ResultRows
-
     _repr_html_ = LazyMethod("comparison_html", "factorcell.reports.notebook")
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Row:
-        return self.rows[index]
 
     def __str__(self) -> str:
         cells_of_rows, columns = self.table()
@@ -92,27 +80,27 @@ class Comparison:
 
         The unit of perplexities is in the titles of their columns if it is the same for all models.
         """
-        units = {str(row["unit"]) for row in self.rows if row.get("unit")}
+        units = {str(row["unit"]) for row in self if row.get("unit")}
         titles = {name: measure_name(name, min(units) if len(units) == 1 else None) for name in FIGURES}
         names = ["model", "perplexity", "perplexity_known", *GAINS, "bits_per_byte", BASELINE_BITS]
         names += ["accuracy", BASELINE_ACCURACY, *NUMBER_FORMATS]
         for name in DIFFERENCES:
-            baselines = [row["baseline"][name] for row in self.rows if name in (row.get("baseline") or ())]
+            baselines = [row["baseline"][name] for row in self if name in (row.get("baseline") or ())]
             titles[name] = gain_title(name, baselines[0] if baselines else None)
         cells_of_rows = [
-            {titles.get(name, TITLES.get(name, name)): text for name, text in _cells(row).items()} for row in self.rows
+            {titles.get(name, TITLES.get(name, name)): text for name, text in _cells(row).items()} for row in self
         ]
         columns = [titles.get(name, TITLES.get(name, name)) for name in names]
         return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
 
     def notes(self) -> list[str]:
         """Return the lines of the legend below the table."""
-        has_several_trainings = any(row["trainings"] > 1 for row in self.rows)
+        has_several_trainings = any(row["trainings"] > 1 for row in self)
         notes = ["± is the standard deviation over trainings"] if has_several_trainings else []
-        if any(row.get(name) is not None for row in self.rows for name in DIFFERENCES):
+        if any(row.get(name) is not None for row in self for name in DIFFERENCES):
             sources = "texts and trainings" if has_several_trainings else "texts"
             notes.append(f"brackets hold 95 % confidence intervals over {sources}")
-        if any(row["ahead"] for row in self.rows):
+        if any(row["ahead"] for row in self):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
         return notes
 
@@ -126,7 +114,7 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
     rows = [_average_trainings(model) for model in models]
     for name in COMPARED_FIGURES:
         _compare_figure(name, models, rows, seed)
-    return Comparison(ResultRows(rows))
+    return Comparison(rows)
 
 
 def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[Row], seed: int) -> None:

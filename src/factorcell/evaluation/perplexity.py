@@ -12,13 +12,13 @@ Shapes: N texts.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.data.columns.rows import category_names
 from factorcell.data.columns.values import category_name_or_none, is_missing, to_number
 from factorcell.data.corpus import Corpus, is_known_target
 from factorcell.data.tables.natural_order import natural_order
@@ -45,58 +45,57 @@ PERPLEXITY_OF = {BASELINE_GAIN: "perplexity_baseline", UNKNOWN_CONTEXT_GAIN: "pe
 Row = dict[str, Any]
 
 
-class EvaluationRow(Row):
-    """The figures of `evaluate` by their names, which a notebook displays as a table."""
-
-    _repr_html_ = LazyMethod("evaluation_html", "factorcell.reports.notebook")
-
-
-class Evaluation(NamedTuple):
-    """The result of `evaluate_by_columns`.
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`.
 
     Attributes:
-        row: The figures of the whole table, as returned by `evaluate`.
-        by: For each column, a row of figures for each group of texts with the same value.
-        texts: The contribution of each text to each figure.
+        row: All figures of the table by their names. `unit`, such as "word", is that of both perplexities. `texts` and
+            `truncated` are the numbers of all and of truncated texts, `targets` and `unknown_targets` those of all and
+            of out-of-vocabulary targets; `unknown_share` is `unknown_targets` / `targets`.
+        by: For each column, a row of figures for each group of texts with the same value: `value`, `count`, `targets`,
+            `perplexity`, and the gain with its interval. Numbers, ranges, months and weekdays are in their natural
+            order; other groups, the largest first.
+        figures: The contribution of each text to each figure.
         baseline: The evaluation of the baseline on the same texts, if there is a baseline.
     """
 
     row: Row
-    by: dict[str, list[Row]]
-    texts: Figures
+    by: dict[str, ResultRows]
+    figures: Figures
     baseline: "Evaluation | None" = None
 
+    _repr_html_ = LazyMethod("evaluation_html", "factorcell.reports.notebook")
 
-def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "group") -> EvaluationRow:
-    """Compute the perplexity and the bits per byte of texts.
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of all targets."""
+        return float(self.row["perplexity"])
 
-    Texts are cut after `max_tokens` tokens, as in training.
+    @property
+    def perplexity_known(self) -> float:
+        """The perplexity of the in-vocabulary targets."""
+        return float(self.row["perplexity_known"])
 
-    Args:
-        run: A run, an n-gram model or a mixture.
-        source: A path, rows, a data frame, or a corpus that `run` has prepared.
-        baseline: A model over which the gain is measured.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+    @property
+    def bits_per_byte(self) -> Interval | None:
+        """The bits per byte of the texts that were not truncated; None if the tokens do not determine the texts."""
+        return Interval.from_row(self.row, "bits_per_byte")
 
-    Returns:
-        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets; `unit`, such
-        as "word", is the unit of both. `texts` and `truncated` are the numbers of all and of truncated texts, `targets`
-        and `unknown_targets` those of all and of out-of-vocabulary targets; `unknown_share` is `unknown_targets` /
-        `targets`. A model whose tokens determine the texts also has `bits_per_byte`, with an interval from
-        `bits_per_byte_low` to `bits_per_byte_high`; `bits_per_byte_texts` is the number of texts that were not
-        truncated. With a `baseline`, the row also has `gain_over_baseline` (if the vocabularies are equal) and
-        `bits_per_byte_below_baseline` (if both have bits per byte), both with intervals; positive means better than the
-        baseline.
+    @property
+    def gain(self) -> Interval | None:
+        """The relative reduction of the perplexity of the baseline, or else of an unknown context; positive is better.
 
-    Raises:
-        UserError: The baseline reads the texts differently, or the table has an invalid context value.
-    """
-    row = evaluate_by_columns(run, source, baseline=baseline, unknown=unknown).row
-    return EvaluationRow({"unit": run.tokenizer.unit, **row})
+        It is None without a baseline and columns, and if the vocabularies differ.
+        """
+        return Interval.from_row(self.row, BASELINE_GAIN) or Interval.from_row(self.row, UNKNOWN_CONTEXT_GAIN)
+
+    def to_pandas(self) -> Any:
+        """Return the figures of the table as a `pandas.DataFrame` with one row."""
+        return ResultRows([self.row]).to_pandas()
 
 
-def evaluate_by_columns(
+def evaluate(
     run: Scorer,
     source: Any,
     *,
@@ -104,10 +103,25 @@ def evaluate_by_columns(
     baseline: Scorer | None = None,
     unknown: str = "group",
 ) -> Evaluation:
-    """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
+    """Compute the perplexity and the bits per byte of texts, and of groups of the texts by the columns `by`.
 
-    With columns but no baseline, the rows have `gain_over_unknown_context`: the gain over the same model with the
-    expected context. A model that reads no context has no such gain.
+    Texts are cut after `max_tokens` tokens, as in training.
+
+    Args:
+        run: A run, an n-gram model or a mixture.
+        source: A path, rows, a data frame, or a corpus that `run` has prepared.
+        by: Columns of the table.
+        baseline: A model over which the gain is measured. With columns but no baseline, the gain is that over the same
+            model with the expected context; a model that reads no context has no such gain.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
+
+    Returns:
+        The evaluation. Its row has `bits_per_byte` with an interval if the tokens determine the texts. With a
+        `baseline`, it has `gain_over_baseline` (if the vocabularies are equal) and `bits_per_byte_below_baseline` (if
+        both have bits per byte), both with intervals; positive means better than the baseline.
+
+    Raises:
+        UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
     if baseline is not None and by:
         check_vocabularies(run, baseline, "remove --by to compare the whole table in bits per byte")  # before reading
@@ -119,11 +133,12 @@ def evaluate_by_columns(
     source_rows = corpus.source_rows.tolist()
     groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
-    figures, row = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus)
+    figures = text_figures.figures_from_nats(nats, corpus)
+    row = {"unit": run.tokenizer.unit, **summary_row(nats, corpus)}
     other_figures, evaluated_baseline, key = None, None, BASELINE_GAIN
     if baseline is not None:
         evaluated_baseline = _evaluate_baseline(run, baseline, corpus, source, unknown)
-        other_figures = evaluated_baseline.texts
+        other_figures = evaluated_baseline.figures
         row |= {"baseline": baseline.folder.name, **difference_to_baseline(figures, other_figures)}
         if BASELINE_BITS in row:
             row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
@@ -141,7 +156,7 @@ def evaluate_by_columns(
 
 
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
-    """Return the row of `evaluate` from the nats of all targets of `corpus`."""
+    """Return the figures of a table from the nats of all targets of `corpus`."""
     nats, is_known = nats.astype(np.float64), is_known_target(corpus)
     return {
         "texts": len(corpus),
@@ -162,33 +177,6 @@ def _bits_per_byte(sums: TextSums | None) -> Row:
     ratios = Ratios.from_sums([[sums]])
     assert ratios is not None
     return {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(sums.is_included.sum())}
-
-
-def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> ResultRows:
-    """Compute the perplexity of groups of texts, and the gain over a baseline or over an unknown context.
-
-    Args:
-        run: The model.
-        corpus: The texts, as `run` has prepared them.
-        values: The name of the group of every text (N,); None puts a text in the group "(missing)".
-        baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
-
-    Returns:
-        A row per group: `value`, `count`, `targets`, `perplexity`, and the relative reduction of the perplexity with
-        its interval: `gain_over_baseline` with `perplexity_baseline`, or without a baseline,
-        `gain_over_unknown_context` with `perplexity_unknown_context`. Numbers, ranges, months and weekdays are in their
-        natural order; other groups, the largest first.
-
-    Raises:
-        UserError: The number of values is not the number of texts, or the vocabularies differ.
-    """
-    groups = [label or MISSING_GROUP for label in category_names(values, "values", len(corpus))]
-    if baseline is not None:
-        check_vocabularies(run, baseline)
-    model_figures = text_figures.figures_from_nats(run.nats(corpus), corpus)
-    baseline_figures = without_context(baseline or run, corpus)
-    key = UNKNOWN_CONTEXT_GAIN if baseline is None else BASELINE_GAIN
-    return ResultRows(gains(model_figures["perplexity"], baseline_figures["perplexity"], groups, key))
 
 
 def reads_context(model: Scorer) -> bool:
@@ -228,11 +216,12 @@ def _evaluate_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: An
         baseline_corpus = corpus.without_context(baseline.schema)
     nats = baseline.nats(baseline_corpus)
     figures = text_figures.figures_from_nats(nats, baseline_corpus)
-    return Evaluation(summary_row(nats, baseline_corpus), {}, figures)
+    row = {"unit": baseline.tokenizer.unit, **summary_row(nats, baseline_corpus)}
+    return Evaluation(row, {}, figures)
 
 
-def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> list[Row]:
-    """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text.
+def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> ResultRows:
+    """Return a row of figures for each group from the perplexity figures of both models and the group of each text.
 
     `key` is the name of the gain. Without figures of a baseline, the rows have no gain.
     """
@@ -250,7 +239,7 @@ def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key
         rows.append(row)
     rows.sort(key=lambda row: (-row["count"], row["value"]))
     order = natural_order([row["value"] for row in rows])
-    return rows if order is None else [rows[index] for index in order]
+    return ResultRows(rows if order is None else [rows[index] for index in order])
 
 
 def _perplexity(sums: TextSums) -> float:

@@ -49,8 +49,7 @@ def classify_points(
         within: The maximum distance of a text to its true point. The metrics omit texts that are farther from all
             points, and texts without coordinates.
         truth: The names of the true points (B,), None where unknown; by default the nearest points.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).

@@ -60,7 +60,7 @@ def reading_options(like: Path | None, config: Path | None, text: str | None = N
     """
     if like is not None and config is not None:
         raise UserError("expected either --like or --config, got both")
-    options, tokenizer = Config.load(config) if config else Config(), None
+    options, tokenizer = Config.of(config=config) if config else Config(), None
     if like is not None:
         model = open_model(like)
         options, tokenizer = model.config, model.tokenizer
@@ -92,7 +92,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
 
 def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation, baseline: Scorer | None = None) -> Row:
     """Return the row of an evaluation, with the baseline of its gain or None, that `save_result` saves."""
-    row = {"kind": "evaluate", "table": table_name(table), "unit": run.tokenizer.unit, **prediction_fields(run)}
+    row = {"kind": "evaluate", "table": table_name(table), **prediction_fields(run)}
     row |= evaluation.row
     if baseline is not None and (difference := training_difference(run, baseline)):
         row["training_difference"] = difference

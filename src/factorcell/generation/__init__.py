@@ -11,5 +11,4 @@ if TYPE_CHECKING:
     from factorcell.generation.generate import GenerationOptions as GenerationOptions
     from factorcell.generation.generate import stream as stream
 
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__, {"generate": ("GenerationOptions", "stream")})
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

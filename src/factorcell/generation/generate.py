@@ -226,7 +226,7 @@ def generate(
         options: The options of generation.
         prompt: The beginning of each text; it may contain out-of-vocabulary words.
         case: Whether sentences begin with capital letters.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         first: The number of the first text to yield, to continue an interrupted list.
 
     Returns:
@@ -369,7 +369,7 @@ def stream(
         options: The options of generation; the method must be `sample` or `greedy`.
         prompt: The beginning of the text; it may contain out-of-vocabulary words.
         case: Whether sentences begin with capital letters.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Returns:
         A generator of the parts of the text, in order; together they are the whole text.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import find_adapter
-from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.hf.context_config import ContextConfig
 from factorcell.io.digests import sha256_of
@@ -41,13 +40,13 @@ def check_base(model: Any) -> None:
         )
 
 
-def check_options(config: Any, schema: Any) -> None:
-    """Raise `UserError` unless `config` is a `ContextConfig` with known adapters, and `schema` has no prompts."""
+def check_options(config: Any) -> None:
+    """Raise `UserError` unless `config` is a `ContextConfig` with known adapters, and its schema has no prompts."""
     if not isinstance(config, ContextConfig):
         raise UserError(f"config: expected a ContextConfig, got {type(config).__name__}")
-    if not isinstance(schema, ContextSchema):
-        raise UserError(f"schema: expected the result of read_schema, got {type(schema).__name__}")
-    if schema.prompts:
+    if config.columns and not config.schema.variables:
+        raise UserError("config: expected the result of its method fit(table), which reads the columns")
+    if config.schema.prompts:
         raise UserError("schema: expected no prompts; put the text of a prompt into the input tokens")
     for name in config.adapt:
         find_adapter(name)

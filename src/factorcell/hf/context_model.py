@@ -3,9 +3,9 @@
 The interface follows the library PEFT. The weights of the model stay frozen, and its linear maps get a change that
 depends on the context of each text (`adapted_modules`):
 
-    schema = read_schema(rows, ["section", "year:number"])         # `context_reading`
-    model = get_context_model(base, ContextConfig(rank=8), schema)
-    loss = model(input_ids, labels=labels, context=rows).loss      # a context per text
+    config = ContextConfig(["section", Number("year")], rank=8).fit(rows)
+    model = get_context_model(base, config)
+    loss = model(input_ids, labels=labels, context=rows).loss  # a context per text
     model.save_pretrained("adapters")
 
 Shapes: B texts, K context, V tokens of the vocabulary.
@@ -15,7 +15,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -68,23 +68,22 @@ NO_CONTEXT = (
 _THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
 
 
-def get_context_model(model: Any, config: ContextConfig, schema: ContextSchema) -> "ContextModel":
+def get_context_model(model: Any, config: ContextConfig) -> "ContextModel":
     """Add context adapters to a causal language model of `transformers`, whose weights become frozen.
 
     The linear maps of `model` are replaced in place.
 
     Args:
         model: The model.
-        config: The options of the adapters.
-        schema: The context variables.
+        config: The options of the adapters, with the context variables that `ContextConfig.fit` has read.
 
     Returns:
         The model with adapters, which computes as `model` before training.
 
     Raises:
-        UserError: The options do not fit the model or the schema.
+        UserError: The options do not fit the model, or the columns have not been read.
     """
-    return ContextModel(model, config, schema)
+    return ContextModel(model, config)
 
 
 class ContextModel(nn.Module):
@@ -108,13 +107,12 @@ class ContextModel(nn.Module):
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
 
-    def __init__(
-        self, model: Any, config: ContextConfig, schema: ContextSchema, *, folder: str | Path | None = None
-    ) -> None:
+    def __init__(self, model: Any, config: ContextConfig, *, folder: str | Path | None = None) -> None:
         """Add adapters to `model`, new ones or those in `folder`; an error leaves the model as it was."""
         super().__init__()
         check_base(model)
-        check_options(config, schema)
+        check_options(config)
+        schema = config.schema
         self.base, self.context_config, self.schema = model, config, schema
         size = config.context_size if schema.variables else 0
         layers, head = model.base_model, model.get_output_embeddings()
@@ -241,7 +239,7 @@ class ContextModel(nn.Module):
 
         Args:
             source: A table of any supported type with all context columns; other columns are ignored.
-            unknown: How to read a value that the schema does not have: group, expected or error.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
         """
         return self._reader.read_table(source, unknown)
 
@@ -349,7 +347,8 @@ class ContextModel(nn.Module):
         state = self.state_dict() if state_dict is None else state_dict
         tensors = tensors_to_save(self, state)
         files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
-        files.write_versioned(path / CONFIG_FILE, {**base, **asdict(self.context_config)}, FILE_FORMAT)
+        options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
+        files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
     @classmethod
     def from_pretrained(cls, model: Any, folder: str | Path) -> Self:
@@ -373,11 +372,13 @@ class ContextModel(nn.Module):
                 f"{model.config.model_type}"
             )
         names = {field.name for field in fields(ContextConfig)}
+        options = {name: value for name, value in content.items() if name in names}
+        options["schema"] = ContextSchema.load(path / SCHEMA_FILE)
         try:
-            config = ContextConfig(**{name: value for name, value in content.items() if name in names})
+            config = ContextConfig(**options)
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        return cls(model, config, ContextSchema.load(path / SCHEMA_FILE), folder=path)
+        return cls(model, config, folder=path)
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.

@@ -4,56 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from factorcell.config import Config, DataConfig
+from factorcell.config import DataConfig
 from factorcell.data.cache import CONTEXTS, number_findings
-from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.rows import is_row, to_rows
-from factorcell.data.columns.schema import ContextSchema, Variable
+from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.tables.arrow import class_name
 from factorcell.data.tables.chunks import Chunk, Table
-from factorcell.data.tables.tables import feature_classes, is_column, open_table
+from factorcell.data.tables.tables import is_column, open_table
 from factorcell.errors import UserError, check_choice
-from factorcell.io.findings import Finding, report
+from factorcell.io.findings import report
 from factorcell.nn.value_names import name_line
 
 _ANY_COLUMN = "(any)"
-
-
-def read_schema(source: Any, columns: Sequence[str], *, min_count: int = 50) -> ContextSchema:
-    """Determine the context variables from the columns of a training table.
-
-    Args:
-        source: A table of any supported type, such as a path, a list of rows, a data frame or a `datasets.Dataset`.
-        columns: The context columns, `NAME` or `NAME:KIND`.
-        min_count: Values of a category with fewer rows are rare and share one embedding.
-
-    Returns:
-        The schema, which `get_context_model` and `ContextModel.read_contexts` use.
-
-    Raises:
-        UserError: A column is missing or has an invalid value.
-    """
-    if isinstance(columns, str):
-        raise UserError(f"columns: expected a list of names, got {columns!r}")
-    if not columns:
-        return ContextSchema()
-    for name, kind, _ in map(parse_column, columns):
-        if kind == "prompt":
-            raise UserError(f"{name}: expected no prompt; put its text into the input tokens")
-    config = Config.of(context=tuple(columns), min_context_count=min_count).data
-    classes = feature_classes(source)
-    read = ContextColumns(table := _with_class_names(open_table(source), classes), config)
-    _add_rows(read, table)
-    variables: list[Variable] = [reader.build_variable(config) for reader in read.readers]
-    schema = ContextSchema(
-        tuple(replace(variable, classes=classes.get(variable.source_column, ())) for variable in variables)
-    )
-    for variable in schema.categories:
-        if len(variable.values) == 1:  # the unknown value
-            problem = f"no value has {min_count:,} rows, so the column changes nothing"
-            report(Finding("uninformative column", f"{variable.name}: {problem}; lower min_count"))
-    return schema
 
 
 def read_names(source: Any, schema: ContextSchema) -> list[str]:
@@ -123,9 +87,9 @@ class ContextReader:
 
     def _read(self, table: Table, unknown: str, optional: Sequence[str] = ()) -> Context:
         """Return the contexts of a table; the columns of the variables `optional` may be missing."""
-        table = _with_class_names(table, self._classes)
+        table = with_class_names(table, self._classes)
         columns = ContextColumns(table, self._config, self.schema, unknown, optional)
-        _add_rows(columns, table)
+        add_rows(columns, table)
         fields = columns.corpus_fields()
         report(*number_findings(self.schema, fields["numbers"], table.name))
         return Context.of(fields["categories"], fields["numbers"], fields["vectors"], fields["words"])
@@ -170,7 +134,7 @@ def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
     return context
 
 
-def _add_rows(columns: ContextColumns, table: Table) -> None:
+def add_rows(columns: ContextColumns, table: Table) -> None:
     """Read all rows of a table."""
     row_count = 0
     for chunk in table.chunks(columns.names or table.columns[:1]):
@@ -179,7 +143,7 @@ def _add_rows(columns: ContextColumns, table: Table) -> None:
         row_count += chunk_size
 
 
-def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
+def with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
     """Return a table with the names of classes in place of their numbers, which the rows of a data set have.
 
     `classes` has the name of each class number of a column.

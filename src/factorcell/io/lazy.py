@@ -1,30 +1,29 @@
 """Lazy imports of the public names of a package (PEP 562), so that importing the package is fast.
 
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
+The package lists its public names as imports that only type checkers read; `lazy_exports` reads the same list:
 
-For type checkers, the package also lists the imports under `TYPE_CHECKING`.
+    if TYPE_CHECKING:
+        from factorcell.runs.run import Run as Run
+
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
 """
 
 import importlib
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 
-def lazy_exports(
-    package: str, names_by_module: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_exports(package: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package, which import a module when one of its names is used.
 
-    `names_by_module` maps modules to the public names that they define. The name of a module is relative to the
-    package, unless it begins with "factorcell.".
+    The public names are those that the source file `path` of the package imports as themselves.
     """
-    module_by_name = {
-        name: module if module.startswith("factorcell.") else f"{package}.{module}"
-        for module, names in names_by_module.items()
-        for name in names
-    }
+    exports = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+    module_by_name = {name: module for module, name in exports}
 
     def load(name: str) -> Any:
         if name not in module_by_name:

@@ -9,26 +9,17 @@ if TYPE_CHECKING:
     from factorcell.adapters.adapters import Adapter as Adapter
     from factorcell.adapters.adapters import LayerSizes as LayerSizes
     from factorcell.adapters.adapters import Shift as Shift
+    from factorcell.adapters.adapters import register_adapter as register_adapter
     from factorcell.nn.backbones.backbone import Backbone as Backbone
     from factorcell.nn.backbones.backbone import BackboneSizes as BackboneSizes
     from factorcell.nn.backbones.backbone import Footprint as Footprint
+    from factorcell.nn.backbones.backbone import register_backbone as register_backbone
+    from factorcell.nn.backbones.cells import register_cell as register_cell
     from factorcell.nn.backbones.recurrent_loop import CellState as CellState
     from factorcell.nn.backbones.recurrent_loop import RecurrentStep as RecurrentStep
     from factorcell.nn.head import Head as Head
     from factorcell.nn.head import HeadSizes as HeadSizes
+    from factorcell.nn.head import register_head as register_head
     from factorcell.nn.language_model import LanguageModel as LanguageModel
-    from factorcell.nn.scoring import Scorer as Scorer
-    from factorcell.nn.scoring import Tally as Tally
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "factorcell.adapters.adapted_linear": ("AdaptedLinear",),
-        "factorcell.adapters.adapters": ("Adapter", "LayerSizes", "Shift"),
-        "backbones.backbone": ("Backbone", "BackboneSizes", "Footprint"),
-        "backbones.recurrent_loop": ("CellState", "RecurrentStep"),
-        "head": ("Head", "HeadSizes"),
-        "language_model": ("LanguageModel",),
-        "scoring": ("Scorer", "Tally"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -49,8 +49,7 @@ class TextModel:
                 data frame.
             context: Only for texts without a context: one context for all texts, or a list or table with a context for
                 each. Columns without a value get their expected values.
-            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
-                reads the development table; "expected" reads it as the expected value; "error" raises an error.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
             optional: Names of context variables whose columns may be missing. If the model does not read its context
                 variables, all of them may be missing.
             truncate: Whether to cut texts after `max_tokens` tokens.
@@ -100,8 +99,7 @@ class TextModel:
             texts: The texts.
             contexts: For each text a row that maps columns to values, or a table of such rows. Columns that a row does
                 not have get their expected values.
-            unknown: How to read a value that training never saw: "error" raises an error, "group" reads it as the
-                unknown value, "expected" as the expected value.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
             truncate: Whether to cut texts after `max_tokens` tokens; `Corpus.truncated` marks cut texts.
 
         Raises:
@@ -122,7 +120,7 @@ class TextModel:
         try:
             return prepare(
                 replace(open_table(rows), name=CONTEXTS),
-                self.config.with_options(missing=missing),
+                replace(self.config, data=replace(self.config.data, missing=missing)),
                 tokenizer=self.tokenizer,
                 schema=self.schema,
                 unknown=unknown,

@@ -163,11 +163,14 @@ def check_fields(section: Any) -> None:
     for field in dataclasses.fields(section):
         option_type = option_types_by_name[field.name]
         value = _convert(field.name, getattr(section, field.name), option_type)
+        choices = field.metadata.get("choices") or option_type.choices
+        if isinstance(value, tuple) and choices:  # `none` is an empty list of choices
+            value = tuple(item for item in value if item != NONE)
         items = value if isinstance(value, tuple) else () if value is None else (value,)
         for item in items:
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].check_choice(field.name, item)
-            elif choices := field.metadata.get("choices") or option_type.choices:
+            elif choices:
                 check_choice(field.name, str(item), map(str, choices))
         if value is not None and (limits := field.metadata.get("limits")) is not None:
             value = limits.check(field.name, value)

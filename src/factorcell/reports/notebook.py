@@ -10,6 +10,7 @@ from typing import Any
 from factorcell.data.tables.natural_order import natural_order
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.comparison import Comparison, format_figure
+from factorcell.evaluation.perplexity import Evaluation
 from factorcell.io.finite import format_number
 from factorcell.reports.explain import shade_legend, shaded_texts
 from factorcell.reports.page import Table, make_table, render
@@ -60,9 +61,9 @@ def run_html(run: Run) -> str:
     return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note=INTERVAL_NOTE)
 
 
-def evaluation_html(row: Row) -> str:
-    """Return the view of a row of `evaluate`, with the figures that the command `evaluate` prints."""
-    baseline = row.get("baseline")
+def evaluation_html(result: Evaluation) -> str:
+    """Return the view of an evaluation, with the figures that the command `evaluate` prints."""
+    row, baseline = result.row, result.row.get("baseline")
     rows = [
         ("texts", f"{row['texts']:,}"),
         ("targets", f"{row['targets']:,} ({row['unknown_share']:.1%} out of vocabulary)"),

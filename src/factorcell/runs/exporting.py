@@ -58,7 +58,7 @@ def export(
         approximate: A table of texts; with it, changes of biases that not all readers of the format support are left
             out, or approximated in the output matrix of a merged model, and the effect on the perplexity of these
             texts is reported.
-        unknown: How to read a value that training never saw, as in `Run.score`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Raises:
         UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.

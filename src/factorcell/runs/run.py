@@ -64,8 +64,8 @@ class Run(TextModel):
 
         Run.open("runs/reviews").score(["lovely stay"], context={"stars": 5})
 
-    `run.classify(...)`, `run.evaluate(...)`, `run.explain(...)`, `run.export(...)` and `run.generate(...)` call the
-    functions `factorcell.classify(run, ...)`, `factorcell.evaluate(run, ...)` and so on, with the same arguments.
+    `run.evaluate(...)`, `run.explain(...)` and `run.generate(...)` call the functions `factorcell.evaluate(run, ...)`
+    and so on, with the same arguments; `run.predict(...)` calls `factorcell.classify(run, ...)`.
 
     Attributes:
         folder: The folder.
@@ -313,7 +313,17 @@ class Run(TextModel):
                 bar.update(len(batch.rows))
         return nats
 
-    def score(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> ResultRows:
+    def score(self, source: Any, *, context: Any = None, unknown: str = "group") -> NDArray[np.float64]:
+        """Return the nats of whole texts (N,), without rows that the option `missing` drops; see `score_rows`."""
+        return np.array([row["nats"] for row in self.score_rows(source, context=context, unknown=unknown)])
+
+    def score_table(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> Any:
+        """Return the rows of `score_rows` as a `pandas.DataFrame`."""
+        return self.score_rows(source, context=context, tokens=tokens, unknown=unknown).to_pandas()
+
+    def score_rows(
+        self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group"
+    ) -> ResultRows:
         """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
 
         Args:
@@ -322,8 +332,7 @@ class Run(TextModel):
             context: Only for texts without a context: one context such as `{"stars": 5}` for all texts, or a list or
                 table with a context for each. Columns without a value get their expected values.
             tokens: Whether to list each target with its nats.
-            unknown: How to read a value that training never saw: "group" reads it as the unknown value, as training
-                reads the development table; "expected" reads it as the expected value; "error" raises an error.
+            unknown: The policy for values that training never saw: "group", "expected" or "error".
 
         Returns:
             A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and
@@ -341,10 +350,9 @@ class Run(TextModel):
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
 
-    # The public functions of these names, with this run as their first argument.
-    classify, evaluate, explain, export, generate = map(
-        LazyMethod, ("classify", "evaluate", "explain", "export", "generate")
-    )
+    # Public functions, with this run as their first argument.
+    predict, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
+    export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 

@@ -11,12 +11,4 @@ if TYPE_CHECKING:
     from factorcell.service.privacy import Privacy as Privacy
     from factorcell.service.stores.opening import open_store as open_store
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "engine": ("CompletionRequest", "Service"),
-        "learning": ("ServedModel",),
-        "privacy": ("Privacy",),
-        "stores.opening": ("open_store",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

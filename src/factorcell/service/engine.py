@@ -73,7 +73,7 @@ class CompletionRequest:
         deadline: The `time.monotonic()` at which the search ends with the best suggestions so far, or None.
         private: Whether to complete as for an unknown user, without reading the store.
         stop: A flag that another thread can set to end the search early.
-        unknown: How to read context values that training never saw, as in `Run.read`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
     """
 
     query: str

@@ -15,11 +15,4 @@ if TYPE_CHECKING:
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
 
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "finetuning": ("finetune",),
-        "mixture": ("MixedModels", "mix", "open_scorer"),
-        "loop": ("train",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

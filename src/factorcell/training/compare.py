@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from factorcell.config import PAPER_MODELS, Config
+from factorcell.config import PAPER_MODELS, Config, options_by_section
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
@@ -20,11 +20,12 @@ from factorcell.io.finite import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram
 from factorcell.options import limits
+from factorcell.options.training_options import Options
 from factorcell.runs.run import Run, initial_files
 from factorcell.runs.used_options import unused_options
-from factorcell.training.fit import fit, read_corpora
+from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import fit_mixture
-from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
+from factorcell.training.plan import PLAN_ARGUMENTS, Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
@@ -33,33 +34,34 @@ CLASSIFICATION_SCORES = ("accuracy", "accuracy_low", "accuracy_high", "macro_f1"
 
 def compare(
     source: Any,
-    dev: Any,
-    test: Any,
-    config: ConfigLike,
-    folder: str | Path,
     *,
-    budget: Budget | None = None,
+    out: str | Path,
+    dev: Any = None,
+    test: Any = None,
     models: Sequence[str] = PAPER_MODELS,
     target: str | None = None,
     seeds: int = 1,
     ngram: bool = True,
+    minutes: float | None = None,
+    preset: str | None = None,
     resume: bool = False,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Train several models with the same options on the same texts, and evaluate each of them.
 
     Args:
         source: The training table.
+        out: The folder that will contain the run folders.
         dev: The development table; if None, 5 % of the training rows are held out.
         test: The table to evaluate on; if None, the models are evaluated on the development table.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the other options are
-            chosen from the table and the `budget`.
-        folder: The folder that will contain the run folders.
-        budget: The time or work of the first training; the others make the same number of steps.
         models: The names of the models.
         target: A context column whose value is inferred from each text by Bayes' rule.
-        seeds: The number of trainings per model. The first has the seed of `config`, the others the following seeds.
+        seeds: The number of trainings per model. The first has the option `seed`, the others the following seeds.
         ngram: Whether to add an n-gram model of the same tokens, and the mixture of each model with it.
-        resume: Whether to resume a stopped comparison in `folder`; finished runs are evaluated, but not trained again.
+        minutes: The longest duration of the first training; the others make the same number of steps.
+        preset: The number of passes, as in `fit`.
+        resume: Whether to resume a stopped comparison in `out`; finished runs are evaluated, but not trained again.
+        **options: The options of the trainings, as in `fit`.
 
     Returns:
         The comparison, with one row of results per model.
@@ -68,7 +70,7 @@ def compare(
         UserError: If there is no table to evaluate on, the folder exists and `resume` is false, or a table or an option
             is not valid.
     """
-    folder = Path(folder)
+    folder, config, budget = Path(out), options_by_section(options, PLAN_ARGUMENTS), Budget(minutes, preset)
     [seeds] = limits.check(seeds=seeds)
     if test is None and dev is None:
         raise UserError("compare: expected a development or a test table, got neither (--dev, --test)")
@@ -85,9 +87,9 @@ def compare(
     compared_models, first_run = [], None
     for model in models:
         evaluations = []
-        for path, seed_plan in training_plans(folder, base_plan.for_model(model), model, seeds):
+        for path, seed_plan in training_plans(folder, base_plan.with_options(model=model), model, seeds):
             LOG.info("%s -> %s", model, path)
-            run = fit(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
+            run = train_run(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
             first_run = first_run or run
             evaluations.append(_evaluate_run(run, evaluation_table, target))
         rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
@@ -110,7 +112,7 @@ def training_plans(folder: Path, base_plan: Plan, model: str, seeds: int) -> lis
     first_seed = base_plan.config.training.seed
     plans = [(folder / model, base_plan)]
     for seed in range(first_seed + 1, first_seed + seeds):
-        plans.append((folder / f"{model}-seed-{seed}", base_plan.with_training(seed=seed)))
+        plans.append((folder / f"{model}-seed-{seed}", base_plan.with_options(seed=seed)))
     return plans
 
 
@@ -127,14 +129,14 @@ def common_plan(
     for model in models:
         config_path = folder / model / "config.json"
         if config_path.exists():
-            return resumed_plan(config, Config.load(config_path)).with_training(ngram_mixture=False)
+            return resumed_plan(config, Config.of(config=config_path)).with_options(ngram_mixture=False)
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config))
     new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
-    new_plan = new_plan.with_training(ngram_mixture=False)
+    new_plan = new_plan.with_options(ngram_mixture=False)
     if not corpus.schema.variables:
         LOG.info("no context: each of these models is an unadapted model")
-    unused_by_model = [unused_options(new_plan.config.with_model(model), corpus.schema) for model in models]
+    unused_by_model = [unused_options(new_plan.config.with_options(model=model), corpus.schema) for model in models]
     new_plan.log(unused=set.intersection(*unused_by_model))
     return new_plan
 

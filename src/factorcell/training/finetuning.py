@@ -1,17 +1,18 @@
 """Fine-tuning: continue the training of a run on few texts of one domain, and freeze some parts of the model."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from factorcell.config import TrainingConfig
-from factorcell.errors import UserError
+from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import AUTO
 from factorcell.options import limits
 from factorcell.options.choices import SMALL_DATA_DEFAULTS, check_unknown
+from factorcell.options.training_options import TrainingOptions
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
@@ -28,30 +29,30 @@ from factorcell.training.proximal import ALL, StartingPoint, select_parts
 
 
 def finetune(
-    base: Run | str | Path,
+    run: Run | str | Path,
     source: Any,
-    dev: Any,
-    folder: str | Path,
     *,
+    out: str | Path,
+    dev: Any = None,
     parts: Sequence[str] = (ALL,),
     l1: float = 0.0,
-    training: TrainingConfig | Mapping[str, Any] | None = None,
     unknown: str = "group",
     resume: bool = False,
+    **options: Unpack[TrainingOptions],
 ) -> Run:
     """Fine-tune a run: train some of its parts further on another table.
 
     Args:
-        base: The run to start from, or its folder; it is not changed.
+        run: The run to start from, or its folder; it is not changed.
         source: The training table.
+        out: The run folder to write.
         dev: The development table; if None, 5 % of the training rows are held out.
-        folder: The run folder to write.
         parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
         l1: The penalty on the distance of a weight from its starting value, in nats per unit of distance.
-        training: A `TrainingConfig`, or a mapping of some training options. The other options have the values in
-            `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `base`.
-        unknown: How to read context values that `base` does not know: "error", "group" or "expected".
-        resume: Whether to resume a stopped fine-tuning in `folder`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
+        resume: Whether to resume a stopped fine-tuning in `out`.
+        **options: Options of the section `training`, such as `epochs`. The other options have the values in
+            `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `run`.
 
     Returns:
         The new run with its best weights.
@@ -60,42 +61,43 @@ def finetune(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    base_run = base if isinstance(base, Run) else Run.open(base)
-    folder = Path(folder)
+    base_run = run if isinstance(run, Run) else Run.open(run)
+    folder = Path(out)
     [l1] = limits.check(l1=l1)
     check_unknown(unknown)
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
-    specified = vars(training) if isinstance(training, TrainingConfig) else (training or {})
+    for name in options:
+        check_choice("option of fine-tuning", name, [field.name for field in dataclasses.fields(TrainingConfig)])
     with locked_run_folder(folder, resume) as should_resume:
         # The training of `base` may have computed on a device that this machine lacks.
         defaults = {**SMALL_DATA_DEFAULTS, "device": AUTO}
-        options = dataclasses.replace(base_run.config.training, **{**defaults, **specified})
+        training = dataclasses.replace(base_run.config.training, **{**defaults, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
-            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, options.seed)
+            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
         else:
             dev_corpus = base_run.prepare(dev, unknown=unknown)
-        if "batch_tokens" not in specified:
+        if "batch_tokens" not in options:
             tokens_per_batch = rules.batch_tokens(
-                corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, options.batch_tokens
+                corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, training.batch_tokens
             )
-            options = dataclasses.replace(options, batch_tokens=tokens_per_batch)
-        config = dataclasses.replace(base_run.config, training=options)
+            training = dataclasses.replace(training, batch_tokens=tokens_per_batch)
+        config = dataclasses.replace(base_run.config, training=training)
         if should_resume:
-            run = Run.open(folder, trained=False)
-            prepare_to_resume(run, config, corpus)
+            tuned = Run.open(folder, trained=False)
+            prepare_to_resume(tuned, config, corpus)
             _check_start(folder, start)
         else:
-            run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
+            tuned = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
-        start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
-        train_and_log(run, corpus, dev_corpus, resume=should_resume)
-        facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
-        streams = completion_streams(run, source, dev, dev_corpus)
-        other_facts = save_other_models(run, corpus, dev_corpus, streams)
-        write_training_facts(run, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
-    return run
+        start.apply_to(tuned.model)  # the trainer repeats this before it loads a checkpoint
+        train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
+        facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
+        streams = completion_streams(tuned, source, dev, dev_corpus)
+        other_facts = save_other_models(tuned, corpus, dev_corpus, streams)
+        write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
+    return tuned
 
 
 def _check_start(folder: Path, start: StartingPoint) -> None:

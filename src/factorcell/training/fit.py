@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay.streams import Stream, read_streams
 from factorcell.completion.replay.tuning import fit_settings
 from factorcell.completion.texts import is_valid_text
-from factorcell.config import Config
+from factorcell.config import Config, options_by_section
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
@@ -30,6 +30,7 @@ from factorcell.io.findings import LOG, report, show
 from factorcell.io.finite import format_number
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
+from factorcell.options.training_options import Options
 from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
@@ -37,6 +38,7 @@ from factorcell.runs.used_options import unused_options, used_options
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture, limit_targets
 from factorcell.training.plan import (
+    PLAN_ARGUMENTS,
     Budget,
     ConfigLike,
     Plan,
@@ -61,6 +63,44 @@ MIN_USERS = 20  # with fewer users, single texts are held out instead of all tex
 
 def fit(
     source: Any,
+    *,
+    out: str | Path,
+    dev: Any = None,
+    minutes: float | None = None,
+    preset: str | None = None,
+    resume: bool = False,
+    **options: Unpack[Options],
+) -> Run:
+    """Train a run on a table.
+
+        fit("reviews.csv", out="runs/reviews", text="review", context=["stars", Number("nights")], rank=4, minutes=10)
+
+    Args:
+        source: The training table: a path, rows, a data frame, a data set or any other table.
+        out: The run folder to write.
+        dev: The development table, on which the best weights are selected. If it is None, 5 % of the training rows
+            are held out; the vocabulary still includes their tokens.
+        minutes: The longest duration; None sets no limit.
+        preset: "quick", "good" or "best", which determines the number of passes; "best" also mixes the model with
+            n-gram counts, except in a training with users. The default is "good", or "best" with `minutes`.
+        resume: Whether to resume a stopped training in `out`; it must have had the same options and data.
+        **options: The options of the command `train` by name, such as `rank`; those that are not specified are chosen
+            from the table. `config` is a file of options or a `Config`, which the other options override, and `model`
+            is the name of a model of the papers.
+
+    Returns:
+        The run with its best weights.
+
+    Raises:
+        UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
+            finite.
+    """
+    specified = options_by_section(options, PLAN_ARGUMENTS)
+    return train_run(source, dev, specified, out, budget=Budget(minutes, preset), resume=resume)
+
+
+def train_run(
+    source: Any,
     dev: Any,
     config: ConfigLike,
     folder: str | Path,
@@ -69,26 +109,10 @@ def fit(
     resume: bool = False,
     compare_ngram: bool = False,
 ) -> Run:
-    """Train a run on a table.
+    """Train a run on a table, as `fit` does, from a `Config`, a `Plan` or a mapping of some options by section.
 
-    Args:
-        source: The training table: a path, rows, a data frame, a data set or any other table that `prepare` reads.
-        dev: The development table, on which the best weights are selected. If it is None, 5 % of the training rows
-            are held out; the vocabulary still includes their tokens.
-        config: A `Config`, which sets all options, or a mapping of some options by section, such as
-            `{"data": {"context": ["hotel"]}}`; the other options are chosen from the table and the `budget`.
-        folder: The run folder to write.
-        budget: The time or work of the training; only allowed if `config` is a mapping.
-        resume: Whether to resume a stopped training in `folder`; it must have had the same config and data.
-        compare_ngram: Whether to compare the run with an n-gram model of the same texts, even if the option
-            `ngram_mixture` is false.
-
-    Returns:
-        The run with its best weights.
-
-    Raises:
-        UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
-            finite.
+    With `compare_ngram`, the run is compared with an n-gram model of the same texts, even if the option `ngram_mixture`
+    is false.
     """
     start, folder, minutes = perf_counter(), Path(folder), None if budget is None else budget.minutes
     with locked_run_folder(folder, resume) as should_resume:

@@ -218,7 +218,7 @@ def mix(
         dev: The table whose likelihood is maximized.
         folder: The folder of the mixture.
         by: A column; each of its values has separate weights.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         device: The device to compute on: "cpu", "cuda" or "auto".
         precision: The precision of matrix products: "float32", "bfloat16" or "auto".
 

@@ -20,6 +20,8 @@ from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 
+# The parameters of `fit` and `compare` that a wrong name of an option can be meant to be.
+PLAN_ARGUMENTS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
 
@@ -42,11 +44,6 @@ class Budget:
         if self.preset is not None:
             check_choice("preset", self.preset, PRESETS)
 
-    @property
-    def preset_or_default(self) -> str:
-        """The preset; if none is set, its default."""
-        return self.preset or ("good" if self.minutes is None else "best")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,20 +59,16 @@ class Plan:
     chosen: tuple[str, ...] = ()
     minutes: float | None = None
 
-    def for_model(self, model: str) -> "Plan":
-        """Return this plan with the adaptations of the model called `model`."""
-        return replace(self, config=self.config.with_model(model))
-
-    def with_training(self, **options: Any) -> "Plan":
-        """Return this plan with other options of the section `training`."""
-        return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
+    def with_options(self, **options: Any) -> "Plan":
+        """Return this plan with changed options."""
+        return replace(self, config=self.config.with_options(**options))
 
     def with_steps_of(self, run: Run | None) -> "Plan":
         """Return this plan with the steps of a trained run, without a time limit; unchanged if `run` is None."""
         if run is None:
             return self
         training = run.config.training
-        return replace(self.with_training(epochs=training.epochs, steps=training.steps), minutes=None)
+        return replace(self.with_options(epochs=training.epochs, steps=training.steps), minutes=None)
 
     def log(self, unused: Collection[str] = ()) -> None:
         """Log the chosen options, except the `unused` ones."""
@@ -111,7 +104,7 @@ def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None 
         return config if isinstance(config, Plan) else Plan(config)
     complete = config_with_defaults(config)
     facts = TableFacts.of(corpus, dev, user=complete.data.user)
-    preset, training = budget.preset_or_default, config.get("training", {})
+    preset, training = budget.preset or ("good" if budget.minutes is None else "best"), config.get("training", {})
     max_passes = float(training.get("epochs") or rules.default_passes(facts, preset))
     if steps := training.get("steps"):
         max_passes = steps / rules.steps_per_pass(facts, training.get("batch_tokens"))
@@ -120,7 +113,7 @@ def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None 
     dev_targets = training.get("max_dev_targets", rules.dev_targets_in(budget.minutes, complete))
     facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets or facts.dev_targets))
     planned = _with_defaults(config, facts, min(max_passes, rules.passes_in(budget.minutes, facts)), preset)
-    return replace(planned.with_training(epochs=max_passes, max_dev_targets=dev_targets), minutes=budget.minutes)
+    return replace(planned.with_options(epochs=max_passes, max_dev_targets=dev_targets), minutes=budget.minutes)
 
 
 def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float, preset: str) -> Plan:
@@ -128,17 +121,12 @@ def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float
     config, chosen = config_with_defaults(specified), unspecified_options(specified)
     defaults = rules.default_options(facts, epochs)
     # The counts would reproduce what single users wrote.
-    defaults["training"]["ngram_mixture"] = preset == "best" and not config.data.user
+    defaults["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
-        for section, options in rules.transformer_options(config.backbone, facts).items():
-            defaults[section] |= options
+        defaults |= rules.transformer_options(config.backbone, facts)
     if not head_class(config.head.kind).has_sampled_loss:
-        defaults["training"]["loss"] = "full"
-    complete = {section: {**options} for section, options in specified.items()}
-    for section, options in defaults.items():
-        added = {name: value for name, value in options.items() if name in chosen}
-        complete[section] = {**added, **complete.get(section, {})}
-    drafted = Config.from_dict(complete)
+        defaults["loss"] = "full"
+    drafted = config.with_options(**{name: defaults[name] for name in chosen if name in defaults})
     if "batch_tokens" in chosen and find_device(drafted.training.device, drafted.backbone).type == "cuda":
         drafted = drafted.with_options(batch_tokens=rules.gpu_batch_tokens(facts, epochs))
     return Plan(drafted, chosen)
@@ -170,11 +158,10 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
     if isinstance(config, Plan | Config):
         resumed = config if isinstance(config, Plan) else Plan(config)
     else:
-        kinds = saved.kinds | selected_kinds(config)
-        options_by_section = {}
-        for section, saved_options in saved.to_dict().items():
-            # The saved options of another kind, such as another tokenizer, are not used.
-            has_same_kind = kinds.get(section) == saved_options.get("kind")
-            options_by_section[section] = {**(saved_options if has_same_kind else {}), **config.get(section, {})}
-        resumed = Plan(Config.from_dict(options_by_section), unspecified_options(config))
+        options = {
+            section if name == "kind" else name: value
+            for section, values in config.items()
+            for name, value in values.items()
+        }
+        resumed = Plan(saved.with_options(**options), unspecified_options(config))
     return resumed

@@ -46,23 +46,20 @@ USER_OPTIONS = {"output_bias": (), "context_size": 20, "variable_size": 20, "dro
 # Targets that a training reads, at most -> adapters and their rank.
 USER_ADAPTERS = {5e6: (("concat",), 4), 2e7: (("concat", "factor"), 12), math.inf: (("concat", "factor"), 50)}
 
-Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
+Options = dict[str, Any]  # option -> value
 
 # Options of a model with a Transformer, which differ from those of a recurrent model. They are usual values; a study of
 # learning rates is still to be made.
-NEW_TRANSFORMER: Options = {
-    "backbone": {"hidden_size": 256},
-    "training": {"learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01},
-}
+NEW_TRANSFORMER: Options = {"hidden_size": 256, "learning_rate": 2e-3, "token_rate": 1.0, "weight_decay": 0.01}
 FROZEN_TRANSFORMER: Options = {
     # Zeroed embeddings would be new to the layers of the base; all measurements of pretrained bases had no dropout.
-    "backbone": {"dropout_input": 0.0, "dropout_output": 0.0},
-    "model": {"adapt": ("factor",), "output_bias": (), "context_size": 8, "variable_size": 8, "rank": 4},
+    **{"dropout_input": 0.0, "dropout_output": 0.0},
+    **{"adapt": ("factor",), "output_bias": (), "context_size": 8, "variable_size": 8, "rank": 4},
     # Measured with SmolLM2-135M: 3e-3 has a lower development perplexity than 1e-3 and 1e-2; with a warm-up of 0.02,
     # some trainings of 85 steps diverge in the first steps, and recover only in part (docs/transformers.md).
-    "training": {"learning_rate": 3e-3, "token_rate": 1.0, "warmup": 0.1, "weight_decay": 0.0, "loss": "full"},
+    **{"learning_rate": 3e-3, "token_rate": 1.0, "warmup": 0.1, "weight_decay": 0.0, "loss": "full"},
 }
-TRAINED_BASE: Options = {"training": {"learning_rate": 1e-4}}  # in addition to `FROZEN_TRANSFORMER`
+TRAINED_BASE: Options = {"learning_rate": 1e-4}  # in addition to `FROZEN_TRANSFORMER`
 
 
 @dataclass(frozen=True)
@@ -181,16 +178,14 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
     has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
     loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
-        "model": {"embedding_size": embedding_size, **_context_options(facts, targets_read)},
-        "backbone": {"hidden_size": hidden_size, "layer_norm": layer_norm, **_dropout_options(facts, epochs)},
-        "training": {
-            "epochs": epochs,
-            "warmup": TrainingConfig.warmup,
-            "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
-            **optimizer_options,
-            **loss_options,
-            **_evaluation_options(facts, epochs),
-        },
+        **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
+        "warmup": TrainingConfig.warmup,
+        "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
+        **_context_options(facts, targets_read),
+        **_dropout_options(facts, epochs),
+        **optimizer_options,
+        **loss_options,
+        **_evaluation_options(facts, epochs),
     }
 
 
@@ -198,9 +193,8 @@ def transformer_options(backbone: HuggingFaceOptions, facts: TableFacts) -> Opti
     """Return the options of a training with a Transformer that replace those of `default_options`."""
     if not backbone.is_pretrained:
         return NEW_TRANSFORMER
-    training = FROZEN_TRANSFORMER["training"] | (TRAINED_BASE["training"] if backbone.train_base else {})
     names = {"adapt": (NAMES, "factor")} if facts.has_names else {}
-    return FROZEN_TRANSFORMER | {"model": FROZEN_TRANSFORMER["model"] | names, "training": training}
+    return FROZEN_TRANSFORMER | names | (TRAINED_BASE if backbone.train_base else {})
 
 
 def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:

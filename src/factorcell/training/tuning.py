@@ -1,4 +1,4 @@
-"""Hyperparameter search with Optuna: trials that call `fit` with sampled options, in a study that can be resumed.
+"""Hyperparameter search with Optuna: trials that train with sampled options, in a study that can be resumed.
 
 The folder of a search has a run folder per trial, the journal of the study, its best options and its figures.
 """
@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from factorcell.config import Config, section_of, section_types, selected_kinds
+from factorcell.config import Config, option_sections, section_types, selected_kinds
 from factorcell.data.tables.tables import table_name
-from factorcell.errors import UserError
+from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
 from factorcell.io.extras import missing_package_error
 from factorcell.io.findings import LOG
 from factorcell.io.finite import format_option
 from factorcell.options import limits
 from factorcell.options.option_fields import HuggingFaceOptions, option_types
-from factorcell.training.fit import fit, not_resumable_error, read_corpora
+from factorcell.training.fit import not_resumable_error, read_corpora, train_run
 from factorcell.training.plan import Budget, SpecifiedOptions, config_with_defaults
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def tune(
             run_folder = folder / f"trial-{trial.number:04}"
             try:
                 with _without_progress():
-                    run = fit(source, dev, _with(options, trial.params), run_folder, budget=budget, resume=True)
+                    run = train_run(source, dev, _with(options, trial.params), run_folder, budget=budget, resume=True)
             except UserError as error:
                 trial.set_user_attr("error", str(error))
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -169,7 +169,8 @@ def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
     """Return Optuna's distribution of an option; raise a `UserError` if its values are not valid."""
     distributions = import_optuna().distributions
     kinds = selected_kinds(options)
-    section = section_of(name, kinds)
+    sections = option_sections(kinds)
+    section = sections[check_choice("option", name, sections)]
     if section in ("data", "tokenizer") and name != "min_context_count":
         raise UserError(f"search space: {name}: perplexities with different values of this option are not comparable")
     try:
@@ -202,9 +203,9 @@ def _with(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dic
     """
     kinds = selected_kinds(options)
     sections = {section: dict(values) for section, values in options.items()}
-    types = section_types(kinds)
+    types, section_by_option = section_types(kinds), option_sections(kinds)
     for name, value in params.items():
-        section = section_of(name, kinds)
+        section = section_by_option[name]
         is_list = option_types(types[section])[name].is_list and isinstance(value, str)
         sections.setdefault(section, {})[name] = [item for item in value.split("+") if item] if is_list else value
     return sections
@@ -290,7 +291,7 @@ def _save(study: "optuna.Study", rows: list[files.Row], folder: Path) -> None:
     files.write_rows(folder / "trials.jsonl", rows)
     if rows[0]["perplexity"] is None:
         return
-    files.write(folder / "best.toml", Config.load(folder / rows[0]["trial"] / "config.json").to_toml())
+    files.write(folder / "best.toml", Config.of(config=folder / rows[0]["trial"] / "config.json").to_toml())
     _draw(study, folder)
 
 

@@ -50,7 +50,7 @@ def test_plain_uses_the_context_but_not_the_user() -> None:
     of_users, of_cities = Unpersonalised(completer, "user"), Unpersonalised(completer, "city")
     assert of_users.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", context={"city": "Nice"}, k=5)
     assert of_cities.suggest(None, "ab", OTHERS, 5) == completer.complete("ab", k=5)
-    (scored,) = run.score(ROW)
+    (scored,) = run.score_rows(ROW)
     assert of_users.nats(None, ROW) == pytest.approx((scored["nats"], scored["targets"]))
     missing = run.prepare([{"text": "abcab"}], optional=("city",))
     nats, targets = of_cities.nats(None, ROW)

@@ -55,14 +55,14 @@ def test_log_probs_equal_scores_of_single_texts_in_context(run: Run) -> None:
     scored = score_hypotheses(run, nbest)
     for utterance, log_probs in zip(nbest.utterances, scored.log_probs, strict=True):
         for text, value in zip(utterance.texts, log_probs, strict=True):
-            (scored_row,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
+            (scored_row,) = run.score_rows({"text": text, "city": utterance.columns["city"], "stars": "5"})
             assert value == pytest.approx(-scored_row["nats"], abs=1e-4)
     features = scored.features()[0]
     assert scored.feature_names == ("acoustic", "lm", "model", "words")
     assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
     everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
-    (scored_row,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
+    (scored_row,) = run.score_rows({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
     assert everywhere.log_probs[0][1] == pytest.approx(-scored_row["nats"], abs=1e-4)
 
 

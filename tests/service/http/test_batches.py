@@ -23,7 +23,7 @@ def test_scores_equal_those_of_the_run(client: TestClient, site: Site) -> None:
     expected = client.post(
         "/v1/score", json={"texts": [{"text": row.pop("text"), "context": row} for row in map(dict, rows)]}
     ).json()["results"]
-    library_rows = site.service.model.run.score(rows)
+    library_rows = site.service.model.run.score_rows(rows)
     for item, row in zip(expected, library_rows, strict=True):
         assert item == pytest.approx({"nats": row["nats"], "targets": row["targets"], "perplexity": row["perplexity"]})
     assert [item["targets"] for item in results] == [5, 1]
@@ -83,7 +83,7 @@ def test_long_texts_are_scored_and_rescored_in_full(client: TestClient, site: Si
     run, texts = site.service.model.run, [LONG + end for end in ("aaaa", "cccc", "bbbb")]
     request = [{"text": text, "context": {"city": "Oslo", "who": "ann"}} for text in texts]
     results = client.post("/v1/score", json={"texts": request}).json()["results"]
-    expected = run.score([{"text": text, "city": "Oslo", "who": "ann"} for text in texts])
+    expected = run.score_rows([{"text": text, "city": "Oslo", "who": "ann"} for text in texts])
     assert [item["nats"] for item in results] == pytest.approx([row["nats"] for row in expected])
     assert {item["targets"] for item in results} == {len(LONG) + 5}
     best = min(range(3), key=lambda place: float(results[place]["nats"]))

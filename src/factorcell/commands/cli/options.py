@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,9 @@ from factorcell.commands.cli.parser import Parser, Section
 from factorcell.config import (
     DEVICES,
     EXTENSIBLE,
-    MODELS,
     PRECISIONS,
     Config,
-    read_options,
-    read_sections,
+    options_by_section,
     section_types,
     selected_kinds,
 )
@@ -35,8 +33,6 @@ from factorcell.options.option_fields import (
     TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
     OptionType,
-    PretrainedTokenizerOptions,
-    kinds_of_transformer,
     option_types,
 )
 
@@ -63,14 +59,15 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
     if not sections or "training" in sections:
         add_max_memory(parser)
     kinds = kinds_from_words(parser.words)
-    classes = section_types(kinds)
-    for section, field in config_fields(kinds):
+    classes, option_names = section_types(kinds), ["config", "model"]
+    for section, field in ((section, field) for section, cls in classes.items() for field in dataclasses.fields(cls)):
         if not sections or section in sections:
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
             is_built_in = kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
             name = section if field.name == "kind" else field.name
+            option_names.append(name)
             help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
             if field.name == "kind":
                 _add_kind(help_section, section, kinds)
@@ -81,14 +78,9 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
         for field in dataclasses.fields(HuggingFaceOptions):
             if field.name in TRANSFORMER_OPTIONS and field.name not in option_types(classes["backbone"]):
                 is_rare = field.name not in COMMON_OPTIONS
+                option_names.append(field.name)
                 _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
-
-
-def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yield (section, field) for each field of a config with these kinds of tokenizer, backbone and head."""
-    for section, section_type in section_types(kinds).items():
-        for field in dataclasses.fields(section_type):
-            yield section, field
+    parser.optional.set_defaults(option_names=option_names)
 
 
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
@@ -99,35 +91,10 @@ def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
         flag, equals, value = word.partition("=")
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
-    config_path = values.pop("config", "")
     kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
-    # `specified_options` reports the errors.
-    with suppress(UserError):
-        kinds = kinds_of_transformer(values) | kinds
-    with suppress(UserError, OSError):
-        sections = read_sections(config_path) if config_path else {}
-        kinds = selected_kinds(_without_overridden(sections, kinds, values)) | kinds
+    with suppress(UserError, OSError):  # `specified_options` reports the errors
+        kinds |= selected_kinds(options_by_section(values))
     return kinds
-
-
-def _without_overridden(
-    file_options: Mapping[str, Any], kinds: Mapping[str, str], arguments: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the options of a file without the sections whose kinds a command line with these `arguments` changes.
-
-    A base on the command line replaces an architecture in the file, and the other way round. A pretrained tokenizer is
-    that of the base in the file.
-    """
-    kinds_in_file = Config().kinds | selected_kinds(file_options)
-    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
-    replaces_base = "backbone" in changed or "architecture" in arguments
-    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
-        changed.add("tokenizer")
-    remaining = {section: dict(content) for section, content in file_options.items() if section not in changed}
-    if arguments.keys() & {*TRANSFORMER_OPTIONS}:
-        for name in TRANSFORMER_OPTIONS:
-            remaining.get("backbone", {}).pop(name, None)
-    return remaining
 
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
@@ -172,30 +139,14 @@ def _value_parser(option_type: OptionType) -> Callable[[str], Any]:
     return parse
 
 
-def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the config options that a command specifies, by section.
+def option_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a training that a command line specifies, by name, with its --config and --model."""
+    return {name: getattr(arguments, name) for name in arguments.option_names if hasattr(arguments, name)}
 
-    Options on the command line override the options that --model sets; both override the --config file.
-    """
-    file_options = read_options(arguments.config) if getattr(arguments, "config", None) else {}
-    chosen_kinds = kinds_of_transformer(vars(arguments))
-    chosen_kinds |= {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
-    file_options = _without_overridden(file_options, chosen_kinds, vars(arguments))
-    specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
-    for section, kind in chosen_kinds.items():
-        specified[section]["kind"] = kind
-    kinds = selected_kinds(file_options) | chosen_kinds
-    if getattr(arguments, "model", None):
-        adapt, output_bias = MODELS[arguments.model]
-        specified["model"] = {"adapt": adapt, "output_bias": output_bias}
-    for section, field in config_fields(kinds):
-        if field.name != "kind" and hasattr(arguments, field.name):
-            value = getattr(arguments, field.name)
-            if isinstance(value, list):
-                # For options with choices, the value `none` stands for an empty list.
-                value = tuple(element for element in value if element != NONE or not field.metadata.get("choices"))
-            specified[section][field.name] = value
-    return {section: {**file_options.get(section, {}), **values} for section, values in specified.items()}
+
+def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the options of a training that a command line specifies, by section."""
+    return options_by_section(option_values(arguments))
 
 
 def prepare_training(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
@@ -240,11 +191,7 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for context values that were not in the training table.
-
-    By default, tables are read as training reads the development table. If the user types the context values on the
-    command line, the default is "error", because an unknown value is then probably a typing mistake.
-    """
+    """Add --unknown, the policy for values that training never saw (`choices.UNKNOWN_POLICIES`)."""
     help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
     help_text += "missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)

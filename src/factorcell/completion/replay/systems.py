@@ -95,7 +95,7 @@ class Personalised(System):
         run: The run.
         suggester: The completer or blend of the run.
         learns: Whether to learn users; if False, the vector of every user stays that of the unknown user.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
     """
 
     def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
@@ -238,7 +238,7 @@ def open_systems(
         folder: A run folder or a folder of runs.
         names: Names of systems, or items NAME=FOLDER.
         user_column: The column of users.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         seconds: Time limit of each search.
         open_run: Opens the run in a folder: `Run.open`, or a partial call of it with more arguments.
 

@@ -91,7 +91,7 @@ def try_rates(
         streams: Texts of users who were not in training.
         optimizers: Optimizers to try.
         max_norm: Limit of the norm of user vectors, as in `LearningRule`.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Returns:
         A generator of a row (`optimizer`, `rate`, `perplexity`) for each rule that is tried; in the first row, the rate

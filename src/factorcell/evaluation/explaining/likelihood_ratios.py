@@ -60,8 +60,7 @@ def explain(
         runs: A run, or several runs with the same tokenizer and vocabulary.
         texts: A list or a column of texts; they are not truncated.
         contexts: The values of columns for each named context.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         train: The training table, in which to count the tokens; None counts no tokens.
         text_contexts: For each text, the values of further columns; the values of `contexts` have precedence.
 

@@ -110,7 +110,7 @@ def most_shifted_tokens(
         against: The context to compare with; by default the expected context.
         count: The maximum number of raised tokens, and of lowered tokens.
         frequent: The number of most frequent tokens that are considered; by default all.
-        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
         train: The training table, in which the tokens are counted; by default the table that the run recorded.
 
     Returns:

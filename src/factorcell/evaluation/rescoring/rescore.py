@@ -193,8 +193,7 @@ def score_hypotheses(
         model: A run or an n-gram model.
         nbest: The n-best lists.
         context: Values of context columns for all utterances.
-        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
-            "expected" (as the expected value).
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Returns:
         The lists with the log probabilities in nats.

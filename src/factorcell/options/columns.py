@@ -1,0 +1,86 @@
+"""Context columns with their kinds, as objects that are equivalent to the texts on the command line.
+
+    Number("nights")         nights:number
+    Cyclic("hour", 24)       hour:cyclic=24
+
+A plain text such as `nights` leaves the kind to the values of the column.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """Base class of the kinds of context columns.
+
+    Args:
+        name: The name of the column.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{type(self).__name__.lower()}"
+
+
+class Category(Column):
+    """A column of names, identifiers or ratings, with an embedding for each value."""
+
+
+class Number(Column):
+    """A column of numbers, which a small network reads."""
+
+
+class Hour(Column):
+    """A column of times, whose hours are points on a circle."""
+
+
+class Weekday(Column):
+    """A column of times, whose weekdays are points on a circle."""
+
+
+class Yearday(Column):
+    """A column of times, whose days of the year are points on a circle."""
+
+
+class Longitude(Column):
+    """A column of degrees, which are points on a circle: -180 and 180 are the same point."""
+
+
+@dataclass(frozen=True)
+class Cyclic(Column):
+    """A column of numbers with a period, which are points on a circle.
+
+    Args:
+        name: The name of the column.
+        period: The period, such as 24.
+    """
+
+    period: float
+
+    def __str__(self) -> str:
+        return f"{self.name}:cyclic={self.period}"
+
+
+class Text(Column):
+    """A column of texts that are part of the context vector, without the order of their words."""
+
+
+class Sequence(Column):
+    """A column of texts that are part of the context vector, with the order of their words."""
+
+
+class Prompt(Column):
+    """A column of texts that are read before the text."""
+
+
+class Vector(Column):
+    """A column of lists of numbers of equal length."""
+
+
+def column_texts(columns: Any) -> Any:
+    """Return a tuple with the text of each `Column` in place of the object; other values stay as they are."""
+    if not isinstance(columns, (list, tuple)):
+        return columns
+    return tuple(str(column) if isinstance(column, Column) else column for column in columns)

@@ -1,0 +1,109 @@
+"""The flat interface of `fit`: its options, wrong names, and equality with a training from a `Config`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+import factorcell
+from factorcell import Category, Cyclic, Number, Run, UserError, fit
+from factorcell.config import Config, TrainingConfig, options_by_section, section_types
+from factorcell.options.columns import Column
+from factorcell.options.option_fields import OPTION_KINDS, OptionType, option_types
+from factorcell.options.training_options import Options, TrainingOptions
+from tests.small_runs import ROWS
+
+SIZES: dict[str, Any] = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1}
+STEPS: dict[str, Any] = {"steps": 3, "batch_tokens": 40, "threads": 1}
+
+
+def hint_of(option_type: OptionType) -> Any:
+    """Return the annotation in `Options` of an option of this type."""
+    hint: Any = Sequence[str] if option_type.is_list else option_type.scalar
+    return hint | None if option_type.is_optional else hint
+
+
+def test_the_types_of_options_are_those_of_the_fields() -> None:
+    classes = [cls for section, cls in section_types().items() if section not in OPTION_KINDS]
+    classes += [cls for kinds in OPTION_KINDS.values() for cls in kinds.values()]
+    expected: dict[str, Any] = {"config": Any, "model": str, **dict.fromkeys(OPTION_KINDS, str)}
+    for cls in classes:
+        for name, option_type in option_types(cls).items():
+            if name != "kind":
+                assert expected.setdefault(name, hint_of(option_type)) == hint_of(option_type)
+    training = {name: hint_of(option_type) for name, option_type in option_types(TrainingConfig).items()}
+    assert get_type_hints(TrainingOptions) == training
+    assert get_type_hints(Options) == {**expected, "context": Sequence[str | Column]}
+
+
+def weights(run: Run) -> list[Any]:
+    return [parameter.tolist() for parameter in run.model.parameters()]
+
+
+def test_options_train_the_same_model_as_a_config(tmp_path: Path) -> None:
+    columns: list[str | Column] = ["city", Category("stars"), Number("lat"), Cyclic("lon", 360)]
+    run = fit(ROWS, dev=ROWS[:4], out=tmp_path / "flat", context=columns, tokenizer="char", **SIZES, **STEPS)
+    assert run.config.data.context == ("city", "stars:category", "lat:number", "lon:cyclic=360")
+    assert run.config.tokenizer.kind == "char"
+    assert run.config.training.steps == 3
+    path = tmp_path / "recipe.toml"
+    path.write_text(run.config.to_toml(), encoding="utf-8")
+    for config in (run.config, path, run.folder / "config.json"):
+        again = fit(ROWS, dev=ROWS[:4], out=tmp_path / f"{len(list(tmp_path.iterdir()))}", config=config)
+        assert again.config == run.config
+        assert weights(again) == weights(run)
+    unadapted = fit(ROWS, dev=ROWS[:4], out=tmp_path / "unadapted", config=path, model="unadapted", seed=1)
+    assert unadapted.config == run.config.with_options(model="unadapted").with_options(seed=1)
+    assert run.score(ROWS).shape == (len(ROWS),)
+    np.testing.assert_array_equal(run.score(ROWS), Run.open(run.folder).score(ROWS))
+    frame = run.score_table(ROWS)
+    assert frame["nats"].tolist() == run.score(ROWS).tolist()
+    classification = run.predict(ROWS, "city", priors="uniform")
+    assert classification.labels == [row["predicted"] for row in classification.rows()]
+    assert classification.accuracy == classification.metrics()["accuracy"]
+    assert np.isnan(run.predict(["the sea"], "city").accuracy)
+
+
+def test_options_of_a_kind_follow_it() -> None:
+    options = options_by_section({"architecture": "llama", "heads": 2, "lowercase": True, "adapt": ["none"]})
+    assert options["backbone"] == {"kind": "huggingface", "architecture": "llama", "heads": 2}
+    assert options["tokenizer"] == {"lowercase": True}
+    assert Config.from_dict(options).model.adapt == ()
+    config = Config.of(tokenizer="bpe", min_count=3, rank=2)
+    assert options_by_section({"config": config, "tokenizer": "char"})["tokenizer"] == {"kind": "char"}
+    assert options_by_section({"config": config, "rank": 4})["tokenizer"] == config.to_dict()["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rnk": 4}, "unknown option 'rnk' (did you mean 'rank'?)"),
+        ({"minuts": 4}, "unknown option 'minuts' (did you mean 'minutes'?)"),
+        ({"tokeniser": "char"}, "unknown option 'tokeniser' (did you mean 'tokenizer'?)"),
+        ({"heads": 4}, "unknown option 'heads'"),
+        ({"kind": "char"}, "unknown option 'kind'"),
+        ({"rank": "4"}, "rank is '4'; it must be of type int"),
+        ({"model": "factorcel"}, "unknown model 'factorcel' (did you mean 'factorcell'?)"),
+        ({"tokenizer": "chars"}, "unknown tokenizer 'chars'"),
+        ({"base": "x", "backbone": "recurrent"}, "base requires backbone huggingface, got recurrent"),
+        ({"minutes": 0}, "minutes is 0; it must be above 0"),
+        ({"preset": "fast"}, "unknown preset 'fast'"),
+        ({"context": [Cyclic("lat", 0)]}, "context column 'lat:cyclic=0': expected a period above 0"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_the_nearest(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        fit(ROWS, out=tmp_path / "run", **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_package_has_few_names() -> None:
+    assert len(factorcell.__all__) <= 24
+    for name in factorcell.__all__:
+        assert getattr(factorcell, name) is not None
