@@ -209,8 +209,8 @@ def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int
         for alternative in alternatives
         if alternative.has(INDICATORS[source])
     ]
-    own = next((entry for entry in proposed if entry[1] == text), None)
-    return None if own is None else 1 + sum(entry < own for entry in proposed)
+    entered = next((entry for entry in proposed if entry[1] == text), None)
+    return None if entered is None else 1 + sum(entry < entered for entry in proposed)
 
 
 @dataclass(frozen=True)
