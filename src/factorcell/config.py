@@ -95,7 +95,7 @@ class DataConfig:
     min_text_users: int = int_option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text or sequence, ignore words that occur less often", 1)
+    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", column_texts(self.context))

@@ -67,7 +67,7 @@ class Corpus:
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
         vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        words: For each variable of kind text or sequence, the words of each row: the ids of those words that the schema
+        words: For each variable of kind text, the words of each row: the ids of those words that the schema
             contains, in their order.
         prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are

@@ -31,7 +31,7 @@ MISSING_POLICIES = ("expected", "drop", "error")
 # Help texts that explain the choices of an option.
 CHOICE_HELP = {
     "context": "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
-    "sequence, prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
+    "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
     "category or number",
     "prompt": "column with a text that is read before the text and not scored (repeatable)",
     "prompt_history": "read this many earlier texts of the user before the text (only with user)",

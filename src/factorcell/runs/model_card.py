@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from factorcell.adapters.adapters import weight_adapters
-from factorcell.data.columns.schema import TIME_KINDS, WORD_KINDS, Variable
+from factorcell.data.columns.schema import TIME_KINDS, Variable
 from factorcell.io import files
 from factorcell.io.escapes import escape_hidden
 from factorcell.io.pretrained import HUB_NAME
@@ -204,7 +204,7 @@ def _longest_backticks(text: str) -> int:
 def _example_value(variable: Variable) -> Any:
     if variable.kind == "vector":
         return [round(mean, 3) for mean in variable.means]
-    if variable.kind in WORD_KINDS:
+    if variable.kind == "text":
         return variable.values[0]
     if variable.kind == "prompt":
         return "..."

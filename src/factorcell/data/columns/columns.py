@@ -11,7 +11,7 @@ from factorcell.config import HISTORY_COLUMN, DataConfig
 from factorcell.data.columns.number_reader import NumberReader
 from factorcell.data.columns.prompts import PromptReader, earlier_texts
 from factorcell.data.columns.readers import CategoryReader, ColumnReader, TextReader, VectorReader
-from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS, ContextSchema, Variable
+from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
 from factorcell.data.ragged import Ragged
 from factorcell.data.tables.chunks import Table
@@ -29,7 +29,6 @@ MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the 
 READERS: dict[str, type[ColumnReader]] = {
     "category": CategoryReader,
     "text": TextReader,
-    "sequence": TextReader,
     "prompt": PromptReader,
     "vector": VectorReader,
 }
@@ -171,8 +170,7 @@ class ContextColumns:
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
         vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
-        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors}
-        encoded_by_kind |= dict.fromkeys(WORD_KINDS, words)
+        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": words}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
             if isinstance(reader, PromptReader):
                 assert text_fields is not None

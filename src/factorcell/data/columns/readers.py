@@ -1,10 +1,9 @@
 """Readers of context columns: each reader receives one column in chunks and encodes its values as an array.
 
 A text is encoded as a bag of words: the ids of its lower-cased words, without words that are too rare in training. The
-bag does not depend on the tokenizer of the model. A sequence is encoded as the same words; its encoder reads them in
-their order. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON array in text. Missing values are
-encoded as missing (numbers and vectors as NaN), and the model replaces them by the expected value of the variable
-(docs/glossary.md).
+bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
+JSON array in text. Missing values are encoded as missing (numbers and vectors as NaN), and the model replaces them by
+the expected value of the variable (docs/glossary.md).
 """
 
 import json
@@ -33,7 +32,6 @@ from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.options.option_fields import WordOptions
 
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
-MAX_SEQUENCE_WORDS = 200  # number of words of a sequence that its encoder reads, the last ones
 
 
 class ColumnReader:
@@ -210,7 +208,7 @@ class CategoryReader(ColumnReader):
 
 
 class TextReader(ColumnReader):
-    """Reads a column of texts as lists of words; of a sequence, only the last `MAX_SEQUENCE_WORDS` words."""
+    """Reads a column of texts as lists of words."""
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
@@ -227,7 +225,6 @@ class TextReader(ColumnReader):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
-            words = words[-MAX_SEQUENCE_WORDS:] if self.declared_variable.kind == "sequence" else words
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))
