@@ -26,7 +26,6 @@ from factorcell.options.option_fields import (
     CHOICE_HELP,
     MAX_LAYERS,
     MAX_SIZE,
-    MISSING_POLICIES,
     OPTION_KINDS,
     PREFIX,
     TRANSFORMER_OPTIONS,
@@ -87,7 +86,6 @@ class DataConfig:
     min_user_count: int = int_option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
-    missing: str = option("expected", CHOICE_HELP["missing"], choices=MISSING_POLICIES)
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
     min_text_count: int = int_option(
         3, "store a text as a popular completion if it occurs at least this often (only with user)", 1

@@ -51,7 +51,6 @@ class Options(TrainingOptions, total=False):
     max_tokens: int
     min_context_count: int
     min_user_count: int
-    missing: str
     anonymous: bool
     min_text_count: int
     min_text_users: int
