@@ -173,7 +173,6 @@ class TrainingConfig:
         0, "development targets that are read; 0: all, with minutes a number in proportion to them", 0
     )
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1)
     save_every: int = int_option(500, "steps between checkpoints", 1)
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)

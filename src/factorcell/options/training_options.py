@@ -17,7 +17,6 @@ class TrainingOptions(TypedDict, total=False):
     learning_rate: float
     token_rate: float
     warmup: float
-    decay: str
     weight_decay: float
     value_prior: float
     sparse_l1: Sequence[str]
@@ -27,7 +26,6 @@ class TrainingOptions(TypedDict, total=False):
     evaluations: int
     max_dev_targets: int
     patience: int
-    log_every: int
     save_every: int
     ngram_mixture: bool
     seed: int
@@ -55,7 +53,6 @@ class Options(TrainingOptions, total=False):
     min_text_count: int
     min_text_users: int
     min_context_word: int
-    max_context_words: int
     tokenizer: str
     lowercase: bool
     min_count: int
@@ -80,7 +77,6 @@ class Options(TrainingOptions, total=False):
     dropout_recurrent: float
     dropout_input: float
     dropout_output: float
-    dropout_token: float
     base: str
     architecture: str
     base_digest: str
