@@ -10,9 +10,10 @@ from pyarrow import parquet as pq
 from sklearn import ensemble, metrics, model_selection
 
 import hotels
+from embedding_columns import ValueColumn
 from factorcell.errors import UserError
-from factorcell.evaluation.explaining.embeddings import ValueColumn
-from tests.evaluation.test_embeddings import clouds, groups_of
+from tests.evaluation.test_embeddings import clouds
+from tests.experiments.test_embedding_columns import groups_of
 
 
 @pytest.mark.parametrize(
