@@ -167,7 +167,6 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
         (["--variable", "town"], "unknown categorical context 'town'"),
         (["--count", "0"], "count is 0"),
         (["--near", "<city 3>", "--words", "--frequent", "0"], "frequent is 0"),
-        (["--by", "side"], "--by COLUMN requires"),
         (["--between", "stars", "stars=1"], "--between: expected NAME=VALUE, got 'stars'"),
         (["--between", "star=5", "star=1"], "unknown context column 'star'"),
         (["--between", "stars=4", "stars=1"], "stars '4' was never seen"),
