@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import peft
 import pytest
@@ -130,10 +131,13 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_card_says_what_training_never_saw(tmp_path: Path) -> None:
+def test_the_card_says_what_training_never_saw_and_what_was_not_needed(tmp_path: Path) -> None:
     run = random_run(tmp_path, "llama", **FACTOR)
-    export(run, tmp_path / "lora", context={"city": "Paris"}, unknown="expected")
+    options: dict[str, Any] = {"unknown": "expected", "approximate": ROWS}
+    with logged_progress() as notices:
+        export(run, tmp_path / "lora", context={"city": "Paris"}, **options)
     assert "in the context: city Paris (never seen in training)." in (tmp_path / "lora" / "README.md").read_text()
+    assert notices[0] == "approximate: not needed, because lora stores all changes exactly"
 
 
 def test_columns_without_a_value_have_their_expected_value(tmp_path: Path) -> None:
@@ -151,12 +155,14 @@ def test_merged_model_gives_the_probabilities_of_the_run(options: dict[str, Any]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_a_run_without_an_output_bias_is_merged_by_each_architecture(architecture: str, tmp_path: Path) -> None:
+def test_a_run_without_an_output_bias_needs_no_approximation(architecture: str, tmp_path: Path) -> None:
     run = random_run(tmp_path, architecture, **FACTOR)
-    export(run, tmp_path / "merged", to="merged", context=OSLO)
+    with logged_progress() as notices:
+        export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     export(run, tmp_path / "lora", context=OSLO)
     assert not json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["lora_bias"]
+    assert not any("without exact changes" in notice for notice in notices)
 
 
 def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
@@ -183,6 +189,48 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
         assert loaded(text)["input_ids"] == tokens_of(run, text)[0].tolist()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
+    architecture: str, tmp_path: Path
+) -> None:
+    run = random_run(tmp_path, architecture)
+    with pytest.raises(UserError, match="approximate") as caught:
+        export(run, tmp_path / "merged", to="merged", context=OSLO)
+    assert "the output layer; lora for PEFT can" in str(caught.value)
+    assert not (tmp_path / "merged").exists()
+    with logged_progress() as notices:
+        export(run, tmp_path / "merged", to="merged", context=OSLO, approximate=ROWS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    nats, count = 0.0, 0
+    _, held_out = run.prepare(ROWS).split(0.5, seed=0)
+    for number in range(len(held_out)):
+        ids = held_out.batch(np.array([number])).tokens[0].tolist()
+        log_probs = exported_log_probs(model, torch.tensor([ids[:-1]]))
+        nats -= float(log_probs.gather(1, torch.tensor(ids[1:])[:, None]).sum())
+        count += len(ids) - 1
+    fixed = FixedContext.of(run, OSLO, "error")
+    in_oslo = [{**row, **OSLO} for row in ROWS]
+    assert fixed.perplexity(run.prepare(ROWS)) == pytest.approx(run.evaluate(in_oslo).perplexity, rel=1e-4)
+    before = fixed.perplexity(held_out)
+    assert f"perplexity {np.exp(nats / count):.2f} instead of {before:.2f}" in notices[0]
+
+
+def test_lora_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
+    run = random_run(tmp_path, "llama")
+    with logged_progress() as notices:
+        export(run, tmp_path / "lora", context=OSLO, approximate=ROWS)
+    assert "without exact changes" in notices[0]
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_bias"]) == (34, 34, False)
+    assert "lm_head" not in config["target_modules"]
+    with_factor_only = FixedContext.of(run, OSLO, "error").without_map_biases()
+    tokens = tokens_of(run)
+    expected = torch.log_softmax(with_factor_only.vectors(tokens)[0] @ run.model.embedding.T, dim=-1)
+    model = load_lora(tmp_path / "llama", tmp_path / "lora")
+    actual = torch.log_softmax(exported_log_probs(model, tokens)[:, : len(run.tokenizer)], dim=-1)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_a_base_in_bfloat16_is_exported_within_its_precision(architecture: str, tmp_path: Path) -> None:
     run = random_run(tmp_path, architecture, base_precision="bfloat16", adapt=("factor",))
@@ -196,14 +244,66 @@ def test_a_base_in_bfloat16_is_exported_within_its_precision(architecture: str, 
         assert_same(run, OSLO, merged, tolerance=0.1)
 
 
+def dequantized_changes(path: Path) -> dict[str, np.ndarray]:
+    """Return B A of each map in a GGUF file, times alpha / rank."""
+    reader = gguf.GGUFReader(path)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    alpha = float(reader.fields["adapter.lora.alpha"].contents())
+    names = {name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")}
+    assert len(tensors) == 2 * len(names)
+    return {
+        name: tensors[f"{name}.lora_b"] @ tensors[f"{name}.lora_a"] * alpha / len(tensors[f"{name}.lora_a"])
+        for name in names
+    }
+
+
+def rows_of_llama_cpp(matrix: Tensor, heads: int) -> Tensor:
+    """Return the rows of a query or key map in the order of llama.cpp: row 2 i + j of a head is row i + j size / 2."""
+    size = len(matrix) // heads
+    order = [head * size + row // 2 + row % 2 * size // 2 for head in range(heads) for row in range(size)]
+    return matrix[order]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
+def test_gguf_has_the_change_of_each_map_under_its_name(architecture: str, tmp_path: Path) -> None:
+    run = random_run(tmp_path, architecture)
+    export(run, tmp_path / "gguf", to="gguf-lora", context=OSLO, approximate=ROWS)
+    path = tmp_path / "gguf" / "adapter.gguf"
+    fields = gguf.GGUFReader(path).fields
+    expected = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": architecture}
+    assert {name: fields[name].contents() for name in expected} == expected
+    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    names = gguf.get_tensor_name_map(number, 2)
+    maps, changes = FixedContext.of(run, OSLO, "error").maps(), dequantized_changes(path)
+    assert len(changes) == len(maps)
+    for projection, shift in maps:
+        factors = shift.low_rank_factors()
+        assert factors is not None
+        matrix = (factors[0] @ factors[1]).T
+        if architecture == "llama" and projection.path.endswith(("q_proj", "k_proj")):
+            matrix = rows_of_llama_cpp(matrix, 2 if projection.path.endswith("q_proj") else 1)
+        np.testing.assert_allclose(changes[f"{names.get_name(projection.path)}.weight"], matrix.numpy(), atol=1e-5)
+
+
+def test_a_gguf_base_has_the_permuted_rows_that_the_export_assumes(tmp_path: Path) -> None:
+    """`transformers` reads the query map of a GGUF file in the inverse order of the export."""
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+    matrix = torch.arange(24.0)[:, None].expand(24, 3)
+    reverse = LlamaTensorProcessor(config={"num_attention_heads": 4, "num_key_value_heads": 2})
+    permuted = rows_of_llama_cpp(matrix, 4).numpy()
+    np.testing.assert_array_equal(reverse._reverse_permute_weights(permuted, 4, 4), matrix.numpy())
+
+
 @pytest.mark.parametrize(
     ("options", "to", "message"),
     [
         (EVERY_ADAPTER, "lora", "the adapter scale"),
+        (EVERY_ADAPTER, "gguf-lora", "the adapter scale"),
         ({"train_base": True}, "lora", "training changed all weights"),
         ({"prefix_vectors": 2}, "lora", "prefix vectors"),
         ({"adapt": ("prefix",)}, "merged", "control codes"),
-        ({}, "merged", "biases of the output layer; lora can"),
+        ({}, "gguf-lora", "biases of its maps and the output layer"),
         ({}, "onnx", "unknown format 'onnx'"),
     ],
 )
@@ -281,17 +381,16 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     assert float(run_log_probs(run, {"city": "Oslo"}, tokens)[:, run.tokenizer.specials.unknown].max()) < -15
     expected = torch.log_softmax(run_log_probs(run, {"city": "Oslo"}, tokens)[:, :size], dim=-1)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-    assert main("export run merged --context city=Oslo --to merged".split()) == 2
-    assert "cannot store the changes of the biases of the output layer; lora can" in capsys.readouterr().err
-    words = words.replace("--output-bias low_rank", "--output-bias none").replace("--out run", "--out exact")
-    assert main([*words.split(), "--base-precision", "float32"]) == 0
-    assert main("export exact merged --context city=Oslo --to merged".split()) == 0
+    assert main("export run merged --context city=Oslo --to merged --approximate texts.csv".split()) == 0
+    assert "without exact changes of the biases of the output layer: perplexity" in capsys.readouterr().err
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert loaded("the sea <|endoftext|>")["input_ids"] == [0, *tokens_of(run, "the sea <|endoftext|>")[0, 1:].tolist()]
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert (len(loaded), merged.config.vocab_size, merged.config.eos_token_id) == (size, size, 0)
     assert main("export run lora --context city=Oslo".split()) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main("export run other --to gguf-lora".split()) == 2
+    assert "--approximate TABLE to leave out or approximate them" in capsys.readouterr().err
 
 
 def test_a_merged_model_has_no_quantization_of_its_base(tmp_path: Path) -> None:

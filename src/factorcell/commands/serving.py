@@ -77,4 +77,11 @@ def run_export(arguments: argparse.Namespace) -> None:
     context = options.parse_context(arguments.context)
     options.report_rare_values(run.schema, context)
     report_run(run, context)
-    export(run, arguments.folder, to=arguments.to, context=context, unknown=arguments.unknown)
+    export(
+        run,
+        arguments.folder,
+        to=arguments.to,
+        context=context,
+        approximate=arguments.approximate,
+        unknown=arguments.unknown,
+    )

@@ -4,6 +4,7 @@
 |---|---|---|
 | lora | adapter_config.json, adapter_model.safetensors | PEFT; without biases also vLLM |
 | merged | config.json, model.safetensors, and the tokenizer if possible | transformers, vLLM, and converters to GGUF |
+| gguf-lora | adapter.gguf | llama.cpp |
 """
 
 import json
@@ -24,7 +25,8 @@ from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.model_card import escape_markdown, has_mixture
 from factorcell.runs.run import Run
 
-LIBRARIES = {"lora": "peft", "merged": "transformers"}  # what reads a format
+LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
+HELD_OUT_SHARE = 0.5  # share of the texts of --approximate that measure the approximation; the others fit it
 ROUNDED = (
     "the weights are rounded to bfloat16, the type of the base of the run (--base-precision), so the logits differ "
     "slightly from those of the run"
@@ -41,6 +43,7 @@ def export(
     *,
     to: str = "lora",
     context: Mapping[str, Any] | None = None,
+    approximate: Any = None,
     unknown: str = "error",
 ) -> None:
     """Write a run with a Transformer in one context as files of another program.
@@ -50,8 +53,11 @@ def export(
     Args:
         run: The run.
         folder: The folder to write, which does not exist or is empty.
-        to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers.
+        to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers; "gguf-lora", a LoRA of llama.cpp.
         context: A value for each context column, such as `{"stars": 5}`; other columns have their expected values.
+        approximate: A table of texts; with it, changes of biases that not all readers of the format support are left
+            out, or approximated in the output matrix of a merged model, and the effect on the perplexity of these
+            texts is reported.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Raises:
@@ -61,11 +67,12 @@ def export(
     if not files.is_new(folder):
         raise files.folder_exists_error(folder)
     fixed = FixedContext.of(run, context or {}, unknown)
-    _check_changes(fixed, to)
-    remarks = []
+    fixed, remarks = _with_storable_biases(fixed, to, approximate)
     with _complete_folder(Path(folder)) as partial:
         if to == "lora":
             lora_files.write_peft(fixed, partial)
+        elif to == "gguf-lora":
+            lora_files.write_gguf(fixed, partial)
         else:
             merged_model.write_merged_model(fixed, partial)
         has_tokenizer = to == "merged" and _write_tokenizer(fixed, partial)
@@ -81,19 +88,42 @@ def export(
         LOG.info("%s", remark)
 
 
-def _check_changes(fixed: FixedContext, to: str) -> None:
-    """Raise `UserError` if the format cannot store a change of the run."""
-    if to == "lora":
-        lora_files.check_run(fixed)
-        return
-    places = merged_model.find_places(fixed)
-    names = ["its maps"] * (not places.map_biases) + ["the output layer"] * (not places.output_bias)
-    if names:
-        is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in fixed.conditions.shifts)
+def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[FixedContext, list[str]]:
+    """Return the context with biases that the format can store, and remarks about the others.
+
+    Raises:
+        UserError: The format cannot store a change, and there is no `table` to approximate it and measure the effect.
+    """
+    run, shifts = fixed.run, fixed.conditions.shifts
+    is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in shifts)
+    if to == "merged":
+        places = merged_model.find_places(fixed)
+        has_map_biases, has_output_bias = not places.map_biases, not places.output_bias
+    else:
+        lora_files.check_run(fixed, is_gguf=to == "gguf-lora")
+        has_map_biases, has_output_bias = any(shift.bias is not None for shift in shifts), fixed.changes_output_bias
+    names = ["its maps"] * has_map_biases + ["the output layer"] * has_output_bias
+    if not names:
+        return fixed, [] if table is None else [f"approximate: not needed, because {to} stores all changes exactly"]
+    if to == "lora" and table is None:
+        return fixed, []
+    if table is None:
         raise UserError(
-            f"{fixed.run.folder}: {to} cannot store the changes of the biases of {' and '.join(names)}"
-            + ("; lora can" if is_low_rank else "; a model whose last layer is a LayerNorm can, such as gpt2")
+            f"{run.folder}: {to} cannot store the changes of the biases of {' and '.join(names)}"
+            + ("; lora for PEFT can" if is_low_rank else ""),
+            (("approximate", "TABLE"),),
+            "to leave out or approximate them and report the effect on the perplexity of the texts in TABLE",
         )
+    texts = run.prepare(table, optional=tuple(variable.name for variable in run.schema.variables))
+    storable = fixed.without_map_biases() if has_map_biases else fixed
+    if has_output_bias and to == "merged":
+        fitted_texts, texts = texts.split(HELD_OUT_SHARE, seed=0)
+        storable = storable.with_output_bias_in_matrix(fitted_texts)
+    elif has_output_bias:
+        storable = storable.without_output_bias()
+    before, after = fixed.perplexity(texts), storable.perplexity(texts)
+    change = f"perplexity {after:.2f} instead of {before:.2f} ({after / before - 1:+.1%})"
+    return storable, [f"without exact changes of the biases of {' and '.join(names)}: {change}"]
 
 
 @contextmanager

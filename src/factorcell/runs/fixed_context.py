@@ -5,7 +5,9 @@ In a fixed context, the adapted maps and the softmax are constant:
     map            y = s * (x (W + L R)) + b + v
     output layer   logits = M h + t,  M = E P,  t = M o + b + Q c + a(c)
 
-o is the change of the last vectors h. A pretrained model has no P.
+o is the change of the last vectors h. A pretrained model has no P. If a model has no place for t, but for M, the logits
+are approximated by M' h with M' = M + (t - t0) u^T, where t0 is the bias of the base, and u h is nearly 1: u minimizes
+the sum of (u h - 1)^2 over the vectors h of a table of texts.
 
 Shapes: B texts, T steps, N vectors, V vocabulary, H vector of the backbone.
 """
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 
 from factorcell.adapters.adapted_linear import UNCHANGED
 from factorcell.adapters.adapters import Shift
+from factorcell.data.corpus import Batch, Corpus
 from factorcell.errors import UserError
 from factorcell.nn.backbones.adapted_modules import Projection
 from factorcell.nn.backbones.backbone import BackboneState
@@ -29,6 +32,8 @@ from factorcell.nn.output import ContextBias, SoftmaxHead
 from factorcell.runs.run import Run
 
 NEVER = -1e4  # bias of tokens whose probability is zero; infinity would make the products of some engines NaN
+VECTORS_AT_ONCE = 512  # number of vectors whose logits are in memory at the same time
+RIDGE = 0.01  # penalty on u, as a share of the mean square of the numbers in the vectors
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,34 @@ class FixedContext:
         projections = self.backbone.maps.projections
         return list(zip(projections, self.conditions.shifts or [UNCHANGED] * len(projections), strict=True))
 
+    def without_map_biases(self) -> "FixedContext":
+        """Return this context with the biases that the maps of the base have."""
+        shifts = tuple(replace(shift, bias=None) for shift in self.conditions.shifts)
+        return replace(self, conditions=replace(self.conditions, shifts=shifts))
+
+    def without_output_bias(self) -> "FixedContext":
+        """Return this context with the output bias of the base."""
+        return replace(self, output_bias=self.base_output_bias)
+
+    def with_output_bias_in_matrix(self, texts: Corpus) -> "FixedContext":
+        """Return this context with M' instead of M, and the output bias of the base; u is fitted to `texts`."""
+        size = self.output_matrix.shape[1]
+        squares, total = torch.zeros(size, size, dtype=torch.double), torch.zeros(size, dtype=torch.double)
+        with self.run.scoring():
+            for batch in self.run.batches(texts):
+                vectors = self.vectors(batch.tokens[:, :-1], batch.lengths)[batch.mask()].double().cpu()
+                squares += vectors.T @ vectors
+                total += vectors.sum(0)
+        squares.diagonal().add_(RIDGE * squares.diagonal().mean())
+        direction = torch.linalg.solve(squares, total).to(self.output_matrix)
+        change = self.output_change
+        start = self.run.model.specials.start
+        change[start] = 0
+        change[start] = change.min()  # NEVER would magnify the error of the approximation
+        # A constant added to all logits changes no probability; this one makes the changes of frequent tokens small.
+        change -= self.output_bias.softmax(0) @ change
+        return replace(self.without_output_bias(), output_matrix=self.output_matrix + change[:, None] * direction)
+
     def vectors(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vectors (B, T, H) after the `tokens` (B, T), read in this context."""
         start = self.start.select(torch.zeros(len(tokens), dtype=torch.long, device=tokens.device))
@@ -167,3 +200,19 @@ class FixedContext:
     def log_probabilities(self, vectors: Tensor) -> Tensor:
         """Return the log probabilities (N, V) of the next token after vectors (N, H)."""
         return F.log_softmax(torch.addmm(self.output_bias, vectors, self.output_matrix.T), dim=-1)
+
+    def nats(self, batch: Batch) -> float:
+        """Return the sum of the nats of all targets of `batch`, read in this context."""
+        mask = batch.mask()
+        vectors, targets = self.vectors(batch.tokens[:, :-1], batch.lengths)[mask], batch.tokens[:, 1:][mask]
+        parts = zip(torch.split(vectors, VECTORS_AT_ONCE), torch.split(targets, VECTORS_AT_ONCE), strict=True)
+        return -sum(
+            float(self.log_probabilities(part).gather(1, part_targets[:, None]).double().sum())
+            for part, part_targets in parts
+        )
+
+    def perplexity(self, texts: Corpus) -> float:
+        """Return the perplexity per token of `texts`, all read in this context."""
+        with self.run.scoring():
+            total = sum(self.nats(batch) for batch in self.run.batches(texts))
+        return float(np.exp(total / max(1, texts.target_count)))

@@ -1,25 +1,42 @@
-"""A run with a frozen pretrained base in one context, as a LoRA of PEFT.
+"""A run with a frozen pretrained base in one context, as a LoRA file of PEFT or of llama.cpp.
 
 The change P Q + L R of a map is a LoRA B A with A = [P L]^T and B = [Q; R]^T, whose scale alpha / r is 1. Changes of
-biases become the biases of B, which PEFT reads (`lora_bias`), but vLLM does not. The change of the output
+biases become the biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not. The change of the output
 bias is the bias of a LoRA of the output layer whose matrices are zero.
 
 Shapes: D inputs, O outputs, R rank, V vocabulary, H vector of the backbone.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.io.extras import missing_package_error
 from factorcell.runs.fixed_context import NEVER, FixedContext
 from factorcell.runs.merged_model import Architecture
 
 EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
 EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
+GGUF_FILE = "adapter.gguf"
+# Type of a model in `transformers` -> the name of the architecture in GGUF files, and whether llama.cpp stores the rows
+# of the query and key maps in another order.
+GGUF_ARCHITECTURES = {
+    "llama": ("llama", True),
+    "mistral": ("llama", True),
+    "qwen2": ("qwen2", False),
+    "qwen3": ("qwen3", False),
+    "gemma": ("gemma", False),
+    "gpt2": ("gpt2", False),
+    "phi3": ("phi3", False),
+    "starcoder2": ("starcoder2", False),
+}
 
 
 @dataclass(frozen=True)
@@ -108,9 +125,35 @@ def _output_change(fixed: FixedContext, architecture: Architecture) -> LowRankCh
     return LowRankChange(architecture.path_of(outputs), *zeros(width, size, change), bias)
 
 
-def check_run(fixed: FixedContext) -> None:
-    """Raise `UserError` unless a LoRA of the base can store the changes."""
-    where = fixed.run.folder
+def write_gguf(fixed: FixedContext, folder: Path) -> None:
+    """Write the low-rank changes of matrices as the LoRA of llama.cpp, `adapter.gguf`, to `folder`.
+
+    Raises:
+        UserError: The package gguf is missing, or a map has no name in GGUF files.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise missing_package_error("gguf-lora", "gguf", "transformers") from None
+    architecture = Architecture.of(fixed)
+    changes = low_rank_changes(fixed)
+    gguf_name, _ = GGUF_ARCHITECTURES[architecture.config.model_type]
+    writer = gguf.GGUFWriter(folder / GGUF_FILE, gguf_name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(changes[0].a.shape[0]))
+    for name, a, b in gguf_tensors(changes, architecture.config):
+        writer.add_tensor(f"{name}.weight.lora_a", a)
+        writer.add_tensor(f"{name}.weight.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
+    """Raise `UserError` unless a LoRA of the base can store the changes; `is_gguf`: a LoRA of llama.cpp."""
+    where, config = fixed.run.folder, fixed.backbone.base.config.get_text_config(decoder=True)
     if not fixed.backbone.is_frozen:
         raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")
     if any(shift.scale is not None for _, shift in fixed.maps()):
@@ -122,3 +165,34 @@ def check_run(fixed: FixedContext) -> None:
     if has_experts and (ambiguous := sorted(names & EXPERT_MAPS)):
         problem = f"PEFT takes {', '.join(ambiguous)} for experts, because the base has experts"
         raise UserError(f"{where}: {problem}; use merged, or train with --target-modules without these maps")
+    if is_gguf and config.model_type not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
+        raise UserError(f"gguf-lora: expected a base of the architecture {known}, got {config.model_type}; use merged")
+
+
+def gguf_tensors(changes: list[LowRankChange], config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield for each change the name of its map in a GGUF file, A (R, D) and B (O, R), as float32 arrays."""
+    import gguf
+
+    gguf_name, is_reordered = GGUF_ARCHITECTURES[config.model_type]
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == gguf_name)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", None)}
+    for change in changes:
+        name = names.get_name(change.path)
+        if name is None:
+            raise UserError(f"gguf-lora: the map {change.path} has no name in GGUF files; use lora or merged")
+        a, b = (tensor.detach().float().cpu().numpy() for tensor in (change.a, change.b))
+        last_name = change.path.rpartition(".")[2]
+        if is_reordered and last_name in heads:
+            b = interleave_halves(b, heads[last_name] or config.num_attention_heads)
+        yield name, np.ascontiguousarray(a), np.ascontiguousarray(b)
+
+
+def interleave_halves(rows: Any, heads: int) -> Any:
+    """Return the `rows` of a query or key map in the order of llama.cpp.
+
+    `transformers` rotates row i of the first half of each head with row i of the second half, llama.cpp adjacent rows.
+    """
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -116,9 +116,12 @@ def add_export_arguments(parser: Parser) -> None:
     options.add_run(parser, "run folder of a model with a Transformer")
     path_type = partial(options.writable_path, folder=True)
     parser.add_argument("folder", type=path_type, metavar="DIR", help="folder to write, new or empty")
-    help_text = "lora: a LoRA of PEFT, merged: a model of transformers"
+    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"
     parser.add_argument("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
     options.add_context(parser)
+    help_text = "leave out or approximate changes of biases that not every reader of the format supports, and report "
+    help_text += "the effect on the perplexity of the texts in TABLE"
+    parser.add_argument("--approximate", type=Path, metavar="TABLE", help=help_text)
     options.add_unknown(parser, "error")
     options.add_threads(parser)
     options.add_max_memory(parser)
