@@ -155,8 +155,8 @@ def write_base(folder: Path) -> None:
 
 
 def write_lists(folder: Path) -> None:
-    """Write n-best lists as JSON lines."""
-    lines = []
+    """Write n-best lists as JSON lines and in the format of Kaldi."""
+    lines, texts, costs, references, speakers = [], [], [], [], ["utterance\tspeaker"]
     for number in range(8):
         spoken, recognized = TEXT_PAIRS[number % 5 + 1]
         name = f"a{number}"
@@ -166,8 +166,18 @@ def write_lists(folder: Path) -> None:
         ]
         about = {"speaker": f"speaker {number % 6}", "role": "judge", "case": f"case {number % 4}"}
         lines.append(json.dumps({"id": name, "hypotheses": scored, "reference": spoken, **about}))
+        texts += [f"{name}-1 {recognized}", f"{name}-2 {spoken}"]
+        costs += [f"{name}-1 30.{number}", f"{name}-2 31.5"]
+        references.append(f"{name} {spoken}")
+        speakers.append(f"{name}\tspeaker {number % 6}")
     for name in ("dev", "test", "new"):
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kaldi = folder / "nbest"
+    kaldi.mkdir()
+    files = {kaldi / "words_text": texts, kaldi / "ac_cost": costs, kaldi / "lm_cost": costs}
+    files |= {folder / "text": references, folder / "spk.tsv": speakers}
+    for path, content in files.items():
+        path.write_text("\n".join(content) + "\n", encoding="utf-8")
 
 
 def write_runs(folder: Path, main: Main) -> None:

@@ -14,7 +14,7 @@ from factorcell.completion.online import LearningRule
 from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
-from factorcell.evaluation.rescoring.nbest import read_nbest
+from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.io import files, input_files
@@ -30,9 +30,23 @@ ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
 KEY = f'[[key]]\nname = "shop"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n'
 
 
+def read_kaldi(path: Path | str) -> Any:
+    """Read a Kaldi folder in which both files have the content of `path`."""
+    folder = Path(path).parent / "kaldi"
+    folder.mkdir(exist_ok=True)
+    content = Path(path).read_bytes()
+    (folder / "words_text").write_bytes(content + b" w\n")
+    (folder / "ac_cost").write_bytes(content)
+    return nbest_values(folder)
+
+
 def nbest_values(path: Path | str) -> Any:
     lists = read_nbest(path)
     return lists.score_names, [(item.id, item.texts, item.scores.tolist()) for item in lists.utterances]
+
+
+def references(path: Path | str) -> Any:
+    return [item.reference for item in with_references(read_nbest([ROW]), path).utterances]
 
 
 # For each kind of text file: a file name, a content, and the function that reads it.
@@ -42,7 +56,10 @@ READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "search space": ("x.toml", "rank = [1, 2]\n", read_space),
     "keys": ("x.toml", KEY, keys.read_keys),
     "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),
-    "n-best lists": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),
+    "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),
+    "n-best list of SRILM": ("x.txt", "-1 -2 1 a\n", nbest_values),
+    "n-best lists of Kaldi": ("x.txt", "a-1 17", read_kaldi),
+    "references": ("x.txt", "a so it is\n", references),
 }
 WEIGHTS = '{"lm": 1, "model": 2}'
 

@@ -121,13 +121,30 @@ def test_a_share_of_zero_reproduces_the_first_pass(folder: Path) -> None:
     assert any(row["place"] > 1 for row in files.read_rows(out))
 
 
-def test_lists_without_context_and_references_are_ranked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"id": row["id"], "hypotheses": row["hypotheses"]} for row in files.read_rows(folder / "test.jsonl")]
-    files.write_rows(folder / "test.jsonl", rows[:2])
+def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = folder / "kaldi"
+    lists.mkdir()
+    (lists / "words_text").write_text("u-1 the sea is cold\nu-2 the sand is cold\nv-1 sun\n")
+    (lists / "ac_cost").write_text("u-1 10\nu-2 11\nv-1 3\n")
+    (folder / "utt.tsv").write_text("utt\twho\trole\nu\tann\tjudge\nv\tben\tclerk\n")
+    (folder / "text").write_text("u the sand is cold\nv sun\n")
+    words = ["rescore", str(folder / "run"), str(lists), "--threads", "1"]
+    assert (
+        main([*words, "--utt2context", str(folder / "utt.tsv"), "--reference", str(folder / "text"), "--by", "who"])
+        == 0
+    )
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["all", "2"],
+        ["who", "ann"],
+        ["who", "ben"],
+    ]
     with expected_finding("missing values", "role, who"):
-        assert main(command(folder)) == 0
+        assert main(words) == 0
     shown = capsys.readouterr()
-    assert [line.split()[0] for line in shown.out.splitlines()] == ["weights:", "utterance", "test-0", "test-1"]
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["weights:", "utterance", "u", "v"]
+    assert main([*words, "--json", "--utt2context", str(folder / "utt.tsv")]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in rows[1:]] == ["u", "v"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +155,8 @@ def test_lists_without_context_and_references_are_ranked(folder: Path, capsys: p
         (["--tune", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
         (["--context", "age=3"], "unknown context column 'age'"),
+        (["--reference", "nowhere"], "nowhere: there is no such file"),
+        (["--tune-reference", "nowhere"], "--tune-reference nowhere: requires the lists of --tune"),
     ],
 )
 def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

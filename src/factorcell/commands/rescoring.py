@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell.bootstrap import Interval
@@ -26,7 +27,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.out}: exists already; choose another file")
     if arguments.tune and arguments.weights:
         files.check_writable(arguments.weights)
-    lists = nbest.read_nbest(arguments.lists)
+    lists = _read_lists(arguments.lists, reference_path=arguments.reference, columns_path=arguments.utt2context)
     for column in arguments.by:
         check_choice("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
@@ -52,16 +53,32 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         terminal.show_table(shown_rows, ("utterance", "place", "text"))
 
 
+def _read_lists(path: Path, *, reference_path: Path | None, columns_path: Path | None) -> NBest:
+    """Read n-best lists, and add reference transcripts and context columns from the other two files, if any."""
+    lists = nbest.read_nbest(path)
+    if reference_path is not None:
+        lists = nbest.with_references(lists, reference_path)
+    if columns_path is not None:
+        lists = nbest.with_columns(lists, columns_path)
+    return lists
+
+
 def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
     """Return the weights of the scores: fitted on --tune, or else read from --weights, or else computed from --share.
 
     If both --tune and --weights are specified, also write the fitted weights to --weights.
     """
     if arguments.tune is None:
+        tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
+        for option, path in tune_files.items():
+            if path is not None:
+                raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
             return ScoreWeights.open(arguments.weights)
         return ScoreWeights.with_model_share(lists.score_names, arguments.share)
-    tune_lists = nbest.read_nbest(arguments.tune)
+    tune_lists = _read_lists(
+        arguments.tune, reference_path=arguments.tune_reference, columns_path=arguments.tune_utt2context
+    )
     if tune_lists.score_names != lists.score_names:
         raise UserError(
             f"{arguments.tune}: expected the scores {', '.join(lists.score_names)} of {arguments.lists}, "

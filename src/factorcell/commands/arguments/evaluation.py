@@ -109,12 +109,19 @@ def add_advise_arguments(parser: Parser) -> None:
 def add_rescore_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell rescore`."""
     options.add_run(parser, "run folder, or the folder of an n-gram model")
-    parser.add_argument("lists", type=Path, metavar="NBEST", help="n-best lists: JSON lines")
+    help_text = "n-best lists: JSON lines, or the formats of Kaldi, NeMo or SRILM"
+    parser.add_argument("lists", type=Path, metavar="NBEST", help=help_text)
     parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
     help_text = "JSON file of weights; --tune writes it, otherwise the command reads it"
     parser.add_argument("--weights", type=Path, help=help_text)
     help_text = "without --tune and --weights: weight of RUN, 0 to 1; the first-pass language model has 1 - X"
     parser.add_argument("--share", type=float, default=0.5, help=help_text)
+    parser.add_argument("--reference", type=Path, help="reference transcripts: lines ID WORD ...")
+    parser.add_argument("--tune-reference", type=Path, help="reference transcripts for the lists of --tune")
+    help_text = "table of context columns; its first column has the ids of the utterances"
+    parser.add_argument("--utt2context", type=Path, metavar="TABLE", help=help_text)
+    help_text = "table of context columns for the lists of --tune"
+    parser.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help=help_text)
     options.add_context(parser)
     help_text = "also report each value of this column (repeatable)"
     parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)

@@ -1,18 +1,30 @@
-"""N-best lists of a speech recognizer, read from JSON lines.
+"""N-best lists of a speech recognizer, read from files in four formats.
 
-An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer. A line
-has one utterance; fields other than id, hypotheses and reference are columns:
+An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer.
 
-    {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
-     "reference": "so is it", "speaker": "ann"}
+JSON lines   one utterance per line; fields other than id, hypotheses and reference are columns:
+             {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
+              "reference": "so is it", "speaker": "ann"}
+             Every number of a hypothesis is a score, a log probability in nats. The names of the scores must be the
+             same in all hypotheses.
+Kaldi        a folder of text files written by nbest-to-linear: words_text (or words) with lines `a1-1 so it is`,
+             and files with costs `a1-1 31.2`: any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
+NeMo         JSON lines of `transcribe_speech.py` with all beams:
+             {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
+SRILM        a file per utterance, named after the utterance, or a folder of such files, with lines
+             `acoustic lm words-count so it is`.
 
-Every number of a hypothesis is a score, a log probability in nats. The names of the scores must be the same in all
-hypotheses. The first hypothesis of a list is the result of the recognizer (the first pass).
+The first hypothesis of a list is the result of the recognizer (the first pass). Scores are converted to log
+probabilities in nats: Kaldi's costs are negated, and SRILM's logarithms to base 10 are multiplied by ln 10. Files may
+be compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
 
+import gzip
 import json
+import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.columns.rows import to_rows
-from factorcell.data.columns.values import to_float64
+from factorcell.data.columns.values import category_name, to_float64
+from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.io import input_files
 
@@ -32,6 +45,15 @@ Hypothesis = tuple[str, list[float]]  # text and scores
 MAX_SCORE = 1e9  # nats; sums of larger numbers would lose precision
 SCORE_RANGE = "a number from -1e9 to 1e9"
 MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: rescoring model, number of words, first-pass model
+KALDI_TEXTS = ("words_text", "words")
+KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
+SRILM_SUFFIXES = (  # SRILM strips these suffixes from names of files
+    *(".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp"),
+    *(".wav", ".wav_cep", ".wv", ".wv1", ".sph"),
+)
+SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
+SRILM_MARKS = ("<s>", "</s>", "-pau-")  # tokens in SRILM's lists that are not words
+NEMO_SCORE = "score"
 UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are columns
 
 
@@ -90,10 +112,10 @@ class NBest:
 
 
 def read_nbest(source: Any) -> NBest:
-    """Read n-best lists.
+    """Read n-best lists in the format of JSON lines, Kaldi, NeMo or SRILM, which is recognized from the files.
 
     Args:
-        source: A file of JSON lines, or a table in memory whose rows have the same fields.
+        source: A file, a folder, or a table in memory whose rows have the fields of the JSON lines format.
 
     Raises:
         UserError: The lists are invalid; the message names the file and the line.
@@ -101,24 +123,57 @@ def read_nbest(source: Any) -> NBest:
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else to_rows(source)
         return _nbest_from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
+    path = Path(source)
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file or folder")
     try:
-        return _nbest_from_rows(_read_json_lines(Path(source)))
+        if path.is_dir():
+            return _read_kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _read_srilm(path)
+        first_line = next((line for _, line in _read_lines(path)), "")
+        if not first_line.startswith("{"):
+            return _read_srilm(path)
+        lists = _parse_json_lines(_read_lines(path))
+        if '"beams"' in first_line and '"hypotheses"' not in first_line:
+            return _nbest_from_rows((where, _convert_nemo_row(row, where)) for where, row in lists)
+        return _nbest_from_rows(lists)
     except UserError as error:
         message = str(error)
-        raise (error if message.startswith(str(source)) else UserError(f"{source}: {message}")) from None
+        raise (error if message.startswith(str(path)) else UserError(f"{path}: {message}")) from None
 
 
-def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield pairs of a location (file and line number, for error messages) and a JSON value; skip blank lines."""
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a location (file and line number, for error messages) and a line; skip blank lines."""
     input_files.check(path)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path} line {number}"
-            if text := input_files.decode(line, where).strip():
-                try:
-                    yield where, json.loads(text)
-                except (ValueError, RecursionError) as error:
-                    raise UserError(f"{where}: not valid JSON ({error})") from None
+    if path.suffix == ".Z":
+        raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                where = f"{path} line {number}"
+                if text := input_files.decode(line, where).strip():
+                    yield where, text
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _parse_score(text: str, where: str, line_format: str) -> float:
+    """Convert the text of a score to a number; name the location and the `line_format` in a `UserError`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -MAX_SCORE <= value <= MAX_SCORE:
+        raise UserError(f"{where}: expected {SCORE_RANGE}, got {text!r}; a line is {line_format}")
+    return value
+
+
+def _parse_json_lines(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Parse pairs of a location and a line of JSON; yield pairs of the location and the value."""
+    for where, line in lines:
+        try:
+            yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid JSON ({error})") from None
 
 
 def _nbest_from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
@@ -179,3 +234,112 @@ def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
 def _new_utterance(utterance_id: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     texts, scores = zip(*hypotheses, strict=True)
     return Utterance(utterance_id, texts, np.array(scores, dtype=np.float64))
+
+
+def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
+    """Convert a NeMo object to a row of the JSON lines format; drop fields that are lists, such as timestamps."""
+    beams: Any = row.get("beams") if isinstance(row, dict) else None
+    has_pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
+    if not has_pairs or not isinstance(row.get("audio_filepath"), str):
+        raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
+    columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
+    reference = columns.pop("text", None)
+    hypotheses = [{"text": text, NEMO_SCORE: score} for text, score in beams]
+    return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
+
+
+def _read_kaldi(path: Path) -> NBest:
+    """Read the n-best lists in a folder of Kaldi's text files."""
+    texts_path = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
+    costs_by_score: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
+    for file_name, score in KALDI_COSTS.items():
+        if (path / file_name).is_file():
+            costs_by_score[score] = {}
+            for where, line in _read_lines(path / file_name):
+                # A line without a cost gets the empty string as its cost, which `_parse_score` rejects.
+                hypothesis_id, cost, *_ = *line.split(maxsplit=1), ""
+                costs_by_score[score][hypothesis_id] = _parse_score(cost, where, "UTTERANCE-NUMBER COST")
+    hypotheses_by_utterance: dict[str, list[Hypothesis]] = {}
+    for where, line in _read_lines(texts_path):
+        hypothesis_id, text, *_ = *line.split(maxsplit=1), ""  # the text of a line without words is empty
+        utterance_id, dash, number = hypothesis_id.rpartition("-")
+        if not dash or not utterance_id or not number.isdecimal():
+            raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
+        for score, costs_of_hypotheses in costs_by_score.items():
+            if hypothesis_id not in costs_of_hypotheses:
+                raise UserError(f"{where}: {hypothesis_id} has no {score} cost; every hypothesis must have one")
+        scores = [-costs_of_hypotheses[hypothesis_id] for costs_of_hypotheses in costs_by_score.values()]
+        hypotheses_by_utterance.setdefault(utterance_id, []).append((text, scores))
+    all_texts = [text for hypotheses in hypotheses_by_utterance.values() for text, _ in hypotheses]
+    all_words = [word for text in all_texts for word in text.split()]
+    if all_words and all(word.isdecimal() for word in all_words):
+        hint = f"map word ids to words with words.txt, and write the words to {path / KALDI_TEXTS[0]}"
+        raise UserError(f"{texts_path}: expected words, got only numbers; {hint}")
+    utterances = (_new_utterance(name, hypotheses) for name, hypotheses in hypotheses_by_utterance.items())
+    return NBest(tuple(costs_by_score), tuple(utterances))
+
+
+def _read_srilm(path: Path) -> NBest:
+    """Read SRILM's n-best list in a file, or those of all files in a folder."""
+    files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
+    utterances = []
+    for file in files:
+        utterance_id = file.name
+        while suffix := next((suffix for suffix in SRILM_SUFFIXES if utterance_id.endswith(suffix)), ""):
+            utterance_id = utterance_id.removesuffix(suffix)
+        hypotheses = [_parse_srilm_line(line, where) for where, line in _read_lines(file)]
+        if not hypotheses:
+            raise UserError(f"{file}: expected at least one hypothesis, got an empty file")
+        utterances.append(_new_utterance(utterance_id or file.name, hypotheses))
+    return NBest(("acoustic", LM), tuple(utterances))
+
+
+def _parse_srilm_line(line: str, where: str) -> Hypothesis:
+    """Return the hypothesis in a line of SRILM's format: its text without marks such as `<s>`, and scores in nats."""
+    fields = line.split()
+    if len(fields) < 3:
+        hint = "lists are in the format of JSON lines, Kaldi, NeMo or SRILM"
+        raise UserError(f"{where}: expected {SRILM_LINE}, got {line!r:.40}; {hint}")
+    *scores, _ = (_parse_score(field, where, SRILM_LINE) for field in fields[:3])  # without the number of words
+    text = " ".join(word for word in fields[3:] if word not in SRILM_MARKS)
+    return text, [math.log(10) * score for score in scores]
+
+
+def with_references(nbest: NBest, path: str | Path) -> NBest:
+    """Return n-best lists with the references in a file of lines `UTTERANCE word word ...`.
+
+    Raises a `UserError` if the file lacks an utterance or contains one twice.
+    """
+    reference_by_id = {}
+    for where, line in _read_lines(Path(path)):
+        utterance_id, reference, *_ = *line.split(maxsplit=1), ""  # the reference of a line without words is empty
+        if utterance_id in reference_by_id:
+            raise UserError(f"{where}: {utterance_id} occurs twice; utterances must be unique")
+        reference_by_id[utterance_id] = reference
+    for utterance in nbest.utterances:
+        if utterance.id not in reference_by_id:
+            raise UserError(f"{path}: no reference for {utterance.id}; a line is UTTERANCE WORD ...")
+    utterances = (replace(utterance, reference=reference_by_id[utterance.id]) for utterance in nbest.utterances)
+    return replace(nbest, utterances=tuple(utterances))
+
+
+def with_columns(nbest: NBest, path: str | Path) -> NBest:
+    """Return n-best lists with the columns of a table whose first column is the id of the utterance.
+
+    Raises a `UserError` if the table lacks an utterance.
+    """
+    table = open_table(path)
+    id_column, *column_names = table.columns
+    columns_by_id: dict[str, dict[str, Any]] = {}
+    for chunk in table.chunks(table.columns):
+        for id_value, *values in zip(*chunk.values(), strict=True):
+            utterance_id = id_value if isinstance(id_value, str) else category_name(id_value)
+            columns_by_id[utterance_id] = dict(zip(column_names, values, strict=True))
+    for utterance in nbest.utterances:
+        if utterance.id not in columns_by_id:
+            raise UserError(f"{path}: no row for {utterance.id}; the first column, {id_column}, has the utterances")
+    utterances = (
+        replace(utterance, columns={**utterance.columns, **columns_by_id[utterance.id]})
+        for utterance in nbest.utterances
+    )
+    return replace(nbest, utterances=tuple(utterances))
