@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from sklearn import ensemble, model_selection
 
 import corpora
-import embedding_columns
 from corpora import Tables
-from embedding_columns import ValueColumn
 from factorcell.errors import UserError
-from factorcell.evaluation.explaining.embeddings import Embeddings
+from factorcell.evaluation.explaining import embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
 from factorcell.runs.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement, Row
 
@@ -66,10 +65,10 @@ def measure_embeddings(run: Run, tables: Tables) -> Measurement:
     hotels, rows, row = Embeddings.from_run(run, "hotel"), region_and_class_rows(tables["train"]), Row()
     for column in ("region", "class"):
         try:
-            labels = embedding_columns.read_column(hotels, rows, f"{column}:category")
+            labels = embeddings.read_column(hotels, rows, f"{column}:category")
             row[column] = {
-                "ellipses": embedding_columns.fit_ellipses(embedding_columns.map_points(hotels, labels), GROUPS),
-                "neighbours": embedding_columns.neighbour_agreement(hotels, labels),
+                "ellipses": embeddings.fit_ellipses(embeddings.map_points(hotels, labels), GROUPS),
+                "neighbours": embeddings.neighbour_agreement(hotels, labels),
                 "predicted": predict_column(hotels, labels),
             }
         except UserError as error:  # a trial may have too few hotels

@@ -113,6 +113,8 @@ def write_tables(folder: Path) -> None:
         parquet.write_table(part, folder / f"{name}.parquet")
     cities = [{"name": "Bergen", "lat": 52.0, "lon": 5.0}, {"name": "Lyon", "lat": 58.0, "lon": 9.0}]
     csv.write_csv(pa.Table.from_pylist(cities), folder / "cities.csv")
+    themes = [{"community": name, "theme": theme} for name, theme in COMMUNITIES.items()]
+    csv.write_csv(pa.Table.from_pylist(themes), folder / "themes.csv")
     chains = [{"hotel": name, "chain": ("Inn", "Lodge")[number % 2]} for number, name in enumerate(HOTELS)]
     csv.write_csv(pa.Table.from_pylist(chains), folder / "hotels.csv")
     (folder / "review.txt").write_text("the room was dirty !\ni will stay here again .\n", encoding="utf-8")

@@ -11,18 +11,23 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
+from factorcell.io import files
+from factorcell.reports.wording import agreement_sentence
 from factorcell.runs.run import Run
 from tests.pages import Page
 from tests.small_runs import make_run
 
 Row = dict[str, Any]
 
+SIDES = ("north", "south")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with random weights for 24 cities and 2 ratings."""
+    """A run with random weights for 24 cities and 2 ratings, and a table of labels computed from its embeddings."""
     folder = tmp_path_factory.mktemp("contexts")
     rows = [
         {"text": f"word{n % 7} <b>", "city": f"<city {n % 24}>", "stars": "15"[n % 2 ^ n // 24 % 2]} for n in range(96)
@@ -36,6 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in run.model.parameters():
         parameter.data.copy_(parameter.new_tensor(random.normal(size=tuple(parameter.shape)) * 0.5))
     run.save_weights({})
+    known = Embeddings.from_run(run)
+    labels = [
+        {"city": city, "side": SIDES[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
+        for city, vector in zip(known.values, known.vectors.tolist(), strict=True)
+    ]
+    files.write_rows(folder / "labels.jsonl", labels)
     return folder
 
 
@@ -132,18 +143,42 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     assert "city=<city 3> against the expected context" in text_of(capsys, folder, "--near", "<city 3>", "--words")
 
 
+def test_maps_match_those_of_the_functions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, table = Embeddings.from_run(Run.open(folder / "run")), folder / "labels.jsonl"
+    tables = ["--map", str(table), "--by", "side", "--by", "height"]
+    rows = rows_of(capsys, folder, *tables)
+    side, height = (embeddings.read_column(known, table, name) for name in ("side", "height"))
+    points = embeddings.map_points(known, side)
+    assert [row for row in rows if row["kind"] == "agreement"] == [
+        {"kind": "agreement", **embeddings.neighbour_agreement(known, column)} for column in (side, height)
+    ]
+    assert [row for row in rows if row["kind"] == "ellipse"] == [
+        {"kind": "ellipse", "column": "side", **ellipse} for ellipse in embeddings.fit_ellipses(points)
+    ]
+    assert [row["value"] for row in rows if row["kind"] == "point" and row["column"] == "side"] == list(known.values)
+    text = text_of(capsys, folder, *tables)
+    assert "of the values have the same side as their nearest neighbour" in text
+    assert "Correlation of the height of values and of their nearest neighbours" in text
+
+
 def test_the_page_has_all_requested_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "page.html"
-    rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", "--page", str(path))
+    table, path = str(folder / "labels.jsonl"), folder / "page.html"
+    more = ["--map", table, "--by", "side", "--by", "height", "--page", str(path)]
+    rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
     page = path.read_text(encoding="utf-8")
     reader = Page(page)
     assert "<city" not in page
-    assert len(reader.charts) == 1
+    assert len(reader.charts) == 3
     for row in rows:
         if row["kind"] == "neighbour":
             assert f"{row['near']} ({row['cosine']:.2f})" in reader.text
         if row["kind"] == "word":
             assert html.escape(row["token"]) in page
+        if row["kind"] == "agreement":
+            assert agreement_sentence(row) in reader.text
+    shares = embeddings.project_to_plane(Embeddings.from_run(Run.open(folder / "run")).vectors)[1]
+    assert f"Map by side, {sum(shares):.0%} of the variance" in reader.charts
+    assert "mean height" in reader.text
     rows_of(capsys, folder, "--words", "--context", "stars=5", "--page", str(path))
     assert len(Page(path.read_text(encoding="utf-8")).texts["h2"]) == 1
 
@@ -167,6 +202,10 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
         (["--variable", "town"], "unknown categorical context 'town'"),
         (["--count", "0"], "count is 0"),
         (["--near", "<city 3>", "--words", "--frequent", "0"], "frequent is 0"),
+        (["--by", "side"], "--by COLUMN requires"),
+        (["--map", "LABELS"], "--by COLUMN requires"),
+        (["--map", "LABELS", "--by", "sid"], "no column 'sid'"),
+        (["--map", "nowhere.csv", "--by", "side"], "nowhere.csv"),
         (["--between", "stars", "stars=1"], "--between: expected NAME=VALUE, got 'stars'"),
         (["--between", "star=5", "star=1"], "unknown context column 'star'"),
         (["--between", "stars=4", "stars=1"], "stars '4' was never seen"),
@@ -174,6 +213,7 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_errors_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
+    more = [str(folder / "labels.jsonl") if word == "LABELS" else word for word in more]
     assert words in error_of(capsys, folder / "run", *more)
 
 

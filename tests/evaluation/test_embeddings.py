@@ -12,7 +12,7 @@ import torch
 from factorcell.data.tokenizers.vocabulary import START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
-from factorcell.evaluation.explaining.embeddings import Embeddings
+from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
 from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, rank_shifted_tokens
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, as_any, make_run
@@ -27,6 +27,10 @@ def clouds(sizes: tuple[int, ...] = (12, 9, 7), apart: float = 5.0, width: int =
     vectors = np.concatenate([random.normal(size=(n, width)) * 0.3 + c for n, c in zip(sizes, centres, strict=True)])
     names = tuple(f"v{place}" for place in range(len(vectors)))
     return Embeddings("place", "place", names, np.arange(len(names)) + 10, vectors)
+
+
+def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> ValueColumn:
+    return ValueColumn("theme", tuple(f"g{place}" for place, size in enumerate(sizes) for _ in range(size)))
 
 
 def test_embeddings_are_the_table_without_the_unknown_value(tmp_path: Path) -> None:

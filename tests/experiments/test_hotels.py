@@ -10,10 +10,9 @@ from pyarrow import parquet as pq
 from sklearn import ensemble, metrics, model_selection
 
 import hotels
-from embedding_columns import ValueColumn
 from factorcell.errors import UserError
-from tests.evaluation.test_embeddings import clouds
-from tests.experiments.test_embedding_columns import groups_of
+from factorcell.evaluation.explaining.embeddings import ValueColumn
+from tests.evaluation.test_embeddings import clouds, groups_of
 
 
 @pytest.mark.parametrize(

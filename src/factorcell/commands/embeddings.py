@@ -3,10 +3,13 @@
 import argparse
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
+from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
+from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.explaining.token_evidence import (
     NOT_CATEGORIES,
@@ -17,7 +20,7 @@ from factorcell.evaluation.explaining.token_evidence import (
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
 from factorcell.options.choices import DEFAULT_VALUE_COUNT
-from factorcell.reports.wording import visible_token
+from factorcell.reports.wording import agreement_sentence, visible_token
 from factorcell.runs.run import Run
 
 Row = dict[str, Any]
@@ -25,15 +28,17 @@ Row = dict[str, Any]
 
 def run_contexts(arguments: argparse.Namespace) -> None:
     """Run `factorcell contexts`."""
+    if bool(arguments.by) != bool(arguments.map):
+        raise UserError("--by COLUMN requires --map TABLE, and --map TABLE requires --by COLUMN")
     run = options.open_on_device(Run.open, arguments.run, arguments)
     context = options.parse_context(arguments.context)
     has_words_of_context = bool(arguments.words and context)
     # If there is no other request, the command shows the neighbours of the most frequent values.
-    has_other_request = arguments.between or has_words_of_context
+    has_other_request = arguments.between or arguments.map or has_words_of_context
     # Each pair has a context and the context to compare it with; {} is the expected context.
     context_pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if has_words_of_context else []
-    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": []}
-    if arguments.near or not has_other_request:
+    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
+    if arguments.near or arguments.map or not has_other_request:
         value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
         default_values = () if has_other_request else value_embeddings.values[:DEFAULT_VALUE_COUNT]
         shown_values = arguments.near or default_values
@@ -45,6 +50,8 @@ def run_contexts(arguments: argparse.Namespace) -> None:
                 if variable.name != value_embeddings.variable and not variable.is_all_rare
             ]
         results["neighbours"] = value_embeddings.neighbours(shown_values, arguments.count)
+        for column_name in arguments.by:
+            results["maps"].append(_map_embeddings(value_embeddings, column_name, arguments.map))
         if arguments.words and shown_values:
             context_pairs = [({value_embeddings.source: value, **context}, {}) for value in shown_values]
     if arguments.between:
@@ -126,12 +133,35 @@ def _compare_contexts(
     return {"context": first_text, "against": second_text, "rows": token_rows}
 
 
+def _map_embeddings(value_embeddings: Embeddings, column_name: str, table: Path) -> Row:
+    """Return the content of a map of the embeddings, coloured by a column.
+
+    The map has points, ellipses of groups, the agreement of neighbours in the column, and for each of the two axes the
+    share of the variance that it explains.
+    """
+    column = embeddings.read_column(value_embeddings, table, column_name)
+    points = embeddings.map_points(value_embeddings, column)
+    _, variance_shares = embeddings.project_to_plane(value_embeddings.vectors)
+    return {
+        "column": column.name,
+        "points": points,
+        "ellipses": None if column.numbers is not None else embeddings.fit_ellipses(points),
+        "agreement": embeddings.neighbour_agreement(value_embeddings, column),
+        "shares": variance_shares.tolist(),
+    }
+
+
 def _flatten(results: Row) -> list[Row]:
-    """Return the results as flat rows with a `kind`: neighbour or word."""
+    """Return the results as flat rows with a `kind`: neighbour, word, point, ellipse or agreement."""
     rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
     for comparison in results["words"]:
         contexts = {"context": comparison["context"], "against": comparison["against"]}
         rows += [{"kind": "word", **contexts, **row} for row in comparison["rows"]]
+    for map_content in results["maps"]:
+        column = map_content["column"]
+        rows += [{"kind": "point", "column": column, **row} for row in map_content["points"]]
+        rows += [{"kind": "ellipse", "column": column, **row} for row in map_content["ellipses"] or ()]
+        rows.append({"kind": "agreement", **map_content["agreement"]})
     return rows
 
 
@@ -140,6 +170,10 @@ def _show(results: Row, arguments: argparse.Namespace) -> None:
     for comparison in results["words"]:
         terminal.show("", f"{comparison['context']} against {comparison['against']}")
         _show_words(comparison["rows"])
+    for map_content in results["maps"]:
+        terminal.show("", agreement_sentence(map_content["agreement"]))
+        if map_content["ellipses"]:
+            terminal.show_table(map_content["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     if arguments.page:
         terminal.notify(f"report: {arguments.page}")
 

@@ -14,6 +14,20 @@ def token_separator(tokenizer: str) -> str:
     return " " if tokenizer in ("word", "space") else ""
 
 
+def agreement_sentence(row: Row) -> str:
+    """Return a row of `neighbour_agreement` as a sentence."""
+    basis = f"({row['values']:,} values, neighbours by {row['measure']})"
+    column = row["column"]
+    if row.get("groups") == 1:
+        return f"All values have the same {column} {basis}; choose a column with several groups."
+    if row.get("groups") == row["values"]:
+        return f"Every value has another {column} {basis}; choose a column in which values share groups."
+    if "same" in row:
+        agreement = f"{row['same']:.1%} of the values have the same {column} as their nearest neighbour"
+        return f"{agreement}; chance level {row['chance']:.1%} {basis}."
+    return f"Correlation of the {column} of values and of their nearest neighbours: {row['correlation']:.2f} {basis}."
+
+
 def visible_token(token: str) -> str:
     """Return a token in visible form: white space becomes ␣, and a combining mark has a dotted circle before it."""
     if token.isspace():

@@ -47,5 +47,9 @@ def add_contexts_arguments(parser: Parser) -> None:
     parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
     parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
     _add_train(parser)
+    help_text = "draw a map of the embeddings for each column of --by"
+    parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
+    help_text = "column of TABLE that colours the map (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
     options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
     options.add_computing(parser, unknown="error")
