@@ -49,7 +49,9 @@ FAULTS = [
     ),
     Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
     Fault("evaluation/point_classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
-    Fault("evaluation/statistics.py", "math.sqrt(count - 3)", "math.sqrt(count - 2)", "evaluation"),
+    Fault(
+        "evaluation/statistics.py", "hypot(end - interval.point, half_width)", "hypot(end, half_width)", "evaluation"
+    ),
     Fault("evaluation/statistics.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
     Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),

@@ -51,7 +51,6 @@ SHARED_OPTIONS: Mapping[str, Any] = {
     "loss": "full",
     "patience": 0,
     "evaluations": 1,
-    "log_every": 50,
     "save_every": 100_000,
 }
 CONTEXT = "context"

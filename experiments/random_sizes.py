@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from correlations import NORMAL_QUANTILE, correlation
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import NORMAL_QUANTILE, correlation
 from study import Row
 
 DRAWS = 2000  # bootstrap draws

@@ -64,7 +64,13 @@ class Training(NamedTuple):
 
 
 # Options of saved rows that have become constants, with their values.
-REMOVED_OPTIONS = (("decay", "cosine"), ("dropout_token", 0.0), ("max_context_words", 10_000))
+REMOVED_OPTIONS = (
+    ("decay", "cosine"),
+    ("dropout_token", 0.0),
+    ("max_context_words", 10_000),
+    ("missing", "expected"),
+    *(("log_every", steps) for steps in (50, 100, 200)),  # changes no weights
+)
 
 
 @dataclass(frozen=True)

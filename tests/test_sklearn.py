@@ -173,11 +173,6 @@ def test_invalid_classes_are_errors(labels: list[Any], error: type[Exception], m
         classifier().fit(TEXTS, labels)
 
 
-def test_rows_with_missing_values_may_not_be_dropped() -> None:
-    with pytest.raises(UserError, match="missing: expected expected or error, got drop"):
-        classifier(missing="drop").fit(TEXTS, LABELS)
-
-
 def test_a_classifier_without_training_is_an_error() -> None:
     with pytest.raises(NotFittedError):
         classifier().predict(TEXTS)

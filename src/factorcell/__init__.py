@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from factorcell.options.columns import Longitude as Longitude
     from factorcell.options.columns import Number as Number
     from factorcell.options.columns import Prompt as Prompt
-    from factorcell.options.columns import Sequence as Sequence
     from factorcell.options.columns import Text as Text
     from factorcell.options.columns import Vector as Vector
     from factorcell.options.columns import Weekday as Weekday

@@ -26,7 +26,6 @@ from factorcell.options.option_fields import (
     CHOICE_HELP,
     MAX_LAYERS,
     MAX_SIZE,
-    MISSING_POLICIES,
     OPTION_KINDS,
     PREFIX,
     TRANSFORMER_OPTIONS,
@@ -87,7 +86,6 @@ class DataConfig:
     min_user_count: int = int_option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
-    missing: str = option("expected", CHOICE_HELP["missing"], choices=MISSING_POLICIES)
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
     min_text_count: int = int_option(
         3, "store a text as a popular completion if it occurs at least this often (only with user)", 1
@@ -95,7 +93,7 @@ class DataConfig:
     min_text_users: int = int_option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text or sequence, ignore words that occur less often", 1)
+    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", column_texts(self.context))
@@ -175,7 +173,6 @@ class TrainingConfig:
         0, "development targets that are read; 0: all, with minutes a number in proportion to them", 0
     )
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1)
     save_every: int = int_option(500, "steps between checkpoints", 1)
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)

@@ -216,7 +216,6 @@ def test_texts_without_a_value_are_classified(
     assert (folder / "cell" / "results.jsonl").read_bytes() == saved_results
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     assert f"{float(accuracy):.4f}" in (folder / "page.html").read_text(encoding="utf-8")
-    assert "nan" not in (folder / "cell" / "README.md").read_text(encoding="utf-8")
 
 
 def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,7 +298,7 @@ def test_rows_of_generated_texts_have_their_precision(folder: Path, capsys: pyte
     assert main([*command, "bfloat16", "--resume"]) == 0
 
 
-def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_the_latest_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, first, second = (str(folder / name) for name in ("cell", "test.jsonl", "other.jsonl"))
     files.write_rows(folder / "other.jsonl", ROWS)
     for words in (
@@ -313,12 +312,6 @@ def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pyte
     rows = files.read_rows(folder / "cell" / "results.jsonl")
     precisions = [row["precision"] for row in rows]
     assert precisions == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
-    card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
-    accuracy = "| test.jsonl | accuracy of city (model) |"
-    assert card.count("| test.jsonl | perplexity per word |") == card.count(accuracy) == 1
-    assert f"| test.jsonl | perplexity per word | {rows[3]['perplexity']:.2f} |" in card
-    assert f"| other.jsonl | perplexity per word | {rows[2]['perplexity']:.2f} |" in card
-    assert re.search(r"\| other.jsonl \| gain over plain \| [+-]\d+\.\d+% ", card)
     (baseline_row,) = files.read_rows(folder / "plain" / "results.jsonl")
     baseline = {name: baseline_row[name] for name in ("table", "texts", "perplexity")}
     expected = evaluate(Run.open(folder / "plain"), ROWS).perplexity

@@ -335,7 +335,7 @@ def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
     for _ in range(2):
         columns = ContextColumns(table, config.data, schema)
         assert [type(reader) for reader in columns.readers] == [NumberReader] * 5 + [TextReader, VectorReader]
-        columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
+        columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows))
         texts = {"tokens": np.zeros(0), "offsets": np.zeros(len(rows) + 1), "tokenizer": new_tokenizer(config)}
         new_schema = columns.corpus_fields(texts)["schema"]
         assert schema is None or new_schema == schema

@@ -20,6 +20,7 @@ from factorcell.evaluation.combination import (
     weighted_posterior,
 )
 from factorcell.io import files
+from factorcell.runs import saved_results
 from factorcell.runs.run import Run, relative_path, training_facts, training_table
 from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
@@ -183,7 +184,7 @@ def test_classify_prints_and_saves_the_combination(
     assert "weights of the combination, fitted on the development texts: likelihood " in output
     assert "accuracy" in output.splitlines()[0]
     assert any(line.startswith("linear baseline") for line in output.splitlines())
-    assert "accuracy of place (combined)" in (run.folder / "README.md").read_text(encoding="utf-8")
+    assert saved_results.read(run.folder)[-1]["classifier"] == "combined"
     assert main([*command[:3], "--points", test, "--combine"]) == 2
     assert "--combine requires --target COLUMN" in capsys.readouterr().err
     assert main([*command, "--combine"]) == 2

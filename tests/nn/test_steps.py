@@ -14,6 +14,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
+from factorcell.training import loop
 from factorcell.training.loop import train
 from factorcell.training.schedule import learning_rate
 from factorcell.training.trainer import Trainer
@@ -82,8 +83,11 @@ def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path) -> None:
     assert trainer.progress.step == 4
 
 
-def test_logged_loss_equals_exact_nats_at_a_learning_rate_of_zero(tmp_path: Path) -> None:
-    run, corpus = make_training(tmp_path / "run", learning_rate=0.0, log_every=2)
+def test_logged_loss_equals_exact_nats_at_a_learning_rate_of_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    run, corpus = make_training(tmp_path / "run", learning_rate=0.0)
     rows = list(train(run, corpus, corpus))
     losses = [row for row in rows if row["split"] == "train"]
     counts = np.diff([0, *(row["tokens"] for row in losses)])

@@ -44,7 +44,7 @@ def rows_of(users: int, texts: int = 6, name: str = "user") -> list[dict[str, An
 def test_whole_users_are_held_out_and_unknown_to_the_schema() -> None:
     config = Config.from_dict(OPTIONS)
     rows = [*rows_of(40), {"text": "cc", "user": None, "time": "2026-01-01T08:00"}, *rows_of(3, 1, "rare")]
-    corpus = prepare(rows, Config.from_dict({**OPTIONS, "data": {**OPTIONS["data"], "missing": "expected"}}))
+    corpus = prepare(rows, config)
     train, held_out = fitting.hold_out(corpus, config)
     assert len(train) + len(held_out) == len(rows)
     train_users, dev_users = ({rows[row]["user"] for row in part.source_rows} for part in (train, held_out))

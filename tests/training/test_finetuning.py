@@ -1,5 +1,6 @@
 """Fine-tuning writes a complete run, resumes to the same result, and refuses invalid requests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import finetune
+from factorcell.training import finetune, loop
 from factorcell.training.fit import train_run
 from factorcell.training.trainer import Trainer
 from tests import small_runs, synthetic
@@ -85,7 +86,15 @@ def test_unknown_context_values_are_grouped_unless_they_shall_be_an_error(base: 
     assert tables == [[True, False, False], [False, True, True]]
 
 
-OPTIONS: dict[str, Any] = {"epochs": 3.0, "batch_tokens": 120, "evaluations": 4, "save_every": 2, "log_every": 2}
+OPTIONS: dict[str, Any] = {"epochs": 3.0, "batch_tokens": 120, "evaluations": 4, "save_every": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frequent_rows() -> Iterator[None]:
+    """Log a row of losses every few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "LOG_EVERY", 2)
+        yield
 
 
 def finetune_on_coast(base: Run, folder: Path, **options: Any) -> Run:

@@ -38,7 +38,6 @@ CONFIG = Config.of(
     batch_tokens=60,
     evaluations=2,
     save_every=3,
-    log_every=2,
 )
 
 

@@ -96,7 +96,7 @@ def test_training_minimizes_the_penalized_loss(tmp_path: Path) -> None:
     """
     l1 = 0.01
     options = {"epochs": 300, "batch_tokens": 10_000, "learning_rate": 0.1, "clip": 0.0}
-    options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000}
+    options |= {"evaluations": 1, "save_every": 1000}
     run = make_finetuning(tmp_path / "run", ("output_bias",), l1, {"adapt": (), "output_bias": ()}, **options)
     corpus = full_batch(run)
     trainer = Trainer(run, corpus, corpus)

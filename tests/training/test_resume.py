@@ -21,6 +21,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
+from factorcell.training import loop
 from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
@@ -30,11 +31,19 @@ FULL_DEVICE = Path("/dev/full")  # every write to this device fails because ther
 TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds", "evaluation_steps")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frequent_rows() -> Iterator[None]:
+    """Log a row of losses every few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "LOG_EVERY", 2)
+        yield
+
+
 def make_config(**training: Any) -> Config:
     """Return the config of a small model with all kinds of random numbers, trained for about 13 steps."""
     drop = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output")}
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
-    options = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "log_every": 2, "save_every": 3}
+    options = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "save_every": 3}
     return Config.of(
         **{
             "context": ["dialect"],
@@ -140,7 +149,7 @@ def test_resuming_a_finished_training_changes_nothing(uninterrupted: Path, tmp_p
     assert list(train_in(folder, resume=True)) == []
     assert_same_run(uninterrupted, folder)
     stopped = tmp_path / "stopped"
-    options: dict[str, Any] = {"patience": 1, "learning_rate": 0.5, "log_every": 1, "evaluations": 12}
+    options: dict[str, Any] = {"patience": 1, "learning_rate": 0.5, "evaluations": 12}
     rows = list(train_in(stopped, **options))
     assert rows[-1]["step"] < rows[-1]["steps"]
     before = {file.name: file.read_bytes() for file in stopped.iterdir()}

@@ -1,5 +1,6 @@
 """With a time limit, the learning rate and the evaluations follow the share of the time that is used."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,21 @@ class Machine:
         monkeypatch.setattr(loop, "thread_time", lambda: self.now)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frequent_rows() -> Iterator[None]:
+    """Log a row of losses every few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "LOG_EVERY", 5)
+        yield
+
+
 def make_config(**options: Any) -> Config:
     """Return the config of a small model whose training has at most about 240 steps, and four evaluations."""
     return Config.of(
         context=["dialect"],
         min_count=1,
         **{"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1},
-        **{"epochs": 40.0, "batch_tokens": 300, "evaluations": 4, "log_every": 5, "save_every": 7, "threads": 1},
+        **{"epochs": 40.0, "batch_tokens": 300, "evaluations": 4, "save_every": 7, "threads": 1},
         **{"precision": "float32", "loss": "sampled", "samples": 8, **options},
     )
 

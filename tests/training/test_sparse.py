@@ -73,7 +73,7 @@ def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
 
 def test_training_minimizes_the_penalized_loss(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 600, "batch_tokens": 10_000, "learning_rate": 0.05, "clip": 0.0}
-    options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
+    options |= {"evaluations": 1, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
     torch.manual_seed(0)
     run = small_runs.make_run(tmp_path / "run", training=options, adapt=(), output_bias=("sparse",))
     corpus = run.prepare(small_runs.ROWS)

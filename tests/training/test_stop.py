@@ -11,6 +11,7 @@ import pytest
 from factorcell.io import files
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.runs.run import Run
+from factorcell.training import loop
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests.training import test_resume
@@ -18,6 +19,14 @@ from tests.training.test_resume import assert_same_run, make_config, read_texts
 
 # Steps with few tokens, so that many table rows are out of date when the training stops.
 SMALL: dict[str, Any] = {"batch_tokens": 30, "samples": 2, "epochs": 0.3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frequent_rows() -> Iterator[None]:
+    """Log a row of losses every two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "LOG_EVERY", 2)
+        yield
 
 
 def train_in(folder: Path, resume: bool = False) -> Iterator[Row]:

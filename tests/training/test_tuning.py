@@ -16,7 +16,7 @@ from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training import tuning
+from factorcell.training import loop, tuning
 from factorcell.training.fit import fit
 from factorcell.training.loop import train
 from tests.processes import requires_fork, run_and_kill
@@ -80,7 +80,8 @@ def test_a_resumed_search_samples_the_same_options(tmp_path: Path) -> None:
 
 
 def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = CONFIG.with_options(dropout_input=0.2, save_every=1, log_every=1)
+    monkeypatch.setattr(loop, "LOG_EVERY", 1)
+    config = CONFIG.with_options(dropout_input=0.2, save_every=1)
     whole = search(tmp_path / "whole", 3, config)
     trained: list[tuple[str, list[int]]] = []
 

@@ -3,11 +3,10 @@
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
 f_i is the value of variable i, and F_i f_i its embedding: a row of a table for a category, the scaled sum of word
-embeddings for a text, a linear map of the last state of a recurrent encoder for a sequence, or a linear map of a
-vector. All numeric variables are standardized and share one embedding, the output of a small network; a periodic number
-enters this network as the sines and cosines of its first harmonics. Prompts have no embedding: the language model reads
-them. The matrices M_i and the bias b0 belong to the layer that joins the embeddings. The papers also use a ReLU in
-place of tanh, and c = F_1 f_1 for a single variable.
+embeddings for a text, or a linear map of a vector. All numeric variables are standardized and share one embedding, the
+output of a small network; a periodic number enters this network as the sines and cosines of its first harmonics.
+Prompts have no embedding: the language model reads them. The matrices M_i and the bias b0 belong to the layer that
+joins the embeddings. The papers also use a ReLU in place of tanh, and c = F_1 f_1 for a single variable.
 
 Shapes: B texts, N numeric variables, I inputs of the network over numbers, D numbers of a vector, K context,
 k embedding of one variable, P control codes, E token embedding.
@@ -34,8 +33,6 @@ INITIAL_STD = 0.1
 # Around a frozen base, a change that all contexts share competes with the changes of single contexts, and learns faster
 # than these by the square of the embeddings. Larger embeddings gave 1 to 4 % fewer bits per byte (docs/backbones.md).
 FROZEN_BASE_STD = 0.5
-
-SEQUENCE_SIZE = 64  # size of the word embeddings and of the hidden state of `WordSequence`
 
 # Activations after the layer that joins the variables; None means that there is no such layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
@@ -131,27 +128,6 @@ class WordBag(nn.Module):
         return torch.where(has_words, embeddings, mean_embedding)
 
 
-class WordSequence(nn.Module):
-    """The embedding of a text that is read word by word: a linear map of the last hidden state of a GRU."""
-
-    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
-        """Create the encoder; `initial_std` is about the initial standard deviation of its outputs."""
-        super().__init__()
-        self.table = nn.Parameter(normal((len(variable.values), SEQUENCE_SIZE), 1.0))
-        self.gru = nn.GRU(SEQUENCE_SIZE, SEQUENCE_SIZE, batch_first=True)
-        self.weight = nn.Parameter(normal((size, SEQUENCE_SIZE), initial_std, SEQUENCE_SIZE**-0.5))
-
-    def forward(self, words: IdLists) -> Tensor:
-        """Return the embeddings (B, k); the embedding of a text without known words is zero."""
-        padded_words = words.padded()
-        if not padded_words.shape[1]:
-            return self.weight.new_zeros(len(padded_words), len(self.weight))
-        states, _ = self.gru(F.embedding(padded_words.clamp(min=0), self.table))
-        # The states after the last word of a text are those of padding.
-        last_states = states[torch.arange(len(states), device=states.device), words.sizes.clamp(min=1) - 1]
-        return F.linear(last_states * (words.sizes > 0)[:, None], self.weight)
-
-
 class VectorMap(nn.Module):
     """The embedding of a vector: a linear map of its standardized numbers."""
 
@@ -182,7 +158,7 @@ def float32_bits(values: Sequence[Sequence[float]]) -> Tensor:
 class VariableEmbeddings(nn.Module):
     """Embeddings (B, k) of all variables except numbers.
 
-    A category has a table, a text a `WordBag`, a sequence a `WordSequence`, a vector a `VectorMap`. Subclasses embed
+    A category has a table, a text a `WordBag`, a vector a `VectorMap`. Subclasses embed
     the numbers; the attribute `inputs` standardizes the numbers for them.
     """
 
@@ -200,10 +176,7 @@ class VariableEmbeddings(nn.Module):
         Subclasses call this separately, because the order in which parameters are created determines their random
         initial values.
         """
-        encoders = {"text": WordBag, "sequence": WordSequence}
-        self.texts = nn.ModuleList(
-            encoders[variable.kind](variable, size, initial_std) for variable in self.schema.texts
-        )
+        self.texts = nn.ModuleList(WordBag(variable, size, initial_std) for variable in self.schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, size, initial_std) for variable in self.schema.vectors)
 
     def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:

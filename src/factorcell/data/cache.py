@@ -65,7 +65,7 @@ def prepare(
         truncate: Whether to cut texts after `max_tokens` tokens.
 
     Returns:
-        The corpus, with one text per row of the table, except the rows that the option `missing` drops.
+        The corpus, with one text per row of the table.
 
     Raises:
         UserError: The table cannot be read, lacks a column, or has an invalid value; the message names the row.
@@ -155,7 +155,7 @@ def table_findings(
     masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
     if unknown != "expected" and (counts := format_counts(is_missing)):
-        text = f"an empty context column in {counts}, {EXPECTED_READING} (--missing expected)"
+        text = f"an empty context column in {counts}, {EXPECTED_READING}"
         yield Finding("missing values", f"{table_name}: {text}")
     if counts := format_counts({"": is_empty_text(corpus)}):
         yield Finding("empty texts", f"{table_name}: {counts} empty; the end of an empty text is its only target")
@@ -215,18 +215,14 @@ def cache_folder() -> Path:
 
 def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
-    rows_read = 0
     row_count = table.row_count or (table.estimate_rows() if is_shown() else None)
     is_table = table.name != CONTEXTS
     with progress_bar(total=row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
         for chunk in table.chunks([text_column, *columns.names]):
             chunk_texts = chunk[text_column]
-            indices = columns.add(chunk, len(chunk_texts), rows_read)
-            for index in indices:
-                if not isinstance(text := chunk_texts[index], str):
-                    raise UserError(f"{table.name} row {rows_read + index + 1}: {text_column} is {text!r}, not a text")
-            texts.add([chunk_texts[index] for index in indices])
-            rows_read += len(chunk_texts)
+            for row, text in enumerate(chunk_texts, columns.row_count + 1):
+                if not isinstance(text, str):
+                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
+            columns.add(chunk, len(chunk_texts))
+            texts.add(chunk_texts)
             bar.update(len(chunk_texts))
-    if not texts.sizes:
-        raise UserError(f"{table.name}: all rows have an empty context column and are dropped (--missing drop)")

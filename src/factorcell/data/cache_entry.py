@@ -60,7 +60,7 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
 
 def save(corpus: Corpus, folder: Path) -> None:
     """Write a corpus into `folder`, which already contains the tokens of the corpus in `tokens.npy`."""
-    arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, "dropped": corpus.dropped}
+    arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users}
     arrays |= corpus.context_arrays()
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
@@ -99,7 +99,6 @@ def load(folder: Path, config: Config) -> Corpus | None:
             offsets=arrays["offsets"],
             tokenizer=load_tokenizer(config, folder),
             users=arrays["users"],
-            dropped=arrays["dropped"],
             originals=OriginalTexts(*originals) if originals else None,
             spellings=Ragged(arrays["spellings"], arrays["spellings.offsets"]),
             **context_fields(arrays, schema),

@@ -67,7 +67,7 @@ class Corpus:
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
         vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        words: For each variable of kind text or sequence, the words of each row: the ids of those words that the schema
+        words: For each variable of kind text, the words of each row: the ids of those words that the schema
             contains, in their order.
         prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
@@ -76,8 +76,6 @@ class Corpus:
             are not from a table.
         spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
             if the texts are not from a table. A text that `truncate` has cut has the tokens of the whole text.
-        dropped: Whether each row of the table was dropped (table rows,), so that the corpus has no text of it; empty if
-            no row was dropped, and in selections of a corpus.
         selected: The index of the table row of each text (rows,) of a selection; empty in a corpus of a whole table.
     """
 
@@ -93,7 +91,6 @@ class Corpus:
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
     spellings: Ragged | None = None
-    dropped: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
@@ -107,10 +104,7 @@ class Corpus:
     @property
     def source_rows(self) -> NDArray[np.int64]:
         """The index of the table row of each text (rows,)."""
-        if len(self.selected):
-            return self.selected
-        rows: NDArray[np.int64] = np.flatnonzero(~self.dropped) if len(self.dropped) else np.arange(len(self))
-        return rows
+        return self.selected if len(self.selected) else np.arange(len(self))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -229,7 +223,6 @@ class Corpus:
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals.select(rows),
             spellings=None if self.spellings is None else self.spellings.select(rows),
-            dropped=np.zeros(0, np.bool_),
             selected=self.source_rows[rows],
         )
 

@@ -57,7 +57,6 @@ class Classification:
         temperature: The temperature T by which the log likelihoods were divided.
         untempered_log_posterior: `log_posterior` at temperature 1 (B, K); None if no temperature was applied.
         truncated: Whether each text was cut after `max_tokens` tokens (B,); None if this is unknown.
-        source_rows: The index of the table row of each text (B,); None if no row was dropped.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
@@ -77,7 +76,6 @@ class Classification:
     temperature: float = 1.0
     untempered_log_posterior: Floats | None = None
     truncated: NDArray[np.bool_] | None = None
-    source_rows: NDArray[np.int64] | None = None
 
     _repr_html_ = LazyMethod("classification_html", "factorcell.reports.notebook")
 
@@ -147,7 +145,7 @@ class Classification:
             truncation = {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
             rows.append(
                 {
-                    "row": index if self.source_rows is None else int(self.source_rows[index]),
+                    "row": index,
                     "predicted": self.names[predicted],
                     "true": candidate if self.true_values is None else self.true_values[index],
                     **truncation,

@@ -193,11 +193,11 @@ class _Task:
         true_values: list[str | None] = [None] * len(corpus)
         if variable.source_column in _columns(source):
             labels = _read_category_names(source, variable.source_column)
-            true_values = [labels[row] for row in corpus.source_rows]
+            true_values = labels
         likelihoods = log_likelihoods(run, corpus, [{self.target: name} for name in names], **options)
         result = apply_bayes_rule(names, likelihoods, true_values, self.distractors, corpus.truncated)
-        source_rows, key = corpus.source_rows, texts_digest(corpus, self.target, *names)
-        uniform = replace(result, true_values=true_values, source_rows=source_rows, key=key, samples=options["samples"])
+        key = texts_digest(corpus, self.target, *names)
+        uniform = replace(result, true_values=true_values, key=key, samples=options["samples"])
         log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(corpus, names)}
         log_priors["training"] = training_log_prior(variable, names)
         return _ClassifiedTexts(corpus, uniform, log_priors)

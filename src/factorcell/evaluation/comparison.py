@@ -177,7 +177,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 def format_figure(row: Mapping[str, Any], name: str) -> str:
     """Format a figure with its standard deviation, its interval, and the mark of a best figure."""
-    number_format = FIGURES[name][-1]
+    number_format = FIGURES[name]
     deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
     text += BEST_MARK if name in row.get("ahead", ()) else ""

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.data.columns.schema import WORD_KINDS, ContextSchema, Variable
+from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
 from factorcell.errors import UserError
@@ -133,7 +133,7 @@ class LinearClassifier:
             weights, bias = np.append(-weights, weights, axis=1) / 2, np.append(-bias, bias) / 2
         counts = np.asarray(features.sum(0))
         for variable, rows in zip(self.others, _slices(blocks)[1:], strict=True):
-            if variable.kind not in (*WORD_KINDS, "vector"):
+            if variable.kind not in ("text", "vector"):
                 mean = counts[rows] @ weights[rows] / max(1, len(labels))
                 weights[rows] = np.where(counts[rows, None] > 0, weights[rows] - mean, 0.0)
                 bias += mean
@@ -149,7 +149,7 @@ class LinearClassifier:
             if variable.kind == "vector":
                 standardized = (values - np.array(variable.means)) / np.array(variable.deviations)
                 blocks.append(csr_array(np.nan_to_num(standardized).astype(np.float32)))
-            elif variable.kind in WORD_KINDS:
+            elif variable.kind == "text":
                 counts = np.diff(values.offsets)
                 shares = np.repeat(np.maximum(counts, 1) ** -0.5, counts).astype(np.float32)
                 blocks.append(csr_array((shares, values.values, values.offsets), (len(corpus), width)))
@@ -250,7 +250,7 @@ def _width(variable: Variable, edges: Mapping[str, NDArray[np.float32]]) -> int:
     """Return the number of features of a variable."""
     if variable.kind == "vector":
         return len(variable.means)
-    if variable.kind in (*WORD_KINDS, "category"):
+    if variable.kind in ("text", "category"):
         return len(variable.values) + (variable.kind == "category")  # a missing category has a feature, too
     return len(edges[variable.name]) + 2  # a missing number, and the ranges
 

@@ -130,8 +130,6 @@ def evaluate(
     report_repeated_texts(run, corpus)
     for model in (run, baseline):
         report_run(model)
-    source_rows = corpus.source_rows.tolist()
-    groups_by_column = {column: [groups[row] for row in source_rows] for column, groups in groups_by_column.items()}
     nats = run.nats(corpus)
     figures = text_figures.figures_from_nats(nats, corpus)
     row = {"unit": run.tokenizer.unit, **summary_row(nats, corpus)}

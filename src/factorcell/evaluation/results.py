@@ -15,14 +15,14 @@ from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.perplexity import Evaluation
-from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
+from factorcell.evaluation.text_figures import Figures
 from factorcell.io import input_files, lock
 from factorcell.io.folders import not_a_run_error
 from factorcell.ngram import ngram
 from factorcell.ngram.ngram import NGram
 from factorcell.nn.devices import AUTO
 from factorcell.nn.scoring import Scorer
-from factorcell.runs import model_card, saved_results
+from factorcell.runs import saved_results
 from factorcell.runs.run import Run
 from factorcell.runs.training_state import ENDED_SINCE, describe_running
 
@@ -68,7 +68,7 @@ def reading_options(like: Path | None, config: Path | None, text: str | None = N
 
 
 def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
-    """Save a result in the folder of a model, for the model card and for reports; return a notice if saving fails.
+    """Save a result in the folder of a model, for reports; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
     groups of `row` by user are not saved. Nothing is saved if the training of the run is running, or was running when
@@ -83,8 +83,6 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     try:
         text_figures.save(run.folder, texts or {}, row)
         saved_results.append(run.folder, row)
-        if isinstance(run, Run):
-            model_card.write(run)
     except UserError as error:
         return f"the result was not saved in the run folder: {error}"
     return None
@@ -139,13 +137,6 @@ def prediction_fields(model: Scorer) -> Row:
     precision = {"precision": model.precision} if hasattr(model, "precision") else {}
     is_mixture = isinstance(model, Run) and model.mixture is not None
     return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
-
-
-def development_text_figures(folder: Path) -> Figures:
-    """Return the figures per text that a training saved for its development texts, and those of the last `classify`."""
-    classifications = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
-    classified = text_figures.load(folder, classifications[-1]) if classifications else {}
-    return {**text_figures.load(folder, DEVELOPMENT_RESULT), **classified}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

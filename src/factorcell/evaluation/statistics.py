@@ -1,4 +1,4 @@
-"""Differences between models over texts and trainings, and correlations, with 95 % confidence intervals.
+"""Differences between models over texts and trainings, with 95 % confidence intervals.
 
 A model m that is trained with several seeds s has a figure R_ms for each training, which is a ratio of sums over texts;
 the figure of the model is their mean. A bootstrap over texts gives an interval [l, u] of the difference d between two
@@ -17,7 +17,6 @@ Shapes: M models, N texts, D bootstrap draws.
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,7 @@ from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import TextSums
 
-Row = dict[str, Any]
-
 LEVEL = 0.95  # confidence level of all intervals
-NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half width of a normal interval in standard deviations
 
 Floats = NDArray[np.float64]
 
@@ -130,36 +126,6 @@ def gain_from_nats(nats: Interval) -> Interval:
         point, *ends = (None if value is None else float(-np.expm1(-value)) for value in nats)
     assert point is not None
     return Interval(point, *ends)
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Return Pearson's correlation `r`, its interval (`low`, `high`), and the number `n` of pairs.
-
-    The interval follows from Fisher's transformation. r is None if one side is constant or there are fewer than three
-    pairs; the interval is None for fewer than four pairs. Pairs with a value that is not finite are omitted.
-    """
-    pairs: Any = _finite_pairs(first, second)
-    count = len(pairs)
-    if count < 3 or (np.ptp(pairs, axis=0) == 0).any():
-        return {"r": None, "low": None, "high": None, "n": count}
-    r = max(-1.0, min(1.0, float(np.corrcoef(pairs.T)[0, 1])))
-    if count < 4:
-        return {"r": r, "low": None, "high": None, "n": count}
-    if abs(r) > 1 - 1e-12:
-        return {"r": r, "low": r, "high": r, "n": count}
-    half_width = NORMAL_QUANTILE / math.sqrt(count - 3)
-    low, high = (math.tanh(math.atanh(r) + sign * half_width) for sign in (-1, 1))
-    return {"r": r, "low": low, "high": high, "n": count}
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Return Spearman's rank correlation in the format of `correlation`."""
-    first_values, second_values = _finite_pairs(first, second).T
-    return correlation(ranks(first_values).tolist(), ranks(second_values).tolist())
-
-
-def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> Floats:
-    return np.array([pair for pair in zip(first, second, strict=True) if np.isfinite(pair).all()]).reshape(-1, 2)
 
 
 def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:

@@ -136,11 +136,8 @@ def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
 
 def add_rows(columns: ContextColumns, table: Table) -> None:
     """Read all rows of a table."""
-    row_count = 0
     for chunk in table.chunks(columns.names or table.columns[:1]):
-        chunk_size = len(next(iter(chunk.values())))
-        columns.add(chunk, chunk_size, row_count)
-        row_count += chunk_size
+        columns.add(chunk, len(next(iter(chunk.values()))))
 
 
 def with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:

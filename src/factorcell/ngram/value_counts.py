@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -33,27 +31,6 @@ class ValueCounts:
         is_known = (items >= 0) & (values < value_count)
         pair_keys = items[is_known] * value_count + values[is_known]
         return cls(value_count, *np.unique(pair_keys, return_counts=True))
-
-    def of_all_values(self, items: Ids) -> Float32s:
-        """Return the counts of each of `items` (T,) with all values (T, K + 1).
-
-        The counts of item -1 and of the missing value are 0.
-        """
-        begins = np.searchsorted(self.keys, items * self.value_count)
-        ends = np.searchsorted(self.keys, (items + 1) * self.value_count)
-        range_sizes = np.where(items >= 0, ends - begins, 0)
-        item_indices = np.repeat(np.arange(len(items)), range_sizes)
-        # The keys of an item are consecutive; `positions` lists those of all items one after the other.
-        first_places = np.cumsum(range_sizes) - range_sizes
-        positions = np.arange(len(item_indices)) + np.repeat(begins - first_places, range_sizes)
-        values = self.keys[positions] % self.value_count
-        counts = np.zeros((len(items), self.value_count + 1), dtype=np.float32)
-        counts[item_indices, values] = self.counts[positions]
-        return counts
-
-    def with_value(self, items: Ids, values: Ids) -> Floats:
-        """Return the count (T,) of each of `items` (T,) with its own value in `values` (T,)."""
-        return np.append(self.counts, 0)[self.positions(items, values)].astype(np.float64)
 
     def positions(self, items: Ids, values: Ids) -> Ids:
         """Return the index (T,) of the pair of each of `items` (T,) and its value in `values` (T,), -1 without one."""

@@ -55,7 +55,7 @@ class TextModel:
             truncate: Whether to cut texts after `max_tokens` tokens.
 
         Returns:
-            The corpus, with one text per row, except the rows that the option `missing` of the training drops.
+            The corpus, with one text per row.
 
         Raises:
             UserError: The source cannot be read.
@@ -116,11 +116,10 @@ class TextModel:
         rows = [
             {**empty, **context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)
         ]
-        missing = "error" if self.config.data.missing == "error" else "expected"
         try:
             return prepare(
                 replace(open_table(rows), name=CONTEXTS),
-                replace(self.config, data=replace(self.config.data, missing=missing)),
+                self.config,
                 tokenizer=self.tokenizer,
                 schema=self.schema,
                 unknown=unknown,

@@ -90,7 +90,7 @@ def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], s
         first = too_long[0]
         count = f"; {len(too_long):,} texts are too long" if len(too_long) > 1 else ""
         raise UserError(
-            f"{describe(int(corpus.source_rows[first]))}: the text has more tokens than the base can read: expected at "
+            f"{describe(int(first))}: the text has more tokens than the base can read: expected at "
             f"most {limit:,} with the start token and prompts, got {lengths[first]:,}; shorten it{count}"
         )
 
@@ -98,10 +98,10 @@ def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], s
 def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
     """Return the rows of `Run.score` from the nats of all targets of `corpus`; `with_tokens` adds each target."""
     starts, rows = target_offsets(corpus), []
-    for index, source_row in enumerate(corpus.source_rows.tolist()):
+    for index in range(len(corpus)):
         text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
         total = float(text_nats.sum())
-        row: dict[str, Any] = {"row": source_row, "nats": total, "targets": len(text_nats)}
+        row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
         row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
         if with_tokens:
             # The first token of a text is its start token, which is not a target.

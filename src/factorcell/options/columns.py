@@ -64,11 +64,7 @@ class Cyclic(Column):
 
 
 class Text(Column):
-    """A column of texts that are part of the context vector, without the order of their words."""
-
-
-class Sequence(Column):
-    """A column of texts that are part of the context vector, with the order of their words."""
+    """A column of texts that are part of the context vector, as bags of words."""
 
 
 class Prompt(Column):

@@ -25,13 +25,10 @@ MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
-# Policies for rows with an empty context column.
-MISSING_POLICIES = ("expected", "drop", "error")
-
 # Help texts that explain the choices of an option.
 CHOICE_HELP = {
     "context": "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
-    "sequence, prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
+    "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
     "category or number",
     "prompt": "column with a text that is read before the text and not scored (repeatable)",
     "prompt_history": "read this many earlier texts of the user before the text (only with user)",
@@ -47,10 +44,6 @@ CHOICE_HELP = {
     ),
     "context_layer": (
         "activation of the layer that combines the context variables; none: no layer, for a single variable"
-    ),
-    "missing": (
-        "what to do with a row whose context column is empty; expected: read the expected value of the column, "
-        "drop: leave the row out, error: stop with an error"
     ),
     "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
     "device": (

@@ -26,7 +26,6 @@ class TrainingOptions(TypedDict, total=False):
     evaluations: int
     max_dev_targets: int
     patience: int
-    log_every: int
     save_every: int
     ngram_mixture: bool
     seed: int
@@ -50,7 +49,6 @@ class Options(TrainingOptions, total=False):
     max_tokens: int
     min_context_count: int
     min_user_count: int
-    missing: str
     anonymous: bool
     min_text_count: int
     min_text_users: int

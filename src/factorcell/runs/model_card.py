@@ -1,6 +1,7 @@
 """The model card of a run in Markdown, which describes the model, its training data, its training and its results.
 
-The card begins with metadata in YAML, which the hub of Hugging Face reads. It has names of files and folders but no
+The end of a training writes the card; later results are in results.jsonl only. The card begins with metadata in YAML,
+which the hub of Hugging Face reads. It has names of files and folders but no
 paths, and no ids of users, so that it can be published.
 """
 
@@ -11,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from factorcell.adapters.adapters import weight_adapters
-from factorcell.data.columns.schema import TIME_KINDS, WORD_KINDS, Variable
+from factorcell.data.columns.schema import TIME_KINDS, Variable
 from factorcell.io import files
 from factorcell.io.escapes import escape_hidden
 from factorcell.io.pretrained import HUB_NAME
@@ -26,57 +27,21 @@ MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
 # Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
 LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 FILE = "README.md"
-METADATA = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)  # the metadata at the beginning of a card
-METADATA_ENTRY = re.compile(r"^([\w-]+):.*\n(?:[ \-#].*\n|\n)*", re.MULTILINE)  # a key at the margin, and its value
-RESULTS_KEY = "model-index"  # the only entry that a new card does not copy from the previous card
 TAGS = ("language-model", "context")
 
 
 def write(run: Run) -> None:
-    """Write the model card to the run folder, with the entries that the user added to the metadata of the last card."""
-    path = run.folder / FILE
-    previous = files.read(path).decode(errors="replace").replace("\r\n", "\n") if path.is_file() else ""
-    match = METADATA.match(previous)
-    saved = {entry[1]: entry[0] for entry in METADATA_ENTRY.finditer(match[1])} if match else {}
-    saved.pop(RESULTS_KEY, None)
-    metadata = {name: "\n".join(_yaml({name: value})) + "\n" for name, value in _metadata(run).items()}
-    files.write(path, f"---\n{''.join((metadata | saved).values())}---\n\n{render(run)}")
+    """Write the model card of a finished training to the run folder."""
+    files.write(run.folder / FILE, f"{_metadata(run)}\n{render(run)}")
 
 
-def _metadata(run: Run) -> dict[str, Any]:
+def _metadata(run: Run) -> str:
     """Return the metadata of the card for the hub; the license and the data sets are up to the user."""
-    metadata: dict[str, Any] = {"library_name": "factorcell", "pipeline_tag": "text-generation", "tags": list(TAGS)}
+    lines = ["library_name: factorcell", "pipeline_tag: text-generation", f"tags: {json.dumps(TAGS)}"]
     backbone = run.config.backbone
     if isinstance(backbone, HuggingFaceOptions) and HUB_NAME.fullmatch(backbone.base):
-        metadata["base_model"] = backbone.base
-    results = [
-        {
-            "task": {"type": task},
-            "dataset": {"name": row.table, "type": row.table},
-            "metrics": [{"type": metric, "value": row.number, "name": f"{row.measure}: {row.value}"}],
-        }
-        for row in saved_results.measurements(saved_results.read(run.folder))
-        if row.figure in saved_results.FIGURES and row.table != saved_results.DEVELOPMENT
-        for metric, task, _ in [saved_results.FIGURES[row.figure]]
-    ]
-    if results:
-        metadata[RESULTS_KEY] = [{"name": _name(run), "results": results}]
-    return metadata
-
-
-def _yaml(value: Any, indent: str = "") -> list[str]:
-    """Return the lines of a dict or a list in YAML; numbers have no exponent, which YAML 1.1 reads as text."""
-    lines: list[str] = []
-    for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
-        start = f"{indent}- " if name is None else f"{indent}{name}: "
-        if isinstance(item, dict | list):
-            nested = _yaml(item, f"{indent}  ")
-            lines += [start + nested[0].lstrip(), *nested[1:]] if name is None else [start.rstrip(), *nested]
-        elif isinstance(item, float):
-            lines.append(f"{start}{item:.6f}")
-        else:
-            lines.append(start + json.dumps(escape_hidden(item), ensure_ascii=False))
-    return lines
+        lines.append(f"base_model: {json.dumps(backbone.base)}")
+    return "\n".join(["---", *lines, "---", ""])
 
 
 def _name(run: Run) -> str:
@@ -239,7 +204,7 @@ def _longest_backticks(text: str) -> int:
 def _example_value(variable: Variable) -> Any:
     if variable.kind == "vector":
         return [round(mean, 3) for mean in variable.means]
-    if variable.kind in WORD_KINDS:
+    if variable.kind == "text":
         return variable.values[0]
     if variable.kind == "prompt":
         return "..."

@@ -314,7 +314,7 @@ class Run(TextModel):
         return nats
 
     def score(self, source: Any, *, context: Any = None, unknown: str = "group") -> NDArray[np.float64]:
-        """Return the nats of whole texts (N,), without rows that the option `missing` drops; see `score_rows`."""
+        """Return the nats of whole texts (N,); see `score_rows`."""
         return np.array([row["nats"] for row in self.score_rows(source, context=context, unknown=unknown)])
 
     def score_table(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> Any:

@@ -19,14 +19,14 @@ DEVELOPMENT = "development texts"  # the table that training evaluates
 UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN = "gain_over_unknown_context", "gain_over_baseline"  # of perplexities
 BASELINE_BITS, BASELINE_ACCURACY = "bits_per_byte_below_baseline", "accuracy_above_baseline"
 
-# For each measured figure: the metric and the task on the hub, and the format of numbers.
+# The format of each measured figure.
 FIGURES = {
-    "perplexity": ("perplexity", "text-generation", ".2f"),
-    "perplexity_known": ("perplexity", "text-generation", ".2f"),
-    "bits_per_byte": ("bits_per_byte", "text-generation", ".3f"),
-    "accuracy": ("accuracy", "text-classification", ".4f"),
-    "macro_f1": ("f1", "text-classification", ".4f"),
-    "auc": ("roc_auc", "text-classification", ".4f"),
+    "perplexity": ".2f",
+    "perplexity_known": ".2f",
+    "bits_per_byte": ".3f",
+    "accuracy": ".4f",
+    "macro_f1": ".4f",
+    "auc": ".4f",
 }
 REFERENCES = (("majority", "majority class"), ("linear_accuracy", "linear baseline"))  # shown next to an accuracy
 
@@ -39,14 +39,12 @@ class Measurement(NamedTuple):
         measure: Name of the measure.
         value: The value with its interval, as text.
         figure: Key of the value in the row of its result.
-        number: The value.
     """
 
     table: str
     measure: str
     value: str
     figure: str
-    number: float
 
 
 def read(folder: Path) -> list[files.Row]:
@@ -101,7 +99,7 @@ def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
         details = [f"of {row['target']}"] if row.get("target") else []
         details += [f"({row['classifier']})"] if row.get("classifier") else []
         predictor = f", {row['predictor']}" if row.get("predictor") else ""
-        for name, (_, _, number_format) in FIGURES.items():
+        for name, number_format in FIGURES.items():
             if is_number(row.get(name)):
                 low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
                 interval = f" [{low:{number_format}}, {high:{number_format}}]" if is_number(low) else ""
@@ -111,10 +109,10 @@ def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
                         f", {title} {row[key]:.4f}" for key, title in REFERENCES if is_number(row.get(key))
                     )
                 measure = " ".join([measure_name(name, row.get("unit")), *details]) + predictor
-                measured.append(Measurement(row.get("table", ""), measure, value, name, row[name]))
+                measured.append(Measurement(row.get("table", ""), measure, value, name))
         for key in (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN, BASELINE_BITS):
             if text := format_difference(row, key):
                 measure = gain_title(key, row.get("baseline")) + predictor
-                measured.append(Measurement(row.get("table", ""), measure, text, key, row[key]))
+                measured.append(Measurement(row.get("table", ""), measure, text, key))
     latest = {(row.table, row.measure): row for row in measured}
     return list(latest.values())

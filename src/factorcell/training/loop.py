@@ -15,6 +15,8 @@ from factorcell.runs.run import Run
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
+LOG_EVERY = 50  # steps between rows of losses in the log
+
 
 def train(
     run: Run,
@@ -135,7 +137,7 @@ class _Loop:
         has_due_evaluation = progress.events_due(config.evaluations) > progress.evaluations
         is_evaluation_due = has_due_evaluation if step else is_starting_point_due
         has_new_losses = progress.tokens > progress.tokens_at_last_row
-        if has_new_losses and (step % config.log_every == 0 or progress.share >= 1 or is_evaluation_due):
+        if has_new_losses and (step % LOG_EVERY == 0 or progress.share >= 1 or is_evaluation_due):
             yield self._log_losses()
         is_checkpoint_due = step > 0 and step % config.save_every == 0
         if is_evaluation_due:

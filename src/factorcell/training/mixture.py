@@ -147,7 +147,7 @@ class MixedModels:
         category_columns = [part.categories for part in parts]
         if self.variable is not None:
             _, value_indices = _read_values(source, self.variable)
-            category_columns.insert(0, value_indices[corpus.source_rows, None])
+            category_columns.insert(0, value_indices[:, None])
         return replace(
             corpus,
             schema=self.schema,

@@ -56,7 +56,7 @@ def add_score_arguments(parser: Parser) -> None:
 
 
 def _add_save(parser: Parser) -> None:
-    help_text = "save the result in the run folder, for the model card and for report"
+    help_text = "save the result in the run folder, for report"
     parser.add_argument("--save", action="store_true", help=help_text)
 
 

@@ -11,7 +11,7 @@ from factorcell.config import HISTORY_COLUMN, DataConfig
 from factorcell.data.columns.number_reader import NumberReader
 from factorcell.data.columns.prompts import PromptReader, earlier_texts
 from factorcell.data.columns.readers import CategoryReader, ColumnReader, TextReader, VectorReader
-from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, WORD_KINDS, ContextSchema, Variable
+from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
 from factorcell.data.ragged import Ragged
 from factorcell.data.tables.chunks import Table
@@ -29,7 +29,6 @@ MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the 
 READERS: dict[str, type[ColumnReader]] = {
     "category": CategoryReader,
     "text": TextReader,
-    "sequence": TextReader,
     "prompt": PromptReader,
     "vector": VectorReader,
 }
@@ -63,8 +62,7 @@ class ContextColumns:
             schema: The schema of a trained model, or None in training.
             unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
                 "expected" (read as a missing value).
-            optional: The names of variables for which the policy is "expected"; their columns may be missing, and
-                `config.missing` does not apply to them.
+            optional: The names of variables for which the policy is "expected"; their columns may be missing.
             tokenizer: The tokenizer that splits prompts, with or without a vocabulary; None if there are no prompts.
 
         Raises:
@@ -76,7 +74,6 @@ class ContextColumns:
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
-        self.is_dropped = list[NDArray[np.bool_]]()  # whether each row of each chunk is dropped
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column = variable.source_column
             policy = "expected" if variable.name in optional else unknown
@@ -97,54 +94,16 @@ class ContextColumns:
             self.readers.append(reader)
         columns = [reader.column for reader in self.readers] + ([config.time] if self.times is not None else [])
         self.names = [column for column in dict.fromkeys(columns) if column in table.columns]
-        self.table_name = table.name
-        # The columns that must not be empty. An empty text as context is a text without words.
-        self.required_columns = dict.fromkeys(
-            reader.column
-            for reader in self.readers
-            if reader.column in table.columns
-            and reader.unknown != "expected"
-            and not isinstance(reader, (TextReader, PromptReader))
-        )
+        self.row_count = 0  # the number of rows that were added
 
-    def add(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> Sequence[int]:
-        """Add a chunk of `row_count` rows, and return the indices in the chunk of the rows that were not dropped.
-
-        `row_offset` is the number of rows of the table before this chunk.
-        """
-        is_dropped = self._has_empty_column(chunk, row_count, row_offset)
-        self.is_dropped.append(is_dropped)
-        indices: Sequence[int] = range(row_count)
-        rows: Sequence[int] = range(row_offset + 1, row_offset + 1 + row_count)
-        has_dropped = bool(is_dropped.any())
-        if has_dropped:
-            indices = np.flatnonzero(~is_dropped).tolist()
-            rows = [row_offset + 1 + index for index in indices]
+    def add(self, chunk: Mapping[str, list[Any]], row_count: int) -> None:
+        """Add a chunk of `row_count` rows."""
+        rows = range(self.row_count + 1, self.row_count + 1 + row_count)
         for reader in self.readers:
-            values = chunk.get(reader.column) or [None] * row_count
-            reader.add([values[index] for index in indices] if has_dropped else values, rows)
+            reader.add(chunk.get(reader.column) or [None] * row_count, rows)
         if self.times is not None:
-            moments = chunk.get(self.config.time) or [None] * row_count
-            self.times += [_seconds_or_first(moments[index]) for index in indices]
-        return indices
-
-    def _has_empty_column(self, chunk: Mapping[str, list[Any]], row_count: int, row_offset: int) -> NDArray[np.bool_]:
-        """Return whether a required column of each row is empty (row_count,); all false if empty columns are read.
-
-        Raises:
-            UserError: A column is empty, and the option `missing` is "error".
-        """
-        has_empty_column = np.zeros(row_count, dtype=bool)
-        for column in self.required_columns if self.config.missing != "expected" else ():
-            is_empty = np.fromiter(map(is_missing, chunk[column]), dtype=bool, count=row_count)
-            if self.config.missing == "error" and is_empty.any():
-                row = row_offset + int(np.argmax(is_empty)) + 1
-                problem = f"{self.table_name} row {row}: {column} is empty; fill it in or leave the row out"
-                if self.schema is not None:
-                    raise UserError(problem, (("unknown", "expected"),))
-                raise UserError(problem, (("missing", "expected"), ("missing", "drop")))
-            has_empty_column |= is_empty
-        return has_empty_column
+            self.times += map(_seconds_or_first, chunk.get(self.config.time) or [None] * row_count)
+        self.row_count += row_count
 
     def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
         """Return whether training never saw the value of each row (rows,), for each category of a known schema.
@@ -166,13 +125,10 @@ class ContextColumns:
         `text_fields` are the fields of the corpus that come from texts: earlier texts of a user are read from them.
         Without prompts, they are not read.
         """
-        is_dropped = np.concatenate(self.is_dropped)
-        row_count = int((~is_dropped).sum())
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
         vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
-        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors}
-        encoded_by_kind |= dict.fromkeys(WORD_KINDS, words)
+        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": words}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
             if isinstance(reader, PromptReader):
                 assert text_fields is not None
@@ -188,13 +144,12 @@ class ContextColumns:
                 schema = schema.anonymize([variable.name])
         return {
             "schema": schema,
-            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, row_count).T),
-            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, row_count).T),
+            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, self.row_count).T),
+            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, self.row_count).T),
             "vectors": tuple(vectors),
             "words": tuple(words),
             "prompts": tuple(prompts),
             "users": self._users(),
-            "dropped": is_dropped if is_dropped.any() else np.zeros(0, np.bool_),
         }
 
     def _users(self) -> NDArray[np.int32]:

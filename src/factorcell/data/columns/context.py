@@ -80,7 +80,7 @@ class Context:
         categories: The ids of category values (B, C), int64; -1 for a missing value.
         numbers: The values of the numeric variables (B, N); NaN for a missing value.
         vectors: For each vector variable, its values (B, D); NaN for a missing vector.
-        words: For each variable of kind text or sequence, the words that the schema contains, in their order; an empty
+        words: For each variable of kind text, the words that the schema contains, in their order; an empty
             list for a missing text.
         prompts: For each prompt, its tokens, each text after a start token; an empty list for a missing prompt.
         may_lack_categories: False if no category is missing; models then need not read the categories from the device

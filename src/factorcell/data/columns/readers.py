@@ -1,10 +1,9 @@
 """Readers of context columns: each reader receives one column in chunks and encodes its values as an array.
 
 A text is encoded as a bag of words: the ids of its lower-cased words, without words that are too rare in training. The
-bag does not depend on the tokenizer of the model. A sequence is encoded as the same words; its encoder reads them in
-their order. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON array in text. Missing values are
-encoded as missing (numbers and vectors as NaN), and the model replaces them by the expected value of the variable
-(docs/glossary.md).
+bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
+JSON array in text. Missing values are encoded as missing (numbers and vectors as NaN), and the model replaces them by
+the expected value of the variable (docs/glossary.md).
 """
 
 import json
@@ -12,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,6 @@ from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.options.option_fields import WordOptions
 
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
-MAX_SEQUENCE_WORDS = 200  # number of words of a sequence that its encoder reads, the last ones
 
 
 class ColumnReader:
@@ -113,13 +110,11 @@ class CategoryReader(ColumnReader):
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
-        self.chunk_rows = list[Sequence[int]]()  # the numbers of the table rows of each chunk
         self.ids_by_name = dict[str, int]()  # provisional ids from 1 on, in order of appearance
         # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
         self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        self.chunk_rows.append(rows)
         try:
             ids = (self.ids_by_type[type(value)][value] for value in values)
             self.chunk_arrays.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
@@ -193,7 +188,7 @@ class CategoryReader(ColumnReader):
     def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
         """Return the error about values that training never saw; it names the first of these values and its row."""
         unseen_ids = [self.ids_by_name[name] for name in unseen_names]
-        first_row = [*chain.from_iterable(self.chunk_rows)][int(np.argmax(ids == unseen_ids[0]))]
+        first_row = int(np.argmax(ids == unseen_ids[0])) + 1
         row_count = int(np.isin(ids, unseen_ids).sum())
         affected = f"{len(unseen_names):,} such values" if len(unseen_names) > 1 else "this value"
         extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
@@ -210,7 +205,7 @@ class CategoryReader(ColumnReader):
 
 
 class TextReader(ColumnReader):
-    """Reads a column of texts as lists of words; of a sequence, only the last `MAX_SEQUENCE_WORDS` words."""
+    """Reads a column of texts as lists of words."""
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
@@ -218,16 +213,13 @@ class TextReader(ColumnReader):
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
-        self.chunk_rows = list[Sequence[int]]()  # the numbers of the table rows of each chunk
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        self.chunk_rows.append(rows)
         word_ids: list[int] = []
         for row, value in zip(rows, values, strict=True):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
-            words = words[-MAX_SEQUENCE_WORDS:] if self.declared_variable.kind == "sequence" else words
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))
@@ -258,7 +250,7 @@ class TextReader(ColumnReader):
             UserError: The policy is "error", and a row has words, but training never saw any of them.
         """
         if self.is_known and self.unknown == "error" and (is_unseen := self.is_unseen(variable)).any():
-            row = [*chain.from_iterable(self.chunk_rows)][int(np.argmax(is_unseen))]
+            row = int(np.argmax(is_unseen)) + 1
             extent = f" (in {is_unseen.sum():,} of {len(is_unseen):,} rows)" if is_unseen.sum() > 1 else ""
             hint = nearest_hint(self._first_word(is_unseen), variable.values)
             error = self.error(row, f"has only words that training did not see{extent}{hint}")

@@ -29,8 +29,7 @@ TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a va
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 NUMBER_KINDS = ("number", *PERIODS, "cyclic")
-WORD_KINDS = ("text", "sequence")  # kinds of columns of texts that become part of the context vector
-COLUMN_KINDS = ("category", *NUMBER_KINDS, *WORD_KINDS, "prompt", "vector")
+COLUMN_KINDS = ("category", *NUMBER_KINDS, "text", "prompt", "vector")
 # The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
 # days of a week is a weighted sum of the waves plus a constant.
 HARMONICS = 3
@@ -46,7 +45,7 @@ class Variable:
     Attributes:
         name: The name of the variable.
         kind: One of `COLUMN_KINDS`.
-        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text or sequence, the words.
+        values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text, the words.
         counts: The number of training texts with each value of a category.
         rare_count: How many values of a category were grouped as rare.
         mean: The mean of a number, periodic or not, in training.
@@ -58,7 +57,7 @@ class Variable:
         means: For a vector of D numbers, the mean of each number (D,); for a periodic number, the mean of each of its
             waves (`wave_parameters`).
         deviations: The standard deviations of the same numbers or waves.
-        shares: For a text or sequence, the weight of each word in the mean embedding of all training texts.
+        shares: For a text, the weight of each word in the mean embedding of all training texts.
         min_count: For a category, the minimum number of training texts of a frequent value.
         rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
             rare values, or after `ContextSchema.anonymize`.
@@ -114,7 +113,7 @@ class Variable:
             return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
         if self.period:
             return f"{self.name}: {self.kind}, period {self.period:g}, mean {self.mean:.4g}"
-        if self.kind in WORD_KINDS:
+        if self.kind == "text":
             return f"{self.name}: {self.kind}, {len(self.values):,} words"
         if self.kind == "prompt":
             return f"{self.name}: prompt"
@@ -164,8 +163,8 @@ class ContextSchema:
 
     @cached_property
     def texts(self) -> tuple[Variable, ...]:
-        """The variables of kind text or sequence, in the order of `Context.words`."""
-        return self.of_kinds(*WORD_KINDS)
+        """The variables of kind text, in the order of `Context.words`."""
+        return self.of_kinds("text")
 
     @cached_property
     def prompts(self) -> tuple[Variable, ...]:
@@ -175,7 +174,7 @@ class ContextSchema:
     @property
     def embedded(self) -> "ContextSchema":
         """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
-        return ContextSchema(self.of_kinds("category", *NUMBER_KINDS, *WORD_KINDS, "vector"))
+        return ContextSchema(self.of_kinds("category", *NUMBER_KINDS, "text", "vector"))
 
     def named_categories(self, user: str) -> list[Variable]:
         """Return the categories with frequent values, whose names a model can read, without the column `user`."""
@@ -257,7 +256,7 @@ def _check_fields(variable: Variable) -> None:
         raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
     if min([variable.deviation, *variable.deviations]) <= 0:
         raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
-    fields_of_equal_length = {"category": ("values", "counts"), **dict.fromkeys(WORD_KINDS, ("values", "shares"))}
+    fields_of_equal_length = {"category": ("values", "counts"), "text": ("values", "shares")}
     first, second = fields_of_equal_length.get(variable.kind, ("means", "deviations"))
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
