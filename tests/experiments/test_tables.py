@@ -229,7 +229,8 @@ def test_the_pages_contain_the_tables_of_the_rows() -> None:
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert columns.fill_page(text, page_tables) == text, f"{page}: run `make tables`"
         assert columns.NO_ROWS not in text
-    saved = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "results" / figures.FOLDER).glob("*")}
+    folder = ROOT / "docs" / "results" / figures.FOLDER
+    saved = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*")}
     keys = {picture.file: picture.key() for picture in pictures.values()}
     assert saved.keys() == keys.keys(), "run `make tables`"
     assert all(saved[name].endswith(key) for name, key in keys.items()), "run `make tables`"
