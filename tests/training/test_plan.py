@@ -191,7 +191,7 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert training_facts(run.folder)["chosen"] == used_options(unspecified_options(options), run.config, run.schema)
     assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
     assert not any("samples" in line for line in lines)
-    assert "- chosen automatically: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
+    assert "- chosen automatically: `adapt " in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in training_facts(train_run(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
