@@ -50,6 +50,8 @@ PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances
 # Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
 # the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
 MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.05, 0.02
+# The odds of the threshold are so many times those that suffice for the development users, as other users differ.
+ODDS_MARGIN = 1.5
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -183,20 +185,20 @@ class BlendWeights:
             _Ranking.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
             for alternatives, text in examples
         ]
-        thresholds = sorted({0.0, *(case.invented[0] for case in cases if case.invented), 1.0})
-        thresholds = thresholds[:: max(1, len(thresholds) // 100)]
+        sufficient = sorted({0.0, *(case.invented[0] for case in cases if case.invented)})
         best_alone = max(
             sum(1 / rank for alternatives, text in examples if (rank := rank_alone(alternatives, text, source)))
             for source in ORDERS
         )
         least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases))
         best = 0.0
-        for threshold in thresholds:
-            threshold = math.nextafter(threshold, 2.0) if threshold else 0.0
+        for probability in sufficient[:: max(1, len(sufficient) // 100)]:
+            probability = math.nextafter(probability, 2.0) if probability else 0.0
+            threshold = ODDS_MARGIN * probability / (1 + (ODDS_MARGIN - 1) * probability)
             if sum(case.reciprocal_rank(threshold) for case in cases) < least:
                 break
             best = threshold
-            if sum(case.begins_wrong(threshold) for case in cases) <= MAX_INVENTED * len(cases):
+            if sum(case.begins_wrong(probability) for case in cases) <= MAX_INVENTED * len(cases):
                 break
         return best
 
