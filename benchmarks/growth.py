@@ -1,14 +1,14 @@
 """Time and memory against the sizes of a model and of a store of users, with the exponent of each curve.
 
-    python -m benchmarks.growth --docs docs
+    python -m benchmarks.growth --docs docs/results
 
 Each size of `AXES` is a point, whose two stages run in separate processes with one thread: training steps, which save
 the run (and fill the store of users), and then the use of the opened run. Rows are appended as JSON lines; a point that
 has a row is not measured again. A time is the shortest of several repetitions, in seconds of processor time, which
 other programs affect little; for the store, it is the elapsed time, because a write waits for the disk.
 Memory is the peak of a process (VmHWM) minus its memory after the imports. With --docs, the script draws the charts and
-writes the table of docs/speed.md from all rows. The exponent of a curve is the slope of log(value) against log(size)
-over the upper half of its sizes, by least squares.
+writes the table of docs/results/speed.md from all rows. The exponent of a curve is the slope of log(value) against
+log(size) over the upper half of its sizes, by least squares.
 
 The options are those that the rules choose for a million targets, 6 passes and many texts per context. For the
 vocabulary: words, e 150, d 200, rank 12. For the other sizes: 95 characters, e 50, d 300, rank 50, layer normalization.

@@ -83,7 +83,7 @@ class Backbone:
     pairs: int
     options: Mapping[str, Any]
     train_texts: int = 40_000
-    on_page: bool = True  # whether docs/backbones-tables.md has its tables
+    on_page: bool = True  # whether docs/results/backbones-tables.md has its tables
 
 
 def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:

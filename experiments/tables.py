@@ -25,8 +25,9 @@ from figures import LENGTHS, TEXTS_SEEN, Read
 from study import EXPERIMENTS_FOLDER
 
 Maker = Callable[[Read], str]
+PAPERS_PAGE = "results/tables.md"
 OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
-    "tables.md": {
+    PAPERS_PAGE: {
         "Sizes": paper_tables.sizes,
         "Figures 4.2, 4.4 and 4.5": paper_tables.trials,
         "Figures 4.6 and 4.7": paper_tables.embedding_groups,
@@ -42,14 +43,18 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
         "Figures 6.1 to 6.4": paper_tables.correlations,
         "Section A.2": paper_tables.finetuned,
     },
-    "privacy.md": {"exposure": paper_tables.exposure},
-    "advice.md": {"advice": paper_tables.advice},
-    "backbones.md": backbone_pages.FINDINGS,
-    "backbones-tables.md": backbone_pages.TABLES,
-    "generation.md": {f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")},
-    "training.md": {"mixtures": mixture_pages.perplexities},
-    "scoring.md": {"combinations": mixture_pages.combinations},
-    "completion.md": {
+    "results/privacy.md": {"exposure": paper_tables.exposure},
+    "results/backbones.md": backbone_pages.FINDINGS,
+    "results/backbones-tables.md": backbone_pages.TABLES,
+    "results/generation.md": {
+        f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")
+    },
+    "results/training.md": {
+        "mixtures": mixture_pages.perplexities,
+        "combinations": mixture_pages.combinations,
+        "advice": paper_tables.advice,
+    },
+    "results/completion.md": {
         "completion systems": paper_tables.completion,
         "completion with mixtures": mixture_pages.completions,
     },
@@ -85,7 +90,7 @@ def make_tables(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str
     tables_by_page = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
     for name, numbers in WITH_PICTURES.items():
         links = "".join(pictures[number].link() for number in numbers if number in pictures)
-        tables_by_page["tables.md"][name] = f"{links}\n{tables_by_page['tables.md'][name]}"
+        tables_by_page[PAPERS_PAGE][name] = f"{links}\n{tables_by_page[PAPERS_PAGE][name]}"
     return tables_by_page
 
 
@@ -105,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    write_pictures(options.docs / figures.FOLDER, list(pictures.values()))
+    write_pictures((options.docs / PAPERS_PAGE).parent / figures.FOLDER, list(pictures.values()))
     return 0
 
 

@@ -59,7 +59,7 @@ class Block(NamedTuple):
 
 def pages(root: Path) -> list[Path]:
     """Return the paths of the README and all pages."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def blocks(text: str) -> list[Block]:
@@ -307,7 +307,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     done = subprocess.run([*command, ROOT / "docs", tmp_path], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    built = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    built = {str(path.relative_to(tmp_path)): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
     assert "<math" in built["adaptations.html"]
     assert not [name for name, text in built.items() if re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", text)]
 

@@ -38,7 +38,7 @@ class Interval(NamedTuple):
         return None if point is None else cls(point, row.get(f"{name}_low"), row.get(f"{name}_high"))
 
     def to_row(self, name: str) -> dict[str, float | None]:
-        """Return the estimate and the ends as entries of a JSON row: `name`, `name`_low and `name`_high."""
+        """Return the estimate and the ends as entries of a JSON row: NAME, NAME_low and NAME_high."""
         return {name: self.point, f"{name}_low": self.low, f"{name}_high": self.high}
 
     @property

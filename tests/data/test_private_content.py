@@ -17,7 +17,7 @@ from factorcell.data.private_content import find_private_content
 from factorcell.data.tables.tables import open_table
 from factorcell.service.privacy import Privacy
 
-# Maximum share of made texts that is missed; docs/privacy.md lists the measured shares.
+# Maximum share of made texts that is missed; docs/results/privacy.md lists the measured shares.
 MAX_MISSED = {"password": 0.12, "PIN or code": 0.08, "token or key": 0.01}
 
 SECRETS = {

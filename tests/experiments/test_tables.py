@@ -62,8 +62,8 @@ def canned_reader(**experiments: Sequence[dict[str, Any]]) -> figures.Read:
 
 
 def table_maker(name: str) -> tables.Maker:
-    """Return the function that makes a table of docs/tables.md."""
-    return tables.pages()["tables.md"][name]
+    """Return the function that makes a table of docs/results/tables.md."""
+    return tables.pages()[tables.PAPERS_PAGE][name]
 
 
 # ---- aggregation ----
@@ -229,7 +229,8 @@ def test_the_pages_contain_the_tables_of_the_rows() -> None:
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert columns.fill_page(text, page_tables) == text, f"{page}: run `make tables`"
         assert columns.NO_ROWS not in text
-    saved = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / figures.FOLDER).glob("*")}
+    folder = ROOT / "docs" / "results" / figures.FOLDER
+    saved = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*")}
     keys = {picture.file: picture.key() for picture in pictures.values()}
     assert saved.keys() == keys.keys(), "run `make tables`"
     assert all(saved[name].endswith(key) for name, key in keys.items()), "run `make tables`"

@@ -31,7 +31,8 @@ from factorcell.errors import UserError, check_choice
 # their random initial values remain as noise.
 INITIAL_STD = 0.1
 # Around a frozen base, a change that all contexts share competes with the changes of single contexts, and learns faster
-# than these by the square of the embeddings. Larger embeddings gave 1 to 4 % fewer bits per byte (docs/backbones.md).
+# than these by the square of the embeddings. Larger embeddings gave 1 to 4 % fewer bits per byte
+# (docs/results/backbones.md).
 FROZEN_BASE_STD = 0.5
 
 # Activations after the layer that joins the variables; None means that there is no such layer.

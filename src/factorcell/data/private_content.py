@@ -3,7 +3,7 @@
     find_private_content("my password is hunter2")      # "a password"
 
 Such texts are neither learned online nor suggested. The recognizers are heuristics; when in doubt, they withhold a
-text. `docs/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
+text. `docs/results/privacy.md` lists how often they miss a secret, and how often they withhold an ordinary text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

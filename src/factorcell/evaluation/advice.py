@@ -7,8 +7,8 @@ A trained model remembers less of the text than the ideal model, so that it gain
 
     gain = 1 - exp(-MEMORY I(v; text) / T)          the relative reduction of the perplexity
 
-The factor MEMORY was measured with trained models (docs/advice.md). If a column depends on another column u, it adds
-the mean of log q(v | text, u) - log p(v | u), with q(v | text, u) ~ q(v | text) p(v | u) / p(v).
+The factor MEMORY was measured with trained models (docs/results/training.md). If a column depends on another column u,
+it adds the mean of log q(v | text, u) - log p(v | u), with q(v | text, u) ~ q(v | text) p(v | u) / p(v).
 
 Shapes: B texts, K values (label K is a missing value), V n-grams.
 """

@@ -57,7 +57,7 @@ FROZEN_TRANSFORMER: Options = {
     **{"dropout_input": 0.0, "dropout_output": 0.0},
     **{"adapt": ("factor",), "output_bias": (), "context_size": 8, "variable_size": 8, "rank": 4},
     # Measured with SmolLM2-135M: 3e-3 has a lower development perplexity than 1e-3 and 1e-2; with a warm-up of 0.02,
-    # some trainings of 85 steps diverge in the first steps, and recover only in part (docs/transformers.md).
+    # some trainings of 85 steps diverge in the first steps, and recover only in part (docs/results/transformers.md).
     **{"learning_rate": 3e-3, "token_rate": 1.0, "warmup": 0.1, "weight_decay": 0.0, "loss": "full"},
 }
 TRAINED_BASE: Options = {"learning_rate": 1e-4}  # in addition to `FROZEN_TRANSFORMER`
