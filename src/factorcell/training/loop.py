@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from time import perf_counter, thread_time
 
 from factorcell.data.corpus import Corpus
+from factorcell.io.findings import format_fact
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.io.progress import progress_bar
 from factorcell.runs.run import Run
@@ -49,13 +50,14 @@ def train(
 
 def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
     """Train and yield the rows of the log; unless `is_saved`, first write a checkpoint, which has the time limit."""
-    run, name = trainer.run, trainer.run.folder.name
+    run = trainer.run
     if not is_saved:
         trainer.save()
     trainer.stop = Stop()
     loop = _Loop(trainer)
     steps = trainer.progress.step
-    bar = progress_bar(desc=name, unit="steps", leave=None, total=trainer.progress.total_steps, initial=steps)
+    title = format_fact("training", "")
+    bar = progress_bar(desc=title, unit="steps", total=trainer.progress.total_steps, initial=steps)
 
     def after_step() -> None:
         bar.total = trainer.progress.total_steps
@@ -65,7 +67,7 @@ def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
         try:
             for row in loop.rows(after_step):
                 if row["split"] == "dev":
-                    bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+                    bar.set_description(f"{title}perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
                 else:
                     bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
                 yield row
