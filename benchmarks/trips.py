@@ -112,12 +112,12 @@ def forward(folder: Path, calls: Calls) -> None:
     import torch
     import transformers
 
-    from factorcell import ContextConfig, get_context_model, read_schema
+    from factorcell.hf import ContextConfig, get_context_model
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     base = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=30, **sizes))
     rows = [{"city": city, "age": age} for city, age in (("Oslo", 3.0), ("Nice", 5.0))] * 3
-    model = get_context_model(base, ContextConfig(rank=2), read_schema(rows, ["city", "age"], min_count=1))
+    model = get_context_model(base, ContextConfig(["city", "age"], rank=2, min_count=1).fit(rows))
     tokens = torch.arange(3, 17).view(2, 7)
     model(tokens, context=rows[:2])
     with counting(calls):

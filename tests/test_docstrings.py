@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 PACKAGES = (
-    *("", ".client", ".completion", ".data", ".evaluation", ".generation", ".hf", ".nn", ".service"),
+    *("", ".completion", ".data", ".evaluation", ".generation", ".hf", ".nn", ".service"),
     ".training",
 )
 

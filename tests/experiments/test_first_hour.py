@@ -1,5 +1,6 @@
 """Completion in the first hour: the made logs have the habits of their users, and the figures are those of the rows."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def test_a_log_is_measured_and_not_measured_again(
     assert capsys.readouterr().out == table
 
 
+NATS = {"plain": 10.0, "online": 8.0, "unadapted": 10.0}
+
+
 def test_figures_are_those_of_the_rows() -> None:
     ranks: dict[str, tuple[int | None, ...]] = {
         **{"mpc": (None, 2), "history": (None, None), "plain": (4, None), "online": (1, 4), "blend": (1, 2)},
@@ -84,6 +88,7 @@ def test_figures_are_those_of_the_rows() -> None:
     }
     rows = [
         {"system": name, "user": f"u{user}", "rank": rank, "first": ["abc", "xyz"][user]}
+        | ({"nats": NATS[name], "targets": 5} if name in NATS else {"nats": None, "targets": None})
         for name, values in ranks.items()
         for user, rank in enumerate(values)
     ]
@@ -92,6 +97,8 @@ def test_figures_are_those_of_the_rows() -> None:
     assert figures["best"] == "online"
     assert figures["invented"] == 0.5, "xyz was never entered, and the user entered another text"
     assert figures["blend - best"] == "+0.125"
-    assert sums["online"].tolist() == [[1.0, 1.0], [0.25, 1.0]]
+    assert sums["online"].tolist() == [[1.0, 1.0, 8.0, 5.0], [0.25, 1.0, 8.0, 5.0]]
+    assert figures["perplexity"] == f"{100 * (math.exp(-0.4) - 1):+.1f}"
+    assert figures["perplexity, plain"] == "+0.0"
     figures, _ = first_hour.measure(rows, {"abc", "xyz"})
     assert figures["invented"] == 0.0

@@ -43,9 +43,8 @@ ROWS: list[Row] = [
     )
 ]
 CONFIG = Config.of(
-    context=("city:category", "temp:number", "note:text", "vec:vector", "turn:cyclic=6"),
+    context=("city:category", "temp:number", "note:text", "vec:vector", "turn:cyclic=6", "when:hour", "when:weekday"),
     user="who",
-    time="when",
     min_count=1,
     min_context_count=1,
     min_user_count=1,

@@ -49,7 +49,7 @@ Floats = NDArray[np.float64]
 PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
 # Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
 # the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
-MAX_INVENTED, MIN_GAIN, MAX_COST = 0.015, 1.05, 0.02
+MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.05, 0.02
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -209,8 +209,8 @@ def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int
         for alternative in alternatives
         if alternative.has(INDICATORS[source])
     ]
-    own = next((entry for entry in proposed if entry[1] == text), None)
-    return None if own is None else 1 + sum(entry < own for entry in proposed)
+    entered = next((entry for entry in proposed if entry[1] == text), None)
+    return None if entered is None else 1 + sum(entry < entered for entry in proposed)
 
 
 @dataclass(frozen=True)

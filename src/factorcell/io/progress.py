@@ -1,4 +1,4 @@
-"""Display of the progress of long work: a bar, which disappears at its end; in a log, a line every `INTERVAL` seconds.
+"""Display of the progress of long work: a bar that disappears at its end; in a log, a line every `INTERVAL` seconds.
 
 It is displayed if the logger `factorcell` logs records of the level INFO, as in all commands.
 
@@ -55,9 +55,8 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
         **options: Options of tqdm: `total`, `initial`, `unit_scale`.
     """
     options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not (show and is_shown())}
-    options["leave"] = False
     if sys.stderr.isatty():
-        return _bar_class()(items, dynamic_ncols=True, delay=FIRST_BAR_DELAY, **options)
+        return _bar_class()(items, dynamic_ncols=True, leave=False, delay=FIRST_BAR_DELAY, **options)
     has_total = options.get("total") is not None or isinstance(items, Sized)
     # tqdm fills the fields in braces.
     progress = "{n_fmt} of {total_fmt}" if has_total else "{n_fmt}"

@@ -17,7 +17,6 @@ class TrainingOptions(TypedDict, total=False):
     learning_rate: float
     token_rate: float
     warmup: float
-    decay: str
     weight_decay: float
     value_prior: float
     sparse_l1: Sequence[str]
@@ -56,7 +55,6 @@ class Options(TrainingOptions, total=False):
     min_text_count: int
     min_text_users: int
     min_context_word: int
-    max_context_words: int
     tokenizer: str
     lowercase: bool
     min_count: int
@@ -81,7 +79,6 @@ class Options(TrainingOptions, total=False):
     dropout_recurrent: float
     dropout_input: float
     dropout_output: float
-    dropout_token: float
     base: str
     architecture: str
     base_digest: str

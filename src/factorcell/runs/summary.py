@@ -32,7 +32,7 @@ def model_facts(run: Run) -> Iterator[Fact]:
     """Yield the context columns, and the adaptations and the size of the model."""
     model, backbone = run.model, run.config.backbone
     yield "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
-    details = [run.config.model_name if model.is_adapted else "unadapted"]
+    details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
     sizes = used_options(SIZES, run.config, run.schema)
     details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, "")]
     details += ["frozen base in bfloat16"] if getattr(backbone, "is_frozen_in_bfloat16", False) else []

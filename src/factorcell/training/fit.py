@@ -129,10 +129,10 @@ def train_run(
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
         held_out, dev_corpus = dev_corpus, dev_sample(dev_corpus, run.config)
         limit, chosen = TimeLimit.of_command(minutes, start), unspecified_options(config)
+        streams = completion_streams(run, source, dev, held_out)  # before the training, as they may have errors
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
-        streams = completion_streams(run, source, dev, held_out)
         facts = {"ngram": ngram, **save_other_models(run, corpus, held_out, streams, minutes)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:

@@ -33,6 +33,7 @@ COMPLETION_SECONDS_PER_MINUTE, MIN_COMPLETION_SECONDS = 6.0, 10.0  # longest dur
 MAX_WORD_PASSES = 12.0  # with more passes, a model of words would memorize a small table
 MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
+FEW_CHARACTERS = 1_000_000  # a model of characters memorizes a table with fewer targets after some passes
 FEW_TARGETS = 150_000  # a model memorizes a table with fewer targets after a few passes
 EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations may take
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
@@ -230,8 +231,10 @@ def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
 
 
 def _dropout_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
-    """Choose dropout rates, which grow with the number of passes and are higher for small tables of words."""
+    """Choose dropout rates, which grow with the number of passes and are higher for small tables."""
     if facts.is_character_level:
+        if facts.targets < FEW_CHARACTERS and epochs > 4:
+            return {"dropout_recurrent": 0.2, "dropout_input": 0.1, "dropout_output": 0.2}
         rate = _look_up(epochs, {4: 0.0, 10: 0.1, math.inf: 0.15})
         return {"dropout_recurrent": rate, "dropout_input": 0.0, "dropout_output": 0.0}
     rate = _look_up(epochs, {3: 0.0, 6: 0.1, math.inf: 0.3 if facts.targets < FEW_TARGETS else 0.2})

@@ -1,0 +1,124 @@
+"""Check that the tests catch planted faults: one-line changes of a formula, a bound, an order or a key.
+
+    python -m benchmarks.planted_faults [--only NUMBER ...]
+
+Each fault is planted in a copy of the project, in which its tests must fail. The script prints the faults that the
+tests do not catch, and then exits with 1. All faults take about ten minutes on two cores.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("src", "tests", "experiments", "benchmarks", "examples", "docs", "pyproject.toml", "README.md")
+TIMEOUT = 600.0  # seconds of the tests of a fault; a test that does not end has found it
+
+
+class Fault(NamedTuple):
+    """A line `text` of a source file, the faulty `change`, and the tests that must fail."""
+
+    path: str
+    text: str
+    change: str
+    tests: str
+
+
+FAULTS = [
+    Fault("adapters/adapted_linear.py", "matrix * shift.scale[:, None]", "matrix", "nn/test_adapted_linear.py"),
+    Fault("adapters/adapters.py", "Shift(scale=1 + change)", "Shift(scale=1 - change)", "nn"),
+    Fault("adapters/adapters.py", "FULL_RATE_RANK / sizes.rank", "sizes.rank / FULL_RATE_RANK", "nn/test_steps.py"),
+    Fault("adapters/encoder.py", "word_counts.clamp(min=1).to(total.dtype).sqrt()", "word_counts.clamp(min=1)", "nn"),
+    Fault("nn/backbones/cells.py", "f * state.memory + (1 - f)", "f * state.memory + f", "nn"),
+    Fault("nn/backbones/cells.py", "z * state.hidden + (1 - z)", "(1 - z) * state.hidden + z", "nn"),
+    Fault("nn/output.py", "torch.log1p(1 / (ids + 1))", "torch.log1p(1 / (ids + 2))", "nn"),
+    Fault("training/row_adam.py", "1 - BETA2**step) / (1 - BETA1**step)", "1 - BETA2**step)", "training nn"),
+    Fault(
+        "training/schedule.py", "SLOWDOWN_WINDOW * self.max_seconds", "self.max_seconds", "training/test_schedule.py"
+    ),
+    Fault("training/shared_targets.py", "self.is_learned[targets] & is_target", "self.is_learned[targets]", "training"),
+    Fault("training/rules.py", "passes = PASSES_PER_PRESET[preset] * ", "passes = 2 * ", "training/test_rules.py"),
+    Fault("ngram/ngram.py", "2 - 3 * y * threes / twos", "2 - 2 * y * threes / twos", "evaluation/test_ngram.py"),
+    Fault(
+        "ngram/count_models.py", "np.minimum(counts.counts, 3)]", "np.minimum(counts.counts, 2)]", "nn/test_mixture.py"
+    ),
+    Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
+    Fault("evaluation/point_classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
+    Fault("evaluation/statistics.py", "math.sqrt(count - 3)", "math.sqrt(count - 2)", "evaluation"),
+    Fault("evaluation/statistics.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
+    Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
+    Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
+    Fault("completion/online.py", "self.max_vector_norm / norm)", "self.max_vector_norm)", "completion/test_online.py"),
+    Fault("completion/blend.py", "self.probability < threshold", "self.probability <= threshold", "completion"),
+    Fault("completion/blend.py", '"own last": LESS', '"own last": MORE', "completion"),
+    Fault("completion/typos.py", "parent_band.previous_distances + 1", "parent_band.previous_distances", "completion"),
+    Fault(
+        "completion/replay/streams.py", "selection_hash % self.every", "length_hash % self.every", "completion/replay"
+    ),
+    Fault(
+        "completion/search.py",
+        "worst_score, _, _ = self.finished[0]",
+        "worst_score, _, _ = self.finished[-1]",
+        "completion",
+    ),
+    Fault("data/corpus.py", "shift: int = 29", "shift: int = 28", "data"),
+    Fault("generation/choosing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation"),
+    Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
+    Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
+    Fault(
+        "hf/context_reading.py",
+        "categories.clamp(min=0)",
+        "categories",
+        "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",
+    ),
+]
+
+
+def is_caught(fault: Fault, folder: Path) -> bool:
+    """Return whether a test fails in the copy of the project in `folder` with this fault, which is then removed."""
+    path = folder / "src" / "factorcell" / fault.path
+    source = path.read_text(encoding="utf-8")
+    if source.count(fault.text) < 1:
+        raise SystemExit(f"{fault.path}: expected the text {fault.text!r}, which the source does not contain")
+    path.write_text(source.replace(fault.text, fault.change, 1), encoding="utf-8")
+    tests = [str(folder / "tests" / name) for name in fault.tests.split()]
+    options = ["-x", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    try:
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(source, encoding="utf-8")
+    if result.returncode not in (0, 1):
+        raise SystemExit(f"{fault.path}: the tests did not run\n{result.stdout.decode()[-2000:]}")
+    return result.returncode == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", type=int, nargs="+", metavar="NUMBER", help="numbers of faults, from 1 (default: all)"
+    )
+    numbers = parser.parse_args().only or range(1, len(FAULTS) + 1)
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="factorcell-faults-") as name:
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(ROOT / part, Path(name) / part)
+        for number in numbers:
+            fault = FAULTS[number - 1]
+            caught = is_caught(fault, Path(name))
+            missed += not caught
+            print(f"{number} {'caught' if caught else 'MISSED'}: {fault.path}: {fault.change!r}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
