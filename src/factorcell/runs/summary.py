@@ -34,7 +34,7 @@ def model_facts(run: Run) -> Iterator[Fact]:
     yield "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
     details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
     sizes = used_options(SIZES, run.config, run.schema)
-    details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, "")]
+    details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]
     details += ["frozen base in bfloat16"] if getattr(backbone, "is_frozen_in_bfloat16", False) else []
     yield "model", ", ".join([*details, model.describe_size()])
     if model.names is not None:
@@ -78,4 +78,4 @@ def result_facts(run: Run) -> Iterator[Fact]:
     if row := facts.get("completion"):
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
         yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources})"
-        yield "learning", f"users: gain of {-row['perplexity_change']:+.1%} in perplexity"
+        yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"

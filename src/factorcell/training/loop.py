@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator
 from time import perf_counter, thread_time
 
 from factorcell.data.corpus import Corpus
-from factorcell.io.findings import format_fact
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.io.progress import progress_bar
 from factorcell.runs.run import Run
@@ -56,8 +55,7 @@ def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
     trainer.stop = Stop()
     loop = _Loop(trainer)
     steps = trainer.progress.step
-    title = format_fact("training", "")
-    bar = progress_bar(desc=title, unit="steps", total=trainer.progress.total_steps, initial=steps)
+    bar = progress_bar(desc="  training", unit="steps", total=trainer.progress.total_steps, initial=steps)
 
     def after_step() -> None:
         bar.total = trainer.progress.total_steps
@@ -65,11 +63,12 @@ def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
 
     with bar, trainer.stop:
         try:
+            best = ""
             for row in loop.rows(after_step):
                 if row["split"] == "dev":
-                    bar.set_description(f"{title}perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+                    best = f"best perplexity {row['best']:.2f}, "
                 else:
-                    bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+                    bar.set_postfix_str(f"{best}loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
                 yield row
         except Stopped:
             raise Stopped(loop.save_stopped()) from None
