@@ -1,10 +1,10 @@
 """Collection of the findings that code logs, so that tests assert on their names."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from factorcell.io.findings import LOG, Finding, log_once
+from factorcell.io.findings import LOG, Finding, format_fact, log_once
 
 
 class _Collector(logging.Handler):
@@ -44,22 +44,29 @@ class _Lines(logging.Handler):
         self.lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.INFO:
+        if record.levelno <= logging.INFO:
             self.lines.append(record.getMessage())
 
 
 @contextmanager
 def logged_progress() -> Iterator[list[str]]:
-    """Let the logger log progress in this block, and yield a list to which its lines are added."""
+    """Let the logger log progress and details in this block, and yield a list to which its lines are added."""
     lines: list[str] = []
     handler, level = _Lines(lines), LOG.level
     LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
+    LOG.setLevel(logging.DEBUG)
     try:
         yield lines
     finally:
         LOG.setLevel(level)
         LOG.removeHandler(handler)
+
+
+def parse_block(lines: Iterable[str]) -> dict[str, str]:
+    """Return the texts of the lines that `log_fact` formats, by their labels; of equal labels, the last one."""
+    width = len(format_fact("", ""))
+    facts = [line for line in lines if line.startswith("  ") and line[width - 1 :][:1] == " "]
+    return {line[:width].strip(): line[width:] for line in facts if line[:width].strip()}
 
 
 @contextmanager

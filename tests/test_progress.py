@@ -18,7 +18,7 @@ import logging
 from factorcell.io import progress
 logging.getLogger("factorcell").setLevel(logging.INFO)
 progress.FIRST_DELAY = progress.INTERVAL = progress.FIRST_BAR_DELAY = 0.0
-for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
+for _ in progress.progress_bar(range(20), desc="reading", unit="rows", mininterval=0):
     pass
 """
 

@@ -52,11 +52,15 @@ class Interval(NamedTuple):
         return int(self.low > 0) - int(self.high < 0)
 
     def to_text(self, number_format: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
-        """Format a difference with its interval: "+2.1% [+1.0, +3.2]".
+        """Format a difference as `format_estimate` does, followed by "not significant" if `sign` is 0."""
+        text = self.format_estimate(number_format, scale, unit)
+        return text if self.sign or self.low is None else f"{text} not significant"
+
+    def format_estimate(self, number_format: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+        """Format a difference with the ends of its interval: "+2.1% [+1.0, +3.2]".
 
         The three numbers have the same number of decimals, which is larger than that of `number_format` if this format
-        hides that a number is not zero or that an end differs from the estimate. The text ends in "not significant" if
-        `sign` is 0.
+        hides that a number is not zero or that an end differs from the estimate.
         """
         ends = [] if self.low is None or self.high is None else [self.low, self.high]
         decimals = _distinguishing_decimals(self.point, ends, int(number_format.strip(".f")), scale)
@@ -64,8 +68,7 @@ class Interval(NamedTuple):
         point = f"{scale * self.point:{number_format}}{unit}"
         if self.low is None or self.high is None:
             return point
-        ends_text = format_ends(scale * self.low, scale * self.high, number_format)
-        return f"{point} {ends_text}" + ("" if self.sign else " not significant")
+        return f"{point} {format_ends(scale * self.low, scale * self.high, number_format)}"
 
 
 def format_ends(low: float, high: float, number_format: str) -> str:

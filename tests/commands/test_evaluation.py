@@ -37,10 +37,9 @@ def test_evaluate_names_the_two_gains(folder: Path, capsys: pytest.CaptureFixtur
     head, row, *_ = output.splitlines()
     assert head.endswith("gain over an unknown context (same model)")
     assert re.search(DIFFERENCE, row)
-    assert "perplexity unknown context" in output
     assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", output)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
-    head, _, row, *_ = capsys.readouterr().out.splitlines()
+    head, row, *_ = capsys.readouterr().out.splitlines()
     assert f"gain over {plain}" in head
     assert "unknown context" not in head
     assert re.search(DIFFERENCE, row)
@@ -187,7 +186,7 @@ def test_texts_without_a_value_are_classified(
 ) -> None:
     cell, table, out = str(folder / "cell"), unlabelled(folder, rows), folder / "out.jsonl"
     assert main(["classify", cell, str(folder / "test.jsonl"), "--target", "city", "--save"]) == 0
-    accuracy = capsys.readouterr().out.splitlines()[0].split()[1].rstrip(",")
+    accuracy = re.findall(r"\d\.\d{4}", capsys.readouterr().out)[0]
     saved_results = (folder / "cell" / "results.jsonl").read_bytes()
     command = ["classify", cell, table, "--target", "city"]
     assert main([*command, "--out", str(out)]) == 0

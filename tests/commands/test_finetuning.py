@@ -9,6 +9,7 @@ from factorcell.commands.cli.main import main
 from factorcell.io import files
 from factorcell.runs.run import Run
 from tests import synthetic
+from tests.findings import parse_block
 
 SMALL = "--embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()
 QUICK = "--epochs 2 --batch-tokens 300 --evaluations 2 --learning-rate 1e-2".split()
@@ -34,7 +35,7 @@ def test_finetune_trains_the_chosen_parts_and_resumes(tables: Path, capsys: pyte
     header, *rows = captured.out.splitlines()
     assert header.split() == ["part", "values", "moved"]
     assert [row.split()[0] for row in rows] == ["backbone", "output_bias"]
-    assert "before fine-tuning " in captured.err
+    assert "before fine-tuning" in parse_block(captured.err.splitlines())["perplexity"]
     config = Run.open(tables / "new").config
     assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 100)
     assert main([*command, "--epochs", "3"]) == 2

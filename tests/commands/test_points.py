@@ -28,8 +28,8 @@ def test_classifications_by_several_tables_of_points_are_distinguished(
     ):
         assert main([*command, str(tmp_path / name), *options, "--save"]) == 0
         output = capsys.readouterr().out
-        assert output.startswith("classifier: model, uniform priors\naccuracy ")
-        majorities[target] = re.search(r"majority class \('.*'\) (.*)", output)[1]  # type: ignore[index]
+        assert "model, uniform priors" in output
+        majorities[target] = re.search(r"majority class \(.*\) +(.*)", output)[1]  # type: ignore[index]
     assert main(["report", str(run.folder), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for target in majorities:

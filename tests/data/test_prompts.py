@@ -45,7 +45,7 @@ def test_prompts_are_texts_or_lists_of_texts_each_after_a_start_token() -> None:
         assert texts_of(corpus) == ["<s>ba", "", "", "<s><unk>a<unk>"]
         assert texts_of(corpus, 1) == ["<s>a<s>cb", "", "", "<s>c"]
         assert corpus.read_lengths.tolist() == [4 + 3 + 5, 2, 3, 2 + 4 + 2]
-    assert [variable.describe() for variable in corpus.schema.variables] == ["title: prompt", "dialogue: prompt"]
+    assert [variable.describe() for variable in corpus.schema.variables] == ["title (prompt)", "dialogue (prompt)"]
 
 
 @given(

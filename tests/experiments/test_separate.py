@@ -17,7 +17,7 @@ from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
-from tests.findings import logged_progress
+from tests.findings import logged_progress, parse_block
 from tests.small_runs import ROWS
 
 Rows = list[dict[str, Any]]
@@ -140,7 +140,8 @@ def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
     with logged_progress() as notices:
         runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect")
-    counts = [int(line.split("; ")[1].split()[0]) for line in notices if line.endswith("development texts")]
+    texts_lines = [block["texts"] for line in notices if "texts" in (block := parse_block([line]))]
+    counts = [int(line.split()[-3]) for line in texts_lines]
     variable = runs.schema.variables[0]
     coast, hills = (variable.values.index(name) for name in ("coast", "hills"))
     assert counts[0] == len(dev)

@@ -106,7 +106,7 @@ def two_runs() -> list[Row]:
             "title": "hotels FactorCell",
             "is_adapted": True,
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
-            "schema": ["rating: category, 5 values, none rare"],
+            "schema": [("rating", "5 values")],
             "gains": {"texts": 40, **gain(0.21, 0.02), "columns": columns},
             "words": [
                 {"context": f"rating={value}", "rows": [{"token": f"word{n}", "nats": 1.5 - n / 4} for n in range(13)]}

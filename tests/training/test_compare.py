@@ -16,7 +16,7 @@ from factorcell.reports.runs import report_page
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.compare import compare
 from factorcell.training.fit import HELD_OUT_SHARE, read_corpora
-from tests.findings import logged_progress
+from tests.findings import logged_progress, parse_block
 from tests.pages import Page
 from tests.small_runs import ROWS
 
@@ -45,17 +45,16 @@ def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
     return compare(TRAIN, **tables, out=folder, config=CONFIG, models=MODELS, target="city", ngram=ngram, **options)
 
 
-def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
+def test_each_training_of_a_comparison_has_its_block(tmp_path: Path) -> None:
     options = {name: value for section in CONFIG.to_dict().values() for name, value in section.items()}
     for name in ("kind", "rank", "epochs"):
         del options[name]
     with logged_progress() as notices:
         compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, models=MODELS, preset="quick", **options)
-    model, training = (line for line in notices if line.startswith("chosen "))
-    assert model.startswith("chosen model options: rank ")
-    assert training.startswith("chosen training options: epochs ")
-    assert "," not in model + training
-    assert notices.index(model) < notices.index(f"unadapted -> {tmp_path / 'unadapted'}")
+    assert [line for line in notices if not line.startswith(" ")] == [str(tmp_path / model) for model in MODELS]
+    assert parse_block(notices)["options"].startswith("rank ")
+    labels = [label for line in notices for label in parse_block([line])]
+    assert all(labels.count(label) == len(MODELS) for label in ("texts", "model", "training", "perplexity"))
 
 
 def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:

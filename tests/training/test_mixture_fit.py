@@ -19,6 +19,7 @@ from factorcell.training.check import check
 from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.plan import Budget, plan
+from tests.findings import parse_block
 from tests.small_runs import ROWS
 
 OPTIONS: dict[str, Any] = {
@@ -134,7 +135,9 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     table, dev, run = (str(tmp_path / name) for name in ("train.jsonl", "dev.jsonl", "run"))
     flags = ["--context", "city", "--min-count", "1", "--min-context-count", "1", "--hidden-size", "5", "--epochs", "1"]
     assert main(["train", table, "--dev", dev, "--out", run, "--ngram-mixture", *flags, "--batch-tokens", "40"]) == 0
-    assert "the run predicts with the mixture" in capsys.readouterr().err
+    block = parse_block(capsys.readouterr().err.splitlines())
+    assert "mixture; " in block["perplexity"]
+    assert "mixture" in block["n-grams"]
     assert main(["evaluate", run, dev]) == 0
     perplexity = evaluate(Run.open(run), ROWS).perplexity
     assert f"{perplexity:.2f}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The summary line of a training: the gain over an unknown context, or why it is unknown."""
+"""The lines that a training logs: the gain over an unknown context, or why it is unknown."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from factorcell.config import Config
 from factorcell.evaluation.perplexity import has_only_unknown_users
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts
-from factorcell.training.fit import fit, summary
+from factorcell.runs.summary import result_facts
+from factorcell.training.fit import fit
 from tests.findings import collected_findings, expected_finding
 
 Rows = list[dict[str, Any]]
@@ -18,7 +19,6 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-EFFECT = "gain over an unknown context (same model): "
 
 
 def texts_by(who: str) -> Rows:
@@ -51,7 +51,10 @@ def test_a_training_reports_that_development_users_are_unknown(tmp_path: Path) -
         known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
     assert "unknown users" not in [finding.name for finding in findings]
     assert "only_unknown_users" not in training_facts(known.folder)["context"]
-    assert EFFECT in summary(known)
+    for run, is_measured in ((known, True), (letters, False)):
+        block = dict(result_facts(run))
+        assert ("over an unknown context (same model)" in block["gain"]) == is_measured
+        assert block["completion"]
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ def test_installed_package_trains_scores_and_completes(installed: Installed, tmp
     for done in (trained, scored, completed):
         warnings = [line for line in done.stderr.splitlines() if "no compiled kernels" in line]
         assert len(warnings) == (0 if installed.compiled else 1), done.stderr
-    assert "development perplexity" in trained.stderr
+    assert " on the development texts" in trained.stderr
     nats = [json.loads(line)["nats"] for line in scored.stdout.splitlines()]
     assert len(nats) == len(rows)
     assert all(map(math.isfinite, nats))

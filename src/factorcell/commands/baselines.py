@@ -27,4 +27,7 @@ def run_baseline_linear(arguments: argparse.Namespace) -> None:
         tokenizer=tokenizer,
     )
     result = baselines.classify_with_linear_baseline(train, test)
-    terminal.show_classification(result, result.metrics(), as_json=arguments.json)
+    if arguments.json:
+        terminal.show_json([result.metrics()])
+    else:
+        terminal.show_classification(result, result.metrics(), arguments.verbose)

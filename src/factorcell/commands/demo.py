@@ -95,7 +95,6 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     earlier_minutes = 0.0
     for model in PAPER_MODELS:
         run_folder = folder / model
-        LOG.info("training %s in %s", model, run_folder)
         earlier_minutes += _training_minutes(run_folder)
         first_run = next(iter(runs.values()), None)
         run = train_run(train, dev, plan.with_steps_of(first_run).with_options(model=model), run_folder, resume=True)

@@ -12,7 +12,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.bayes_rule import LINEAR_BASELINE, Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.combination import missing_baseline
-from factorcell.evaluation.comparison import ComparedModel, compare_models
+from factorcell.evaluation.comparison import format_figure
 from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER
 from factorcell.evaluation.diagnostics import classification_findings, unknown_users_finding
 from factorcell.evaluation.likelihoods import check_adapted
@@ -23,7 +23,14 @@ from factorcell.io import files
 from factorcell.io.findings import Finding, report
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
-from factorcell.runs.saved_results import BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
+from factorcell.runs.saved_results import (
+    BASELINE_BITS,
+    BASELINE_GAIN,
+    UNKNOWN_CONTEXT_GAIN,
+    format_difference,
+    gain_title,
+    measure_name,
+)
 from factorcell.training.mixture import open_scorer
 
 UNCALIBRATED = (
@@ -45,7 +52,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
         terminal.show_json([{name: value for name, value in row.items() if name != "by"}, *value_rows])
     else:
-        _show(run, row, result, baseline)
+        _show(row, result, baseline)
     if arguments.save:
         _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
@@ -65,23 +72,26 @@ def _open_scorer(folder: Path, arguments: argparse.Namespace) -> Scorer:
     return model
 
 
-def _show(run: Scorer, row: Row, result: Evaluation, baseline: Scorer | None) -> None:
-    """Print a table of the figures `row` of all texts, and for each column of --by a table of its values."""
-    models = [ComparedModel(str(run.folder), [row], [result.figures])]
-    if baseline and result.baseline:
-        models.insert(0, ComparedModel(str(baseline.folder), [result.baseline.row], [result.baseline.figures]))
-    terminal.show(*str(compare_models(models)).splitlines())
-    counts = f"{row['texts']:,} texts, {row['targets']:,} targets"
-    counts += "" if run.tokenizer.is_subword else f" ({row['unknown_share']:.1%} out of vocabulary)"
-    terminal.show(counts)
+def _show(row: Row, result: Evaluation, baseline: Scorer | None) -> None:
+    """Print a table with a line for all texts, whose figures are `row`, and one for each value of --by."""
+    name, gain = (str(baseline.folder), BASELINE_GAIN) if baseline else (None, UNKNOWN_CONTEXT_GAIN)
+    value_rows = [(f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows]
+    shown_rows = [
+        {
+            "": label,
+            "texts": figures["count"],
+            measure_name("perplexity", row["unit"]): figures["perplexity"],
+            f"perplexity of {name}": figures.get(PERPLEXITY_OF[BASELINE_GAIN]),
+            **{gain_title(key, name): format_difference(figures, key) for key in (gain, BASELINE_BITS)},
+            "bits per byte": format_figure(figures, "bits_per_byte") if "bits_per_byte" in figures else None,
+        }
+        for label, figures in [("all texts", {**row, "count": row["texts"]}), *value_rows]
+    ]
+    terminal.show_table(shown_rows, list(shown_rows[0]))
+    if row["unknown_targets"]:
+        terminal.show(f"out of vocabulary: {row['unknown_share']:.1%} of {row['targets']:,} {row['unit']}s")
     if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
         terminal.show(f"bits per byte: over the {row['bits_per_byte_texts']:,} texts that were not cut")
-    key, name = (BASELINE_GAIN, str(baseline.folder)) if baseline else (UNKNOWN_CONTEXT_GAIN, None)
-    for column, rows in result.by.items():
-        terminal.show("", f"by {column}")
-        title = gain_title(key, name)
-        shown_rows = [{**value_row, title: format_difference(value_row, key)} for value_row in rows]
-        terminal.show_table(shown_rows, ("value", "count", "targets", "perplexity", PERPLEXITY_OF[key], title))
 
 
 def _save_result(run: Scorer, row: Row, text_figures: Figures) -> None:
@@ -134,12 +144,10 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
     """Print or write the predictions, and print the metrics if any text has a label; save them with --save."""
     metrics = result.metrics()
     rows = [{**row, "row": row["row"] + 1} for row in result.rows()]  # users count rows from 1
-    if result.has_labels:
-        if not metrics["others"] and not arguments.json:  # otherwise, the table of other classifiers has the name
-            terminal.show(f"classifier: {result.name}")
-        terminal.show_classification(result, metrics, as_json=arguments.json)
-    elif arguments.json:
-        terminal.show_json(rows)
+    if arguments.json:
+        terminal.show_json([metrics] if result.has_labels else rows)
+    elif result.has_labels:
+        terminal.show_classification(result, metrics, arguments.verbose)
     elif not arguments.out:
         _show_predictions(rows)
     if arguments.out:

@@ -4,10 +4,8 @@ import argparse
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.io.finite import format_number
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.finetuning import finetune
-from factorcell.training.fit import summary
 from factorcell.training.mixture import mix
 from factorcell.training.proximal import ALL
 
@@ -30,9 +28,6 @@ def run_finetune(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
         **specified,
     )
-    first_log_row = run.log()[0]  # the evaluation before the first step of training
-    perplexity_before = format_number(first_log_row["perplexity"], ".2f")
-    terminal.notify(f"{run.folder}: {summary(run)}; before fine-tuning {perplexity_before}")
     change_rows = training_facts(run.folder)["finetuned"]["moved"]
     terminal.show_table(change_rows, ("part", "values", "moved"))
 

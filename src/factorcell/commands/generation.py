@@ -72,9 +72,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
         unknown=arguments.unknown,
         first=finished_count,
     )
-    with progress_bar(
-        total=total, initial=finished_count, desc="generating", unit="texts", show=total > 1, leave=False
-    ) as bar:
+    with progress_bar(total=total, initial=finished_count, desc="generating", unit="texts", show=total > 1) as bar:
         for row in rows:
             if arguments.out:
                 files.append_row(arguments.out, row)

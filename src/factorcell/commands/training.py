@@ -8,7 +8,7 @@ from factorcell.io import files
 from factorcell.training import tuning
 from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, training_plans
-from factorcell.training.fit import summary, train_run
+from factorcell.training.fit import train_run
 from factorcell.training.plan import Plan, config_with_defaults
 
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
@@ -17,7 +17,7 @@ MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 def run_train(arguments: argparse.Namespace) -> None:
     """Run `factorcell train`."""
     specified, budget = options.prepare_training(arguments)
-    run = train_run(
+    train_run(
         arguments.train,
         arguments.dev,
         specified,
@@ -26,7 +26,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
         compare_ngram=True,
     )
-    terminal.notify(f"{run.folder}: {summary(run)}")
 
 
 def run_compare(arguments: argparse.Namespace) -> None:

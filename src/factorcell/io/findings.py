@@ -1,8 +1,8 @@
 """Findings: sentences about what may mislead, with its cause and a remedy.
 
-The logger `factorcell` is the only channel for remarks. Facts about the progress of a command or a function, such as
-chosen options, have the level INFO. Findings have the level WARNING, which Python shows unless `logging` is configured
-otherwise. A process logs equal findings only once.
+The logger `factorcell` is the only channel for remarks. Facts about the progress of a command or a function have the
+level INFO; details, such as chosen options, have the level DEBUG. Findings have the level WARNING, which Python shows
+unless `logging` is configured otherwise. A process logs equal findings only once.
 """
 
 import logging
@@ -13,6 +13,8 @@ from functools import lru_cache
 from factorcell.io.escapes import escape_hidden
 
 LOG = logging.getLogger("factorcell")
+LABEL_WIDTH = 12
+Fact = tuple[str, str]  # a label and a text
 NAMES = (  # of all findings, from those that can mislead most to those that can mislead least
     *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect", "weak model"),
     *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
@@ -52,6 +54,17 @@ class Finding:
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Return different findings, those that can mislead most first."""
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.rank)
+
+
+def format_fact(label: str, text: str) -> str:
+    """Return a line with a label, aligned with the other lines of a block."""
+    return f"  {label:<{LABEL_WIDTH}} {text}"
+
+
+def log_facts(*facts: Fact, level: int = logging.INFO) -> None:
+    """Log each fact as a line of a block, whose record has the label as the attribute `label`."""
+    for label, text in facts:
+        LOG.log(level, "%s", format_fact(label, text), extra={"label": label})
 
 
 def report(*findings: Finding) -> None:

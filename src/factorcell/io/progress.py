@@ -1,4 +1,4 @@
-"""Display of the progress of long work: a bar on a terminal; in a log, a line every `INTERVAL` seconds.
+"""Display of the progress of long work: a bar that disappears at its end; in a log, a line every `INTERVAL` seconds.
 
 It is displayed if the logger `factorcell` logs records of the level INFO, as in all commands.
 
@@ -29,7 +29,7 @@ class LineStream:
 
     def write(self, text: str) -> None:
         """Print the text of a bar without its carriage return if the interval is over; otherwise ignore the text."""
-        now, line = time.monotonic(), text.strip()
+        now, line = time.monotonic(), text.strip("\r\n").rstrip()
         if line and now >= self.next_line_time:
             self.next_line_time = now + INTERVAL
             self.stream.write(line + "\n")
@@ -52,11 +52,11 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
         desc: The work, such as "reading".
         unit: The unit in the plural, such as "rows".
         show: Whether to display the bar or the lines if `is_shown`.
-        **options: Options of tqdm: `total`, `initial`, `leave`, `unit_scale`.
+        **options: Options of tqdm: `total`, `initial`, `unit_scale`.
     """
     options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not (show and is_shown())}
     if sys.stderr.isatty():
-        return _bar_class()(items, dynamic_ncols=True, delay=FIRST_BAR_DELAY, **options)
+        return _bar_class()(items, dynamic_ncols=True, leave=False, delay=FIRST_BAR_DELAY, **options)
     has_total = options.get("total") is not None or isinstance(items, Sized)
     # tqdm fills the fields in braces.
     progress = "{n_fmt} of {total_fmt}" if has_total else "{n_fmt}"

@@ -14,16 +14,16 @@ from factorcell.evaluation.perplexity import Evaluation
 from factorcell.io.finite import format_number
 from factorcell.reports.explain import shade_legend, shaded_texts
 from factorcell.reports.page import Table, make_table, render
-from factorcell.runs import model_card, saved_results
-from factorcell.runs.run import Run, training_facts
+from factorcell.runs import saved_results
+from factorcell.runs.run import Run
 from factorcell.runs.saved_results import (
     BASELINE_BITS,
     BASELINE_GAIN,
-    UNKNOWN_CONTEXT_GAIN,
     format_difference,
     gain_title,
     measure_name,
 )
+from factorcell.runs.summary import model_facts, result_facts
 
 MAX_ROWS = 20  # values, texts or results of a view
 INTERVAL_NOTE = "Ranges in brackets or parentheses are 95 % confidence intervals over texts."
@@ -46,16 +46,7 @@ def _figures(rows: Sequence[tuple[str, str | None]]) -> Table | None:
 
 def run_html(run: Run) -> str:
     """Return the view of a run: its model, its context variables, and its results as in the model card."""
-    facts = training_facts(run.folder)
-    adaptation = model_card.describe_adaptation(run) if run.model.is_adapted else None
-    rows = [
-        ("model", run.model.describe_size()),
-        ("adaptation", adaptation or model_card.describe_missing_context(run)),
-        *(("context", variable.describe()) for variable in run.schema.variables),
-        ("tokenizer", f"{run.config.tokenizer.kind}, {len(run.tokenizer):,} tokens"),
-        ("training texts", f"{facts['texts']:,}" if facts else None),
-        (gain_title(UNKNOWN_CONTEXT_GAIN), format_difference(facts.get("context") or {}, UNKNOWN_CONTEXT_GAIN)),
-    ]
+    rows = [*model_facts(run), *result_facts(run)]
     results = [row._asdict() for row in saved_results.measurements(saved_results.read(run.folder))[:MAX_ROWS]]
     result_table = make_table(results, ("table", "measure", "value"))
     return _view(f"Run {run.folder.resolve().name}", _figures(rows), result_table, note=INTERVAL_NOTE)

@@ -88,7 +88,7 @@ def read_model(folder: Path, has_words: bool = False) -> Row:
         "config": run.config.to_dict(),
         "is_adapted": run.model.is_adapted,
         "unused": unused_options(run.config, run.schema),
-        "schema": [variable.describe() for variable in run.schema.variables],
+        "schema": [(variable.name, variable.details) for variable in run.schema.variables],
         "log": run.log(),
         "parameters": run.model.parameter_count(),
         "training_texts": training_texts(run),
@@ -171,9 +171,9 @@ def run_report(runs: Sequence[Row]) -> str:
     page.add("Training and classification", [*curves, *matrices])
     result_tables.append(_result_table(models, titles))
     page.add("Results", tables=[*result_tables, *(table for pair in named_runs for table in _value_tables(*pair))])
-    variables = dict.fromkeys(line for run, _ in neural_runs for line in run["schema"])
-    lines = [dict(zip(("variable", "content"), line.split(": ", 1), strict=False)) for line in variables]
-    page.add("Context", tables=[make_table(lines, ("variable", "content"))])
+    variables = dict.fromkeys(row for run, _ in neural_runs for row in run["schema"])
+    rows = [{"variable": name, "content": details} for name, details in variables]
+    page.add("Context", tables=[make_table(rows, ("variable", "content"))])
     page.add("Options", tables=_option_tables(neural_runs))
     return page.render()
 

@@ -15,14 +15,12 @@ from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_
 from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io import files
-from factorcell.io.findings import LOG
 from factorcell.io.finite import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram
 from factorcell.options import limits
 from factorcell.options.training_options import Options
 from factorcell.runs.run import Run, initial_files
-from factorcell.runs.used_options import unused_options
 from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import fit_mixture
 from factorcell.training.plan import PLAN_ARGUMENTS, Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
@@ -88,7 +86,6 @@ def compare(
     for model in models:
         evaluations = []
         for path, seed_plan in training_plans(folder, base_plan.with_options(model=model), model, seeds):
-            LOG.info("%s -> %s", model, path)
             run = train_run(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
             first_run = first_run or run
             evaluations.append(_evaluate_run(run, evaluation_table, target))
@@ -134,10 +131,6 @@ def common_plan(
     new_plan = plan(config, corpus, dev_corpus, budget)
     # A comparison measures the models alone; `compare` adds the mixture as a row.
     new_plan = new_plan.with_options(ngram_mixture=False)
-    if not corpus.schema.variables:
-        LOG.info("no context: each of these models is an unadapted model")
-    unused_by_model = [unused_options(new_plan.config.with_options(model=model), corpus.schema) for model in models]
-    new_plan.log(unused=set.intersection(*unused_by_model))
     return new_plan
 
 

@@ -1,5 +1,6 @@
 """One training from a table to a run folder: read the table, train, and complete the folder."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,22 +27,20 @@ from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
-from factorcell.io.findings import LOG, report, show
-from factorcell.io.finite import format_number
+from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.options.training_options import Options
-from factorcell.runs import model_card, saved_results
+from factorcell.runs import model_card, saved_results, summary
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
-from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN, format_difference, gain_title
-from factorcell.runs.used_options import unused_options, used_options
+from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
+from factorcell.runs.used_options import used_options
 from factorcell.training.loop import train
 from factorcell.training.mixture_fit import fit_mixture, limit_targets
 from factorcell.training.plan import (
     PLAN_ARGUMENTS,
     Budget,
     ConfigLike,
-    Plan,
     config_with_defaults,
     plan,
     resumed_plan,
@@ -128,23 +127,17 @@ def train_run(
             new_plan = plan(config, corpus, dev_corpus, budget)
             minutes = new_plan.minutes
             run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
-            if not isinstance(config, Plan):  # the caller has already logged the options of a Plan
-                new_plan.log(unused_options(new_plan.config, corpus.schema))
-            if not (run.model.is_adapted or isinstance(config, Plan)):
-                LOG.info("%s", model_card.describe_missing_context(run))
         held_out, dev_corpus = dev_corpus, dev_sample(dev_corpus, run.config)
-        limit = TimeLimit.of_command(minutes, start)
+        limit, chosen = TimeLimit.of_command(minutes, start), unspecified_options(config)
         streams = completion_streams(run, source, dev, held_out)  # before the training, as they may have errors
-        train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit)
+        train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
         facts = {"ngram": ngram, **save_other_models(run, corpus, held_out, streams, minutes)}
-        write_training_facts(run, corpus, dev_corpus, source, facts, chosen=unspecified_options(config))
-    report_run(run, run.schema.columns())
+        write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
-        training = f"{run.training_minutes():.1f} for training"
-        resumed = ", including the time before it was resumed" if should_resume else ""
-        LOG.info("took %.1f of %g minutes, %s%s", (perf_counter() - start) / 60, minutes, training, resumed)
+        log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes"))
+    report_run(run, run.schema.columns())
     return run
 
 
@@ -179,30 +172,27 @@ def _should_resume(folder: Path, resume: bool) -> bool:
     return True
 
 
-def train_and_log(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, limit: TimeLimit | None = None) -> None:
-    """Train a run to its end, within the time limit; log facts about the data and the model, and an early stop."""
-    LOG.info(
-        "%s texts, %s targets; %s development texts", *(f"{n:,}" for n in (len(corpus), corpus.target_count, len(dev)))
-    )
-    LOG.info("%s tokens in the vocabulary (%s)", f"{len(run.tokenizer):,}", run.config.tokenizer.kind)
-    descriptions = [variable.describe() for variable in run.schema.variables] + [run.model.describe_size()]
-    if run.model.names is not None:
-        descriptions.append(run.model.names.describe())
-    if isinstance(run.config.backbone, HuggingFaceOptions) and run.config.backbone.is_frozen_in_bfloat16:
-        descriptions.append("the frozen base is stored in bfloat16; --base-precision sets it")
-    for line in descriptions:
-        LOG.info("%s", line)
+def train_and_log(
+    run: Run,
+    corpus: Corpus,
+    dev: Corpus,
+    *,
+    resume: bool,
+    limit: TimeLimit | None = None,
+    chosen: Sequence[str] = (),
+) -> None:
+    """Train a run to its end, within the time limit; log the data, the model, its `chosen` options and the training."""
+    LOG.info("%s", run.folder)
+    log_facts(*summary.data_facts(corpus, dev), *summary.model_facts(run))
+    if used := used_options(chosen, run.config, run.schema):
+        log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*table_findings(corpus, dev))
     show()
     was_complete = resume and (run.folder / "training.json").exists()
-    if was_complete:
-        LOG.info("%s: the training is already complete", run.folder)
     for _row in train(run, corpus, dev, resume=resume, limit=limit):
         pass  # `train` writes the rows into the log
-    if not was_complete and run.stopped_early():
-        last_row, patience = run.log()[-1], run.config.training.patience
-        reason = f"no lower perplexity in the last {patience} evaluations"
-        LOG.info("stopped early at step %s of %s: %s", f"{last_row['step']:,}", f"{last_row['steps']:,}", reason)
+    label, text = summary.steps_fact(run)
+    log_facts((label, f"already complete: {text}" if was_complete else text))
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
@@ -221,7 +211,6 @@ def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) 
     if is_saved:
         fitted.mixture.save(run.folder)
         run.mixture = fitted.mixture
-    LOG.info("%s", fitted.describe(is_saved))
     return {**fitted.to_row(), "is_saved": is_saved}
 
 
@@ -313,7 +302,6 @@ def save_other_models(
     max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
     if settings := fit_settings(run, streams, max_texts, seconds):
         save_settings(run, settings.rule, settings.weights)
-        LOG.info("%s", settings.describe())
         facts["completion"] = settings.to_row()
     return facts
 
@@ -321,7 +309,7 @@ def save_other_models(
 def write_training_facts(
     run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
-    """Write the files that complete the folder of a trained run: training.json, counts, and the model card.
+    """Write the files that complete the folder of a trained run, such as training.json, and log its results.
 
     Args:
         run: The trained run.
@@ -346,6 +334,7 @@ def write_training_facts(
         run.save_text_hashes(text_hashes(corpus))
     _save_results(run, dev, row)
     model_card.write(run)
+    log_facts(*summary.result_facts(run))
 
 
 def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:
@@ -382,28 +371,3 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
 def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> UserError:
     """Return the error for resuming with an option that differs from that of the stopped training."""
     return UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
-
-
-def summary(run: Run) -> str:
-    """Return one line: the development perplexity of a run, its step, the duration, the gain over an unknown context.
-
-    If the run predicts with a mixture, the line has the perplexities of the mixture and of the neural model.
-    """
-    best = run.best_evaluation()
-    assert best is not None  # every training ends with an evaluation
-    perplexity = format_number(best["perplexity"], ".2f")
-    perplexity_known = format_number(best["perplexity_known"], ".2f")
-    if run.tokenizer.is_subword and "bits_per_byte" in best:
-        neural = f"{perplexity} ({format_number(best['bits_per_byte'], '.3f')} bits per byte) at step {best['step']:,}"
-    else:
-        neural = f"{perplexity} ({perplexity_known} without out-of-vocabulary targets) at step {best['step']:,}"
-    minutes = f"{run.training_minutes():.1f} minutes of training"
-    effect = format_difference(training_facts(run.folder).get("context") or {}, UNKNOWN_CONTEXT_GAIN)
-    steps_and_minutes = f" of {best['steps']:,}, {minutes}" + (
-        f"; {gain_title(UNKNOWN_CONTEXT_GAIN)}: {effect}" if effect else ""
-    )
-    mixed = model_card.mixture_perplexity(run)
-    if mixed is None:
-        return f"development perplexity {neural}{steps_and_minutes}"
-    mixture = f"development perplexity {format_number(mixed, '.2f')} of the mixture with which the run predicts"
-    return f"{mixture}; its neural model alone: {neural}{steps_and_minutes}"

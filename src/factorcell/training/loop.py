@@ -51,13 +51,13 @@ def train(
 
 def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
     """Train and yield the rows of the log; unless `is_saved`, first write a checkpoint, which has the time limit."""
-    run, name = trainer.run, trainer.run.folder.name
+    run = trainer.run
     if not is_saved:
         trainer.save()
     trainer.stop = Stop()
     loop = _Loop(trainer)
     steps = trainer.progress.step
-    bar = progress_bar(desc=name, unit="steps", leave=None, total=trainer.progress.total_steps, initial=steps)
+    bar = progress_bar(desc="  training", unit="steps", total=trainer.progress.total_steps, initial=steps)
 
     def after_step() -> None:
         bar.total = trainer.progress.total_steps
@@ -65,11 +65,12 @@ def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
 
     with bar, trainer.stop:
         try:
+            best = ""
             for row in loop.rows(after_step):
                 if row["split"] == "dev":
-                    bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+                    best = f"best perplexity {row['best']:.2f}, "
                 else:
-                    bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+                    bar.set_postfix_str(f"{best}loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
                 yield row
         except Stopped:
             raise Stopped(loop.save_stopped()) from None

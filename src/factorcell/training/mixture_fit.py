@@ -69,15 +69,6 @@ class MixtureFit:
         perplexities = {"neural": self.neural, "ngram": self.ngram, "mixture": self.mixed}
         return {"components": self.components, "perplexity": perplexities, **self.gain.to_row("gain")}
 
-    def describe(self, is_saved: bool) -> str:
-        """Return a line about the perplexities; `is_saved` is whether the run predicts with the mixture."""
-        use = "; the run predicts with the mixture" if is_saved else ""
-        return (
-            f"n-gram model of the same texts: development perplexity {self.ngram:.2f}; n-gram mixture (the model, "
-            f"n-gram counts and a cache) {self.mixed:.2f}, a gain of {self.gain.to_text('.1f', 100.0, '%')} over the "
-            f"model alone{use}"
-        )
-
 
 def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = None) -> MixtureFit:
     """Fit the mixture of a run.

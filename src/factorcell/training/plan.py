@@ -3,14 +3,13 @@
 Nothing is measured, so that the same command gives the same plan on every machine; the rules are in `rules`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError, check_choice
-from factorcell.io.findings import LOG
 from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import head_class
 from factorcell.options import limits
@@ -69,12 +68,6 @@ class Plan:
             return self
         training = run.config.training
         return replace(self.with_options(epochs=training.epochs, steps=training.steps), minutes=None)
-
-    def log(self, unused: Collection[str] = ()) -> None:
-        """Log the chosen options, except the `unused` ones."""
-        for section, names in AUTOMATIC_OPTIONS.items():
-            if chosen := [name for name in self.chosen if name in names and name not in unused]:
-                LOG.info("chosen %s options: %s", section, self.config.format_options(chosen))
 
 
 ConfigLike = Config | Plan | SpecifiedOptions  # a Config sets all options, a mapping sets some of them

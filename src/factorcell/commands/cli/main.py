@@ -177,7 +177,7 @@ def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parse
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
     command_parser = Parser(_join_names(commands), commands[-1].summary, words)
     getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
-    help_text = "print all warnings, not only the one that can mislead most"
+    help_text = "print details, and all warnings instead of the one that can mislead most"
     command_parser.add_argument("--verbose", action="store_true", help=help_text)
     return command_parser
 

@@ -7,7 +7,9 @@ is already escaped and may contain colours.
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
 
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
-MAX_MATRIX_SIZE = 12  # maximum number of values for which the confusion matrix is printed
 
 Row = dict[str, Any]
 
@@ -97,16 +98,17 @@ class FindingHandler(logging.Handler):
 
     def __init__(self, verbose: bool) -> None:
         super().__init__()
-        self.verbose, self.count = verbose, 0
+        self.verbose, self.count, self.is_in_block = verbose, 0, False
         self.first: Finding | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a log record; count a finding, and remember the first of the ranking."""
         finding: Finding | None = getattr(record, "finding", None)
+        self.is_in_block |= hasattr(record, "label")
         if finding is None:
-            return notify(record.getMessage())
+            return notify(*self._wrapped(record.getMessage()))
         if self.verbose:
-            return notify(f"warning: {finding.text}")
+            return self._warn(finding.text)
         self.count += 1
         if self.first is None or finding.rank < self.first.rank:
             self.first = finding
@@ -116,8 +118,19 @@ class FindingHandler(logging.Handler):
         """Print the remembered finding and the number of the others, and forget them."""
         if self.first is not None:
             others = f" ({self.count - 1} more with --verbose)" if self.count > 1 else ""
-            notify(f"warning: {self.first.text}{others}")
+            self._warn(f"{self.first.text}{others}")
         self.clear()
+
+    def _warn(self, text: str) -> None:
+        """Print a finding, as a line of the block if there is one."""
+        notify(*self._wrapped(findings.format_fact("warning", text) if self.is_in_block else f"warning: {text}"))
+
+    def _wrapped(self, line: str) -> list[str]:
+        """Return a line as lines of the width of the terminal, which begin below the first text of a block."""
+        if not (self.is_in_block and sys.stderr.isatty()):
+            return [line]
+        indent = " " * len(findings.format_fact("", ""))
+        return textwrap.wrap(line, shutil.get_terminal_size().columns - 1, subsequent_indent=indent) or [line]
 
     def clear(self) -> None:
         """Forget all findings."""
@@ -129,7 +142,7 @@ def logging_to_standard_error(verbose: bool) -> Iterator[None]:
     """Print log records and Python warnings on standard error; print findings at the end, unless there is an error."""
     handler, level, show_warning = FindingHandler(verbose), LOG.level, warnings.showwarning
     LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
+    LOG.setLevel(logging.DEBUG if verbose else logging.INFO)
     warnings.showwarning = lambda message, category, *_: LOG.warning("%s: %s", category.__name__, message)
     findings.log_once.cache_clear()  # several commands in a process, as in tests, are independent
     try:
@@ -168,66 +181,33 @@ def format_probability(value: float) -> str:
     return f"{value:#.2g}" if value >= SMALLEST_PROBABILITY else f"<{SMALLEST_PROBABILITY:g}"
 
 
-def show_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Print a confusion matrix; names are cut to 16 characters at the left, and to 8 characters at the top."""
-    names = [escape_hidden(name) for name in names]
-    left_width = max(8, *(len(name[:16]) for name in names))
-    show(" " * left_width + "".join(f"  {name[:8]:>8}" for name in names))
-    for name, row_counts in zip(names, counts, strict=True):
-        show(f"{name[:16]:<{left_width}}" + "".join(f"  {count:>8,}" for count in row_counts))
+def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
+    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
 
-
-def show_classification(result: "Classification", metrics: Row, as_json: bool) -> None:
-    """Print the metrics of a classification of labelled texts, in total and for each value, and its confusion matrix.
-
-    With `as_json`, print only the metrics.
+    With `verbose`, also print the metrics of each value and their means.
     """
+    from factorcell.bootstrap import Interval
     from factorcell.data.tables.natural_order import natural_order
 
-    if as_json:
-        return show_json([metrics])
-    text_counts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
-    accuracy = format_interval(metrics, "accuracy")
-    references = f"majority class ({metrics['majority_value']!r}) {metrics['majority']:.4f}"
-    if metrics.get("linear_accuracy") is not None:
-        references += f", linear baseline {metrics['linear_accuracy']:.4f}"
-    show(f"accuracy {accuracy}, {references}")
-    show(f"macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f} ({text_counts})")
-    show(_calibration_sentence(metrics))
-    if weights := metrics.get("combination_weights"):
-        shown_weights = ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items())
-        show(f"weights of the combination, fitted on the development texts: {shown_weights}")
+    rows = [{"classifier": result.name, "accuracy": format_interval(metrics, "accuracy")}]
+    for row in metrics["others"]:
+        gain = Interval(row["difference"], row["difference_low"], row["difference_high"]).to_text(".4f")
+        rows.append({**row, "accuracy": format_interval(row, "accuracy"), "gain of the first": gain})
+    majority = f"majority class ({metrics['majority_value']})"
+    show_table(
+        [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
+        ("classifier", "accuracy", "gain of the first"),
+    )
+    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
+    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
+    show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
     if remark := metrics.get("combination_remark"):
         show(remark)
-    if metrics.get("left_out_missing"):
-        show(f"{metrics['left_out_missing']:,} texts left out: no value")
-    if metrics.get("left_out_other"):
-        reason = "their value is not a candidate (rare, not in the training table, or not in --values)"
-        show(f"{metrics['left_out_other']:,} texts left out: {reason}")
-    if metrics["others"]:
-        _show_classifiers(result.name, metrics)
-    order = natural_order(result.names) or list(range(len(result.names)))
-    ranks = {result.names[index]: rank for rank, index in enumerate(order)}
-    rows = sorted(metrics["values"], key=lambda row: ranks[row["value"]])
-    show_table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
-    if len(result.names) <= MAX_MATRIX_SIZE:
-        show("", "confusion matrix (rows: true value, columns: predicted value)")
-        counts = result.confusion()[order][:, order].tolist()
-        show_matrix([result.names[index] for index in order], counts)
-    return None
-
-
-def _show_classifiers(name: str, metrics: Row) -> None:
-    """Print the accuracies of a classification and of other classifiers, and its differences to them."""
-    from factorcell.bootstrap import Interval
-
-    shown_rows = [{"classifier": name, "accuracy": format_interval(metrics, "accuracy")}]
-    for row in metrics["others"]:
-        difference = Interval(row["difference"], row["difference_low"], row["difference_high"]).to_text(".4f")
-        shown_rows.append({**row, "accuracy": format_interval(row, "accuracy"), "difference": difference})
-    show("", f"accuracy of each classifier, and the difference of {name!r} to it (95 % CI in brackets)")
-    show_table(shown_rows, ("classifier", "accuracy", "difference"))
-    show("")
+    if verbose:
+        order = natural_order(result.names) or range(len(result.names))
+        means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}
+        value_rows = [*(metrics["values"][index] for index in order), means]
+        show_table(value_rows, ("value", "count", "precision", "recall", "f1", "auc"))
 
 
 def format_interval(row: Mapping[str, Any], name: str) -> str:
@@ -236,16 +216,3 @@ def format_interval(row: Mapping[str, Any], name: str) -> str:
 
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
     return f"{row[name]:.4f}" + ("" if low is None or high is None else f" {format_ends(low, high, '.4f')}")
-
-
-def _calibration_sentence(metrics: Row) -> str:
-    """Return a sentence about the calibration of a classifier, at the fitted temperature and at 1 if one was fitted."""
-    error, nats = metrics["calibration_error"], metrics["value_nats"]
-    calibration = f"mean confidence {metrics['mean_confidence']:.4f}, calibration error {error:.4f}"
-    sentence = f"{calibration}, negative log-likelihood of the true value {nats:z.4f} nats"
-    if "temperature" not in metrics:
-        return sentence
-    figures_at_1 = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} nats"
-    if "accuracy_at_1" in metrics:
-        figures_at_1 += f", accuracy {metrics['accuracy_at_1']:.4f}"
-    return f"{sentence}, at temperature {metrics['temperature']:.3f} (at temperature 1: {figures_at_1})"

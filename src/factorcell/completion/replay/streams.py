@@ -234,7 +234,7 @@ def replay(
 
     def write() -> Generator[Row]:
         total = sum(len(stream.rows) for stream, _ in pairs)
-        with progress_bar(total=total, desc="replay", unit="texts", leave=None) as bar:
+        with progress_bar(total=total, desc="replay", unit="texts") as bar:
             for stream, name in pairs:
                 bar.set_postfix_str(name, refresh=False)
                 rows = []

@@ -51,7 +51,7 @@ def progressive_sums(learner: Learner, streams: Sequence[Stream]) -> Floats:
     indices = {stream.user: index for index, stream in enumerate(streams)}
     longest = max((len(stream.rows) for stream in streams), default=0)
     title = str(learner.rule) if learner.rule.rate else "without learning"
-    positions = progress_bar(range(longest), desc=title, unit="texts of each user", leave=False)
+    positions = progress_bar(range(longest), desc=title, unit="texts of each user")
     for position in positions:
         remaining = [stream for stream in streams if len(stream.rows) > position]
         for start in range(0, len(remaining), BATCH_SIZE):
@@ -192,13 +192,6 @@ class Settings:
     weights: BlendWeights
     change: float
     ranks: Row
-
-    def describe(self) -> str:
-        """Return a line about the effects of the settings."""
-        texts = f"{self.ranks['queries']:,} texts of {self.ranks['users']:,} users"
-        alone = ", ".join(f"{name} {self.ranks[f'mrr_{name}']:.3f}" for name in ORDERS)
-        ranks = f"mean reciprocal rank {self.ranks['mrr']:.3f} ({alone} alone)"
-        return f"completion of {texts}: {ranks}; learning users: perplexity {self.change:+.1%}"
 
     def to_row(self) -> Row:
         """Return the figures as a row for training.json."""

@@ -108,23 +108,23 @@ class Variable:
         return [count / total if total else 1 / len(self.counts) for count in self.counts]
 
     def describe(self) -> str:
-        """Return a one-line description of the variable: its name, its kind and its statistics."""
+        """Return the name and the details of the variable, such as "city (202 values, 410 rare)"."""
+        return f"{self.name} ({self.details})"
+
+    @property
+    def details(self) -> str:
+        """The number of values of a category, or the kind of another variable with its statistics."""
         if self.kind == "number":
-            return f"{self.name}: number, mean {self.mean:.4g}, from {self.low:.4g} to {self.high:.4g}"
+            return f"number from {self.low:.4g} to {self.high:.4g}, mean {self.mean:.4g}"
         if self.period:
-            return f"{self.name}: {self.kind}, period {self.period:g}, mean {self.mean:.4g}"
+            return f"{self.kind}, period {self.period:g}, mean {self.mean:.4g}"
         if self.kind == "text":
-            return f"{self.name}: {self.kind}, {len(self.values):,} words"
+            return f"{self.kind}, {len(self.values):,} words"
         if self.kind == "prompt":
-            return f"{self.name}: prompt"
+            return "prompt"
         if self.kind == "vector":
-            return f"{self.name}: vector of {len(self.means):,} numbers"
-        if not self.rare_count:
-            return f"{self.name}: category, {len(self.values) - 1:,} values, none rare"
-        rare_values = f"{self.rare_count:,} rare values (each in fewer than {self.min_count} texts) grouped as one"
-        if self.rare_count == 1:
-            rare_values = f"1 rare value (in fewer than {self.min_count} texts)"
-        return f"{self.name}: category, {len(self.values) - 1:,} values, and {rare_values}"
+            return f"vector of {len(self.means):,} numbers"
+        return f"{len(self.values) - 1:,} values" + (f", {self.rare_count:,} rare" if self.rare_count else "")
 
 
 @dataclass(frozen=True)

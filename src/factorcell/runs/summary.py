@@ -1,0 +1,81 @@
+"""Facts about a training, each with a label: `train` shows them as one block, and a notebook as a table.
+
+    runs/reviews
+      texts        17,432 (252,754 characters), 1,609 for development
+      perplexity   1.68 on the development texts
+
+The results come from the folder of a run, so that a training that is resumed at its end shows them again.
+"""
+
+from collections.abc import Iterator
+
+from factorcell.bootstrap import Interval
+from factorcell.data.corpus import Corpus
+from factorcell.io.findings import Fact
+from factorcell.io.finite import format_number
+from factorcell.runs.model_card import mixture_perplexity
+from factorcell.runs.run import Run, training_facts
+from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, gain_title
+from factorcell.runs.used_options import used_options
+
+SIZES = ("base", "architecture", "hidden_size", "rank")  # options that are shown with the size of a model
+
+
+def data_facts(corpus: Corpus, dev: Corpus) -> Iterator[Fact]:
+    """Yield the sizes of the tables and of the vocabulary."""
+    unit = corpus.tokenizer.unit
+    yield "texts", f"{len(corpus):,} ({corpus.target_count:,} {unit}s), {len(dev):,} for development"
+    yield "vocabulary", f"{len(corpus.tokenizer):,} {unit}s"
+
+
+def model_facts(run: Run) -> Iterator[Fact]:
+    """Yield the context columns, and the adaptations and the size of the model."""
+    model, backbone = run.model, run.config.backbone
+    yield "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
+    details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
+    sizes = used_options(SIZES, run.config, run.schema)
+    details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]
+    details += ["frozen base in bfloat16"] if getattr(backbone, "is_frozen_in_bfloat16", False) else []
+    yield "model", ", ".join([*details, model.describe_size()])
+    if model.names is not None:
+        yield "names", model.names.describe()
+
+
+def steps_fact(run: Run) -> Fact:
+    """Return the number of steps and the duration of a finished training, and why it stopped early."""
+    last, best = run.log()[-1], run.best_evaluation() or {}
+    text = f"{last['step']:,} of {last['steps']:,} steps, {run.training_minutes():.1f} minutes"
+    text += f", best perplexity at step {best.get('step', 0):,}"
+    if run.stopped_early():
+        text += f"; stopped early: no lower perplexity in the last {run.config.training.patience} evaluations"
+    return "training", text
+
+
+def result_facts(run: Run) -> Iterator[Fact]:
+    """Yield the results of a training on its development texts."""
+    facts = training_facts(run.folder)
+    if best := run.best_evaluation():
+        neural, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
+        mixed = mixture_perplexity(run)
+        details = [] if mixed is None else [f"mixture; its neural model alone: {neural}"]
+        if run.tokenizer.is_subword and "bits_per_byte" in best:
+            details.append(f"{format_number(best['bits_per_byte'], '.3f')} bits per byte")
+        elif known != neural and mixed is None:
+            details.append(f"{known} without out-of-vocabulary targets")
+        if facts.get("finetuned"):  # such a training is evaluated before its first step
+            details.append(f"{format_number(run.log()[0]['perplexity'], '.2f')} before fine-tuning")
+        shown = neural if mixed is None else format_number(mixed, ".2f")
+        yield "perplexity", f"{shown} on the development texts" + (f" ({', '.join(details)})" if details else "")
+    context = facts.get("context") or {}
+    if context.get("only_unknown_users"):
+        yield "gain", "not measured: no development text is by a known user"
+    elif gain := Interval.from_row(context, UNKNOWN_CONTEXT_GAIN):
+        significance = ", not significant" if gain.low is not None and not gain.sign else ""
+        reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
+        yield "gain", f"{gain.format_estimate('.1f', 100.0, '%')} {reference}{significance}"
+    if perplexities := facts.get("ngram", {}).get("perplexity"):
+        yield "n-grams", f"{perplexities['ngram']:.2f}, mixture with the model {perplexities['mixture']:.2f}"
+    if row := facts.get("completion"):
+        sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
+        yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources})"
+        yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
