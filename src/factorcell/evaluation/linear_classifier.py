@@ -13,6 +13,7 @@ probability. A missing value, or a value that no training text has, has weight z
 Shapes: B texts, K values of the target, F features.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -122,11 +123,12 @@ class LinearClassifier:
         regression = LogisticRegression(
             C=INVERSE_PENALTY, solver="saga", max_iter=MAX_ITERATIONS, tol=TOLERANCE, random_state=0
         )
-        regression.fit(
-            csr_array((examples.data, *indices), (examples.shape[0], max(1, features.shape[1]))),
-            np.append(labels, np.arange(size)),
-            np.append(np.ones(len(labels)), np.full(size, SMOOTHING)),
-        )
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # about targets with many values
+            regression.fit(
+                csr_array((examples.data, *indices), (examples.shape[0], max(1, features.shape[1]))),
+                np.append(labels, np.arange(size)),
+                np.append(np.ones(len(labels)), np.full(size, SMOOTHING)),
+            )
         weights = regression.coef_.T[: features.shape[1]].astype(np.float64)
         bias = regression.intercept_.astype(np.float64)
         if size == 2:  # scikit-learn has the weights of the second value relative to the first
