@@ -82,7 +82,12 @@ def test_the_baseline_commands_print_the_metrics_of_a_run(folder: Path, capsys: 
     assert regression["accuracy"] > 0.8
     assert regression["classifier"] == "model"
     assert main(["baseline", "linear", *judging]) == 0
-    assert "confusion" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == [
+        "classifier",
+        "model, uniform priors",
+        "majority class (hills)",
+    ]
 
 
 def test_baselines_ignore_users_and_times(folder: Path) -> None:

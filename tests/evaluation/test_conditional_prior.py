@@ -136,7 +136,7 @@ def test_training_and_classify_report_columns_that_predict_the_target(
     with expected_finding("dependent columns", "group predicts kind without the text (accuracy 1.00"):
         assert main(["classify", str(tmp_path / "run"), str(test), "--target", "kind"]) == 0
     shown = capsys.readouterr()
-    assert [line.split("  ")[0] for line in shown.out.splitlines()[5:11]] == [
+    assert [line.split("  ")[0] for line in shown.out.splitlines()[:6]] == [
         "classifier",
         "model, conditional priors",
         "model, training priors",

@@ -22,7 +22,7 @@ from factorcell.runs.model_card import render as card_of
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
-from tests.findings import logged_progress
+from tests.findings import logged_progress, parse_block
 from tests.small_runs import nats_of
 
 EVERY = ("city", "lat:number", *CONTEXT)
@@ -152,9 +152,10 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
     with logged_progress() as notices:
         run = train_run(path, path, request, tmp_path / "run")
-    assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
-    assert "title: text, 4 words" in notices
-    assert "topic: vector of 3 numbers" in notices
+    columns = parse_block(notices)["columns"]
+    assert "at.weekday (weekday, period 7, mean" in columns
+    assert "title (text, 4 words)" in columns
+    assert "topic (vector of 3 numbers)" in columns
     opened = Run.open(tmp_path / "run")
     np.testing.assert_allclose(opened.nats(opened.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
     resumed = train_run(path, path, request, tmp_path / "run", resume=True)

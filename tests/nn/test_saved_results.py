@@ -45,7 +45,7 @@ def test_values_have_units_intervals_and_references() -> None:
     assert [row[:3] for row in measurements(rows)] == [
         ("a.csv", "perplexity per word", "9.00"),
         ("a.csv", "gain over an unknown context (same model)", "+10.0%"),
-        ("a.csv", "gain over plain", "-20.0%"),
+        ("a.csv", "gain over plain", "-20.0% not significant"),
         ("b.csv", "perplexity, mixture", "8.00"),
         ("b.csv", "bits per byte, mixture", "2.500 [2.400, 2.600]"),
         ("a.csv", "accuracy of stars (model)", "0.7000, majority class 0.5000"),
