@@ -117,7 +117,7 @@ def entered_texts(tables: dict[str, Path], lowercase: bool = True) -> set[str]:
 def measure(rows: Sequence[Row], entered: set[str]) -> tuple[Row, dict[str, Floats]]:
     """Return figures of a replay, and for each system the sums per user (U, 4): reciprocal ranks, texts, nats, targets.
 
-    Systems that are no language model have no nats.
+    Systems without a language model have no nats.
     """
     users = sorted({row["user"] for row in rows})
     indices = {user: index for index, user in enumerate(users)}

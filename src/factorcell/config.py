@@ -348,7 +348,7 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, and `model` is the name of a model in
             `MODELS`. `config` is a `Config` or the path of a file of options. The other options override those that
             `model` sets; both override `config`.
-        others: Further names that a wrong name can be meant to be.
+        others: Further names that the error about an unknown name may suggest.
 
     Raises:
         UserError: No section has an option of that name, or the file is not valid.

@@ -159,8 +159,8 @@ def float32_bits(values: Sequence[Sequence[float]]) -> Tensor:
 class VariableEmbeddings(nn.Module):
     """Embeddings (B, k) of all variables except numbers.
 
-    A category has a table, a text a `WordBag`, a vector a `VectorMap`. Subclasses embed
-    the numbers; the attribute `inputs` standardizes the numbers for them.
+    A category has a table, a text a `WordBag`, a vector a `VectorMap`. Subclasses embed the numbers; the attribute
+    `inputs` standardizes the numbers for them.
     """
 
     def __init__(self, schema: ContextSchema, size: int, initial_std: float) -> None:

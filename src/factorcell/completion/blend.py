@@ -50,7 +50,7 @@ PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances
 # Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
 # the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
 MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.05, 0.02
-# The odds of the threshold are so many times those that suffice for the development users, as other users differ.
+# Factor on the odds of the threshold that suffices for the development users, because other users differ from them.
 ODDS_MARGIN = 1.5
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it

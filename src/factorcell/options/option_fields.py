@@ -35,12 +35,14 @@ CHOICE_HELP = {
     "adapt": (
         "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
         "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text, names: reads "
-        "the names of categories, such as city: Oslo, before the text; default with a pretrained base: names, factor"
+        "the names of categories, such as city: Oslo, before the text; the default is concat and factor, with "
+        "a pretrained base names and factor, and for characters with users concat, or concat and factor"
     ),
     "output_bias": (
         "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
         "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
-        "coefficients in hash buckets; default with a pretrained base: none"
+        "coefficients in hash buckets; the default is low_rank, and none with a pretrained base or for characters with "
+        "users"
     ),
     "context_layer": (
         "activation of the layer that combines the context variables; none: no layer, for a single variable"

@@ -19,7 +19,7 @@ from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 
-# The parameters of `fit` and `compare` that a wrong name of an option can be meant to be.
+# Parameters of `fit` and `compare`, which the error about an unknown option may suggest.
 PLAN_ARGUMENTS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 

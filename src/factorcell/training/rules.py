@@ -44,7 +44,7 @@ MAX_GPU_BATCH_TOKENS, MIN_GPU_STEPS = 6000, 2400
 # Options of the context of a model of characters that learns users online. The ConcatCell learns users in a minute, and
 # its steps take as long as those of an unadapted model.
 USER_OPTIONS = {"output_bias": (), "context_size": 20, "variable_size": 20, "dropout_context": 0.2}
-# Targets that a training reads, at most -> adapters and their rank.
+# Targets that a training reads, at most -> adapters, and the rank of a FactorCell (also of one that the user adds).
 USER_ADAPTERS = {5e6: (("concat",), 4), 2e7: (("concat", "factor"), 12), math.inf: (("concat", "factor"), 50)}
 
 Options = dict[str, Any]  # option -> value
