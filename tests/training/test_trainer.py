@@ -51,7 +51,7 @@ def small_tables(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dic
 
 def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Path, small_tables: Any) -> None:
     run, corpus, dev = make_run(
-        tmp_path / "run", *small_tables, epochs=20, evaluations=20, learning_rate=0.3, patience=3
+        tmp_path / "run", *small_tables, epochs=20, evaluations=20, learning_rate=0.1, patience=3
     )
     rows = [row for row in train(run, corpus, dev) if row["split"] == "dev"]
     perplexities = [row["perplexity"] for row in rows]
