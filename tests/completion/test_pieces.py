@@ -22,7 +22,7 @@ from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 

@@ -29,7 +29,7 @@ from factorcell.completion.typos import (
     find_corrections,
 )
 from factorcell.data.text_folds import same_prefix
-from factorcell.data.tokenizers.vocabulary import END
+from factorcell.data.tokenizers.tokenizer import END
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.completion.test_completer import NASTY

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.generation.beam_search import Beam, search_beam, search_stochastic_beam
 from factorcell.generation.choosing import Constraints, Sampler

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import (

@@ -12,7 +12,7 @@ import torch
 from factorcell.adapters.dropout import dropout_mask
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
-from factorcell.data.tokenizers.vocabulary import START
+from factorcell.data.tokenizers.tokenizer import START
 from factorcell.nn import language_model
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.option_fields import ADAPTERS

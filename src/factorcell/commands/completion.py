@@ -19,7 +19,6 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.replay import streams as replay_streams
 from factorcell.completion.replay import tuning
 from factorcell.completion.replay.streams import PrefixDraw
-from factorcell.data.columns.schema import may_contain
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables.chunks import format_names
 from factorcell.data.tables.tables import open_table
@@ -196,7 +195,7 @@ def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
     if not column or column not in context:
         return
     variable = run.schema.variable(column)
-    if context[column] not in variable.values and not may_contain(bytes.fromhex(variable.rare_filter), context[column]):
+    if context[column] not in variable.values and not variable.may_be_rare(context[column]):
         remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
         raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
 

@@ -31,7 +31,7 @@ from factorcell.completion.typos import Correction, TypoCosts, find_corrections,
 from factorcell.data.columns.context import Context
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizers.base_tokenizer import Tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.options import limits
 from factorcell.options.choices import check_unknown

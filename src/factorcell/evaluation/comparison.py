@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from factorcell.bootstrap import Interval, format_ends
-from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.columns.rows import ResultRows
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums

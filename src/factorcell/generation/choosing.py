@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.errors import UserError
 from factorcell.nn.kernels.drawing import ForbiddenTokens, SampleRequest, TokenRequest, TopRequest
 from factorcell.options import limits

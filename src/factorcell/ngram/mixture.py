@@ -31,8 +31,7 @@ from factorcell.config import Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Batch, Corpus, target_offsets
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.ngram.count_models import NGRAM, CountModels

@@ -22,7 +22,7 @@ from factorcell.config import Config
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, Specials
+from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, Specials
 from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, BackboneState, Conditions

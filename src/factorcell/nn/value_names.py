@@ -69,7 +69,7 @@ class ValueNames(nn.Module):
         """Return the tokens of the names of B texts, after a start token."""
         values = context.categories[:, self.columns].clamp(min=0)  # a missing value is read as the unknown one
         rows = F.pad(values + self.first_rows, (1, 0), value=START)
-        lists = IdLists(self.ids, self.offsets).select(rows.flatten())
+        lists = IdLists(self.ids, self.offsets)[rows.flatten()]
         return IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
 
     def describe(self) -> str:

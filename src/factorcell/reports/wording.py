@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, Specials
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, Specials
 
 Row = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import regex
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.data.private_content import context_texts, find_private_content
+from factorcell.data.private_content import find_private_content, texts_in
 from factorcell.data.text_folds import screening
 from factorcell.errors import UserError
 from factorcell.service.record import StoredText
@@ -44,7 +44,7 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        reasons = map(self._private_content, (text, *context_texts(context or {})))
+        reasons = map(self._private_content, (text, *texts_in([*(context or {}).values()])))
         return next((reason for reason in reasons if reason is not None), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:

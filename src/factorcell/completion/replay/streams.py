@@ -23,7 +23,8 @@ from factorcell.data.columns.values import category_name, is_missing, short_repr
 from factorcell.data.private_content import is_public
 from factorcell.data.tables.tables import open_table
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizers.tokenizer import GRAPHEME, new_tokenizer
+from factorcell.data.tokenizers.kinds import new_tokenizer
+from factorcell.data.tokenizers.tokenizer import GRAPHEME
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.io.progress import progress_bar

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.data.cache import CONTEXTS
 from factorcell.data.columns.schema import EXPECTED_READING
 from factorcell.data.columns.values import is_missing
 from factorcell.data.corpus import Corpus
+from factorcell.data.table_findings import CONTEXTS
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice, nearest_hint
 from factorcell.evaluation.perplexity import reads_context, value_groups
