@@ -16,7 +16,6 @@ from columns import (
     PAPER,
     SETS,
     SPECS,
-    Column,
     gather_rows,
     group,
     markdown,
@@ -30,7 +29,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import gain_from_nats
 from figures import Read
 from memorization import COMPLETION_SOURCES, READERS, uniformity_p_value
-from random_sizes import correlation_over_models, of_class
+from random_sizes import CHANGES, correlation_over_models, of_class
 from study import Row
 
 
@@ -49,14 +48,11 @@ SYSTEM_SOURCES = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  #
 SYSTEMS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joint layer", "prefix", "ngram", "blend")
 
 
-def completion(read: Read, *more: Column) -> str:
-    """Table 5.2: mean reciprocal ranks of completions for unseen users."""
-    return table(completion_systems(read), [*group("completed"), *more], SYSTEMS, "system") + online_learning_note(read)
-
-
 def table_5_2(read: Read) -> str:
-    sizes = ("small", "large")
-    return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
+    """Table 5.2: mean reciprocal ranks of completions for unseen users."""
+    published = [paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in ("small", "large")]
+    columns = [*group("completed"), *published]
+    return table(completion_systems(read), columns, SYSTEMS, "system") + online_learning_note(read)
 
 
 def online_learning_note(read: Read) -> str:
@@ -166,10 +162,12 @@ def trials(read: Read) -> str:
             cells = [f"{most_fluent[KNOWN_PERPLEXITY]:.2f}", f"{100 * most_fluent['accuracy']:.1f}"]
             cells += [f"{100 * most_accurate['accuracy']:.1f}", f"{most_accurate[KNOWN_PERPLEXITY]:.2f}"]
             classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
-        changes += [[name, change, *map(interval, common)] for change, common in random_sizes.effects(rows).items()]
+        effects = random_sizes.effects(rows)
+        changes.append([name, *(interval(pair) for change in CHANGES for pair in effects.get(change, (None, None)))])
     ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
     header = ["data set", "model", "models", "correlation", *ends]
-    return f"{markdown(header, classes)}\n{markdown(['data set', 'change', 'gain, %', 'accuracy, points'], changes)}"
+    effect_header = ["data set", *(f"{change}: {head}" for change in CHANGES for head in ("gain, %", "points"))]
+    return f"{markdown(header, classes)}\n{markdown(effect_header, changes)}"
 
 
 def embedding_groups(read: Read) -> str:
