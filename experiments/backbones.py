@@ -48,10 +48,9 @@ REFERENCE = "factor"  # the method whose number of trained parameters the other 
 SHARED_OPTIONS: Mapping[str, Any] = {
     "max_tokens": 400,
     "ngram_mixture": False,
-    "loss": "full",
+    "samples": 0,
     "patience": 0,
     "evaluations": 1,
-    "save_every": 100_000,
 }
 CONTEXT = "context"
 MAX_SIZE = 2048  # the largest rank or size that is tried
@@ -284,9 +283,7 @@ def fit_size(
     config: Config, option: str, parameters: int, vocabulary_size: int, schema: ContextSchema
 ) -> tuple[Config, int]:
     """Return the options with the size whose number of trained parameters is nearest to `parameters`, and this size."""
-    backbone = config.backbone
-    heads = backbone.heads if option == "hidden_size" and isinstance(backbone, HuggingFaceOptions) else 0
-    step = max(1, 2 * heads)
+    step = 8 if option == "hidden_size" and isinstance(config.backbone, HuggingFaceOptions) else 1
 
     def with_size(size: int) -> Config:
         return config.with_options(**{option: size})

@@ -120,7 +120,6 @@ def test_every_command_accepts_names_of_a_package(tmp_path: Path, monkeypatch: p
             *COLUMNS,
             *EXTENSIONS,
         ],
-        "check run".split(),
     ):
         assert main(words) == 0, words
 

@@ -24,7 +24,6 @@ from factorcell.options.limits import EPOCHS, MAX_SEED, plain
 from factorcell.options.option_fields import (
     ADAPTERS,
     CHOICE_HELP,
-    MAX_LAYERS,
     MAX_SIZE,
     OPTION_KINDS,
     PREFIX,
@@ -35,8 +34,10 @@ from factorcell.options.option_fields import (
     WordOptions,
     check_fields,
     kinds_of_transformer,
+    option_fields,
     options_class,
     rate_option,
+    recorded,
 )
 from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
 from factorcell.options.option_fields import KindOptions as KindOptions
@@ -45,14 +46,16 @@ from factorcell.options.option_fields import float_option as float_option
 from factorcell.options.option_fields import int_option as int_option
 from factorcell.options.option_fields import option as option
 
+RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # facts that a training writes into its config
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
-LOSSES = ("full", "sampled")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
+MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
+MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -78,22 +81,23 @@ class DataConfig:
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
-    prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
     prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
-    max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
-    max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
-    min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
+    max_tokens: int = int_option(
+        200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
+    )
+    min_context_count: int = int_option(
+        50,
+        "treat category values with fewer training texts as one unknown value; in columns of kind text, ignore words "
+        "that occur less often, or less than 5 times if this is lower",
+        1,
+    )
     min_user_count: int = int_option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
-    min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1
-    )
     min_text_users: int = int_option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", column_texts(self.context))
@@ -107,8 +111,18 @@ class DataConfig:
     def columns(self) -> tuple[str, ...]:
         """All context columns, by name or by name and kind, including those of `user` and prompts."""
         user = (f"{self.user}:category",) if self.user else ()
-        prompts = (*self.prompt, HISTORY_COLUMN) if self.prompt_history else self.prompt
-        return (*self.context, *user, *(f"{column}:prompt" for column in prompts))
+        history = (f"{HISTORY_COLUMN}:prompt",) if self.prompt_history else ()
+        return (*self.context, *user, *history)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The number of tokens of a prompt that are read, the last ones."""
+        return max(MIN_PROMPT_TOKENS, self.max_tokens // 2)
+
+    @property
+    def min_word_count(self) -> int:
+        """The number of times that a word in a column of kind text must occur."""
+        return min(MAX_MIN_WORD_COUNT, self.min_context_count)
 
 
 @dataclass(frozen=True)
@@ -119,10 +133,6 @@ class ModelConfig:
     output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
     variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
-    number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE)
-    number_layers: int = int_option(
-        2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS
-    )
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
     context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS)
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
@@ -142,7 +152,6 @@ class TrainingConfig:
         10.0, "passes over the training texts, with at least one step; fractions are allowed", limits=EPOCHS
     )
     steps: int = int_option(0, "training steps; 0: those of epochs", 0)
-    max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0)
     min_users: int = int_option(
         0,
         "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
@@ -154,7 +163,6 @@ class TrainingConfig:
     token_rate: float = float_option(
         1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
-    warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1)
     weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
     value_prior: float = float_option(
         0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target"
@@ -165,15 +173,12 @@ class TrainingConfig:
         "(repeatable)",
         metavar="[NAME=]NUMBER",
     )
-    clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping")
-    loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
-    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1)
-    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
-    max_dev_targets: int = int_option(
-        0, "development targets that are read; 0: all, with minutes a number in proportion to them", 0
+    samples: int = int_option(
+        0, "compute the softmax in training over this many sampled tokens and the target; 0: over all tokens", 0
     )
+    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    save_every: int = int_option(500, "steps between checkpoints", 1)
+    max_dev_targets: int = recorded(0)  # the number of development targets that evaluations read; 0: all
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
@@ -262,9 +267,8 @@ class Config:
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
-        for name in ("max_user_texts", "min_users"):
-            if getattr(self.training, name) and not self.data.user:
-                raise UserError(f"{name} requires the column with the author of each text; set user")
+        if self.training.min_users and not self.data.user:
+            raise UserError("min_users requires the column with the author of each text; set user")
 
     @classmethod
     def of(cls, **options: Any) -> "Config":
@@ -336,7 +340,7 @@ class Config:
 
 def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the section of each option that a config with these kinds has."""
-    sections = {item.name: section for section, cls in section_types(kinds).items() for item in dataclasses.fields(cls)}
+    sections = {item.name: section for section, cls in section_types(kinds).items() for item in option_fields(cls)}
     del sections["kind"]
     return sections
 
@@ -387,7 +391,7 @@ def _without_overridden(
         changed.add("tokenizer")
     remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
     if options.keys() & {*TRANSFORMER_OPTIONS}:
-        for name in TRANSFORMER_OPTIONS:
+        for name in (*TRANSFORMER_OPTIONS, *RECORDED):
             remaining.get("backbone", {}).pop(name, None)
     return remaining
 
@@ -403,7 +407,10 @@ def read_options(path: str | Path) -> dict[str, Any]:
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
     Config.from_dict(values, where=str(path))
-    return dict(values)
+    return {
+        section: {name: value for name, value in content.items() if name not in RECORDED}
+        for section, content in values.items()
+    }
 
 
 def _to_toml(value: Any) -> str:

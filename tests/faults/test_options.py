@@ -35,7 +35,7 @@ from factorcell.service.record import MAX_TIME
 SECONDS = 60  # time limit of a case on a busy machine
 NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**30), "")
 TEXTS = ("", "folder", "missing/file", "/dev/null", "/dev/full", "binary", "two\nlines\x1b[31m", "\udcff")
-SIZES = "--hidden-size 4 --embedding-size 4 --variable-size 2 --context-size 2 --number-size 2 --rank 1"
+SIZES = "--hidden-size 4 --embedding-size 4 --variable-size 2 --context-size 2 --rank 1"
 SMALL = f"--epochs 0.1 --evaluations 1 --min-context-count 1 --min-count 1 --threads 1 --device cpu {SIZES}"
 QUICK = "--epochs 0.1 --evaluations 1 --device cpu --threads 1"
 COLUMNS = "--context city --context lat:number"
@@ -55,7 +55,6 @@ COMMANDS = {
     "finetune": f"run train.csv --out new {QUICK}",
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
-    "check": "run",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",

@@ -67,8 +67,8 @@ def test_options_train_the_same_model_as_a_config(tmp_path: Path) -> None:
 
 
 def test_options_of_a_kind_follow_it() -> None:
-    options = options_by_section({"architecture": "llama", "heads": 2, "lowercase": True, "adapt": ["none"]})
-    assert options["backbone"] == {"kind": "huggingface", "architecture": "llama", "heads": 2}
+    options = options_by_section({"architecture": "llama", "layers": 2, "lowercase": True, "adapt": ["none"]})
+    assert options["backbone"] == {"kind": "huggingface", "architecture": "llama", "layers": 2}
     assert options["tokenizer"] == {"lowercase": True}
     assert Config.from_dict(options).model.adapt == ()
     config = Config.of(tokenizer="bpe", min_count=3, rank=2)
@@ -82,7 +82,7 @@ def test_options_of_a_kind_follow_it() -> None:
         ({"rnk": 4}, "unknown option 'rnk' (did you mean 'rank'?)"),
         ({"minuts": 4}, "unknown option 'minuts' (did you mean 'minutes'?)"),
         ({"tokeniser": "char"}, "unknown option 'tokeniser' (did you mean 'tokenizer'?)"),
-        ({"heads": 4}, "unknown option 'heads'"),
+        ({"shared_rank": 4}, "unknown option 'shared_rank'"),
         ({"kind": "char"}, "unknown option 'kind'"),
         ({"rank": "4"}, "rank is '4'; it must be of type int"),
         ({"model": "factorcel"}, "unknown model 'factorcel' (did you mean 'factorcell'?)"),

@@ -1,12 +1,10 @@
-"""The commands `train`, `compare`, `tune`, `check` and `report`."""
+"""The commands `train`, `compare`, `tune` and `report`."""
 
 import argparse
 
 from factorcell.commands.cli import options, terminal
-from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.training import tuning
-from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, training_plans
 from factorcell.training.fit import train_run
 from factorcell.training.plan import Plan, config_with_defaults
@@ -69,20 +67,6 @@ def run_tune(arguments: argparse.Namespace) -> None:
     )
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
     terminal.notify(f"best options: {arguments.out / 'best.toml'}; figures: {arguments.out}")
-
-
-def run_check(arguments: argparse.Namespace) -> None:
-    """Run `factorcell check`."""
-    results = check(arguments.run)
-    if arguments.json:
-        terminal.show_json(
-            [{"path": str(result.path), "right": result.is_valid, "text": result.text} for result in results]
-        )
-    else:
-        for result in results:
-            terminal.show(f"ok     {result.path}: {result.text}" if result.is_valid else f"WRONG  {result.text}")
-    if failure_count := sum(not result.is_valid for result in results):
-        raise UserError(f"{arguments.run}: {failure_count} of {len(results)} checks failed")
 
 
 def run_report(arguments: argparse.Namespace) -> None:

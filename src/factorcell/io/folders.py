@@ -9,8 +9,8 @@ CONFIG = "config.json"  # the file that identifies a run folder
 
 # Folders of other models, by the file that identifies them: a description, and the commands that accept the folder.
 OTHER_MODELS = {
-    "ngram.json": ("an n-gram model", "evaluate, rescore, mix, report and check"),
-    "mixture.json": ("a mixture of models", "evaluate, mix and check"),
+    "ngram.json": ("an n-gram model", "evaluate, rescore, mix and report"),
+    "mixture.json": ("a mixture of models", "evaluate and mix"),
 }
 
 

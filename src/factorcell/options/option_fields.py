@@ -21,7 +21,7 @@ from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, Limits, is_names, pl
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
+IS_RECORDED = "is_recorded"  # in the metadata of a field
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
@@ -30,7 +30,6 @@ CHOICE_HELP = {
     "context": "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
     "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
     "category or number",
-    "prompt": "column with a text that is read before the text and not scored (repeatable)",
     "prompt_history": "read this many earlier texts of the user before the text (only with user)",
     "adapt": (
         "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
@@ -53,7 +52,6 @@ CHOICE_HELP = {
         "normalization"
     ),
     "precision": "number type of matrix products; auto: float32, but bfloat16 for a pretrained base on a GPU",
-    "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
 }
 
 
@@ -89,6 +87,16 @@ def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT) ->
 def float_option(default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT) -> Any:
     """Declare an option that is a number from `low` to `high`."""
     return option(default, help_text, limits=Limits(low, high, whole=False))
+
+
+def recorded(default: str | int) -> Any:
+    """Declare a fact that training records in the config of a run; it is not an option, and has no help text."""
+    return dataclasses.field(default=default, metadata={IS_RECORDED: True})
+
+
+def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a section that users may set: all but the recorded facts."""
+    return [field for field in dataclasses.fields(cls) if IS_RECORDED not in field.metadata]
 
 
 def rate_option(help_text: str) -> Any:
@@ -223,7 +231,6 @@ class WordOptions(TokenizerOptions):
 
     kind: str = "word"
     lowercase: bool = option(True, "convert the text to lower case")
-    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %")
 
 
 @dataclass(frozen=True)
@@ -302,15 +309,7 @@ class HuggingFaceOptions(KindOptions):
     architecture: str = option(
         "", "architecture of a new Transformer with random weights, such as llama, gpt2 or qwen2", metavar="NAME"
     )
-    base_digest: str = option(
-        "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
-    )
     train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
-    base_precision: str = option(
-        "auto",
-        "number type of the frozen weights of a pretrained model; auto: bfloat16 on a GPU, otherwise float32",
-        choices=("auto", "float32", "bfloat16"),
-    )
     target_modules: tuple[str, ...] = option(
         (),
         "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
@@ -322,9 +321,10 @@ class HuggingFaceOptions(KindOptions):
     prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
     layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
     hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
-    heads: int = int_option(0, "attention heads of a new model; 0: one per 64 numbers of the vectors", 0, MAX_SIZE)
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+    base_digest: str = recorded("")  # SHA-256 of the weights of the base; other weights are refused
+    base_precision: str = recorded("")  # the number type of the frozen weights of the base
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -359,16 +359,6 @@ class SoftmaxOptions(KindOptions):
     """Options of the head with a softmax whose weights are the token embeddings."""
 
     kind: str = "softmax"
-    hash_size: int = int_option(
-        1 << 22, "number of buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE
-    )
-    bloom_size: int = int_option(
-        1 << 26,
-        "bits of the Bloom filter that limits the softmax bias `hash` to pairs of token and value in the training "
-        "texts; 0: no filter",
-        0,
-        MAX_HASH_SIZE,
-    )
 
 
 # The built-in kinds of the sections that have kinds; the first kind of a section is the default.

@@ -11,22 +11,16 @@ class TrainingOptions(TypedDict, total=False):
 
     epochs: float
     steps: int
-    max_user_texts: int
     min_users: int
     batch_tokens: int
     learning_rate: float
     token_rate: float
-    warmup: float
     weight_decay: float
     value_prior: float
     sparse_l1: Sequence[str]
-    clip: float
-    loss: str
     samples: int
     evaluations: int
-    max_dev_targets: int
     patience: int
-    save_every: int
     ngram_mixture: bool
     seed: int
     threads: int
@@ -43,27 +37,20 @@ class Options(TrainingOptions, total=False):
     context: Sequence[str | Column]
     user: str
     time: str
-    prompt: Sequence[str]
     prompt_history: int
-    max_prompt_tokens: int
     max_tokens: int
     min_context_count: int
     min_user_count: int
     anonymous: bool
-    min_text_count: int
     min_text_users: int
-    min_context_word: int
     tokenizer: str
     lowercase: bool
     min_count: int
     max_vocabulary: int
-    strip_punctuation: bool
     adapt: Sequence[str]
     output_bias: Sequence[str]
     embedding_size: int
     variable_size: int
-    number_size: int
-    number_layers: int
     context_size: int
     context_layer: str
     rank: int
@@ -79,13 +66,8 @@ class Options(TrainingOptions, total=False):
     dropout_output: float
     base: str
     architecture: str
-    base_digest: str
     train_base: bool
-    base_precision: str
     target_modules: Sequence[str]
     shared_rank: int
     prefix_vectors: int
-    heads: int
     head: str
-    hash_size: int
-    bloom_size: int

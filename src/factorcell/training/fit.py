@@ -298,7 +298,7 @@ def save_other_models(
     facts: files.Row = {"dependences": conditional_prior.save_priors(run, corpus, held_out, max_cost)}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         data = run.config.data
-        TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
+        TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)
     max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
     if settings := fit_settings(run, streams, max_texts, seconds):
         save_settings(run, settings.rule, settings.weights)

@@ -86,12 +86,6 @@ def add_report_arguments(parser: Parser) -> None:
     options.add_output(parser, "--out", "HTML file to write", required=True, metavar="HTML")
 
 
-def add_check_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell check`."""
-    options.add_run(parser, "folder of a run or an n-gram model, or a folder written by mix")
-    options.add_json(parser)
-
-
 def add_demo_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell demo`."""
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)

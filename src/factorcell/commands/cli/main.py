@@ -62,7 +62,6 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
             Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
             Command("report", "write an HTML page about one or more runs", "training"),
-            Command("check", "check that the files of a run folder are complete and unchanged", "training"),
             Command("demo", "train models of place names, generate names and draw maps (minutes)", "demo"),
         ),
     ),

@@ -33,6 +33,7 @@ from factorcell.options.option_fields import (
     TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
     OptionType,
+    option_fields,
     option_types,
 )
 
@@ -60,7 +61,7 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
         add_max_memory(parser)
     kinds = kinds_from_words(parser.words)
     classes, option_names = section_types(kinds), ["config", "model"]
-    for section, field in ((section, field) for section, cls in classes.items() for field in dataclasses.fields(cls)):
+    for section, field in ((section, field) for section, cls in classes.items() for field in option_fields(cls)):
         if not sections or section in sections:
             default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
@@ -75,7 +76,7 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
                 _add_field(help_section, field, option_types(classes[section])[field.name], default)
     if not sections and run_defaults is None:
         # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
-        for field in dataclasses.fields(HuggingFaceOptions):
+        for field in option_fields(HuggingFaceOptions):
             if field.name in TRANSFORMER_OPTIONS and field.name not in option_types(classes["backbone"]):
                 is_rare = field.name not in COMMON_OPTIONS
                 option_names.append(field.name)
