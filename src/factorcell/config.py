@@ -10,17 +10,15 @@ sections (`Config.of`). Other packages add kinds with functions such as `registe
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
-from factorcell.options import assignments
-from factorcell.options.columns import column_texts
-from factorcell.options.extensions import NONE
-from factorcell.options.limits import EPOCHS, MAX_SEED, plain
+from factorcell.options.columns import Column, column_texts
+from factorcell.options.limits import EPOCHS, MAX_FLOAT, MAX_SEED, plain
 from factorcell.options.option_fields import (
     ADAPTERS,
     CHOICE_HELP,
@@ -87,8 +85,8 @@ class DataConfig:
     )
     min_context_count: int = int_option(
         50,
-        "treat category values with fewer training texts as one unknown value; in columns of kind text, ignore words "
-        "that occur less often, or less than 5 times if this is lower",
+        "treat category values with fewer training texts as one unknown value; in columns of kind text, a word must "
+        "occur this often, or 5 times if that is less",
         1,
     )
     min_user_count: int = int_option(
@@ -188,9 +186,37 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for item in self.sparse_l1:
-            assignments.parse_assignment("sparse_l1", item)
+            parse_assignment(item)
         if self.ngram_mixture and self.min_users:
             raise UserError("ngram_mixture: n-gram counts would reveal what min_users protects; use only one of them")
+
+
+def parse_assignment(text: str) -> tuple[str, float]:
+    """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number.
+
+    Raises:
+        UserError: `text` has another form, or the number is negative.
+    """
+    name, _, number_text = text.rpartition("=")
+    try:
+        number = float(number_text)
+    except ValueError:
+        number = -1.0  # the next line refuses negative numbers
+    if not 0 <= number <= MAX_FLOAT:
+        raise UserError(f"sparse_l1: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
+    return name, number
+
+
+def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[float]:
+    """Return the l1 penalty that the items of `sparse_l1` set for each of the `variables`; 0 if no item sets one.
+
+    Raises:
+        UserError: An item cannot be parsed or names an unknown variable.
+    """
+    numbers = dict(map(parse_assignment, texts))
+    for name in numbers.keys() - {"", *variables}:
+        check_choice("variable in sparse_l1", name, variables)
+    return [numbers.get(name, numbers.get("", 0.0)) for name in variables]
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -414,8 +440,6 @@ def read_options(path: str | Path) -> dict[str, Any]:
 
 
 def _to_toml(value: Any) -> str:
-    if value is None:
-        return _to_toml(NONE)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, str):  # JSON strings are TOML strings, except that TOML requires the escape of DEL
@@ -429,3 +453,73 @@ def _create_section(cls: Any, name: str, content: Any) -> Any:
     for key in content:
         check_choice(f"key in [{name}]", key, names)
     return cls(**content)
+
+
+# The options by name, for editors and type checkers; a test compares them with the fields.
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Options of the section `training`, which a fine-tuning may change."""
+
+    epochs: float
+    steps: int
+    min_users: int
+    batch_tokens: int
+    learning_rate: float
+    token_rate: float
+    weight_decay: float
+    value_prior: float
+    sparse_l1: Sequence[str]
+    samples: int
+    evaluations: int
+    patience: int
+    ngram_mixture: bool
+    seed: int
+    threads: int
+    precision: str
+    device: str
+
+
+class Options(TrainingOptions, total=False):
+    """Options of `fit` by name (docs/options.md); other packages may add options of their kinds."""
+
+    config: Any
+    model: str
+    text: str
+    context: Sequence[str | Column]
+    user: str
+    time: str
+    prompt_history: int
+    max_tokens: int
+    min_context_count: int
+    min_user_count: int
+    anonymous: bool
+    min_text_users: int
+    tokenizer: str
+    lowercase: bool
+    min_count: int
+    max_vocabulary: int
+    adapt: Sequence[str]
+    output_bias: Sequence[str]
+    embedding_size: int
+    variable_size: int
+    context_size: int
+    context_layer: str
+    rank: int
+    dropout_context: float
+    backbone: str
+    cell: str
+    layers: int
+    hidden_size: int
+    layer_norm: bool
+    variational: bool
+    dropout_recurrent: float
+    dropout_input: float
+    dropout_output: float
+    base: str
+    architecture: str
+    train_base: bool
+    target_modules: Sequence[str]
+    shared_rank: int
+    prefix_vectors: int
+    head: str

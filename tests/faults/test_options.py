@@ -268,7 +268,7 @@ def test_values_beyond_the_limits_are_refused(name: str) -> None:
 
 STREAMS = [
     ("score run train.csv >&-", 2, "factorcell: standard output is closed: results would be lost"),
-    ("score run train.csv > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
+    ("score run train.csv > /dev/full", 2, "factorcell: reading or writing failed: No space left on device"),
     ("--help >&-", 2, "factorcell: standard output is closed: results would be lost"),
     ("score run train.csv 2>&- | head -n 1", 0, ""),
     ("score run train.csv <&- >/dev/null", 0, ""),

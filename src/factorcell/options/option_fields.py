@@ -6,7 +6,6 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -104,98 +103,52 @@ def rate_option(help_text: str) -> Any:
     return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
 
 
-@dataclass(frozen=True)
-class OptionType:
-    """The type of an option.
-
-    Attributes:
-        scalar: bool, int, float or str, the type of the value or of its items.
-        is_list: Whether the value is a tuple of str.
-        is_optional: Whether the value may be None, which is `none` on the command line and in TOML.
-        choices: The valid values of a `Literal`.
-    """
-
-    scalar: type = str
-    is_list: bool = False
-    is_optional: bool = False
-    choices: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, hint: Any) -> "OptionType | None":
-        """Return the type that an annotation means; None if options cannot have it."""
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if hint in (bool, int, float, str):
-            return cls(hint)
-        if hint is tuple or (origin is tuple and arguments == (str, ...)):
-            return cls(is_list=True)
-        if origin is typing.Literal and len(scalars := {*map(type, arguments)}) == 1 and scalars <= {int, str}:
-            return cls(scalars.pop(), choices=arguments)
-        if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and types.NoneType in arguments:
-            inner = cls.of(next(argument for argument in arguments if argument is not types.NoneType))
-            return inner and dataclasses.replace(inner, is_optional=True)
-        return None
-
-
 @functools.cache
-def option_types(cls: Any) -> dict[str, OptionType]:
-    """Return the type of each option of a dataclass, by name; annotations may be strings (PEP 563).
+def option_types(cls: Any) -> dict[str, type]:
+    """Return the type of each option of a dataclass: bool, int, float, str, or tuple for a tuple of texts.
 
     Raises:
         UserError: An annotation cannot be resolved, or options cannot have this type.
     """
     try:
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
-    option_types_by_name = {}
-    for field in dataclasses.fields(cls):
-        option_type = OptionType.of(hints[field.name])
-        if option_type is None:
-            expected = (
-                "expected bool, int, float, str, tuple[str, ...], a Literal of int or str, or None and one of them"
-            )
-            raise UserError(f"option {field.name!r}: {expected}; got the type {hints[field.name]!r:.60}")
-        option_types_by_name[field.name] = option_type
-    return option_types_by_name
+    hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in hints.items():
+        if hint not in (bool, int, float, str, tuple[str, ...]):
+            expected = "expected bool, int, float, str or tuple[str, ...]"
+            raise UserError(f"option {name!r}: {expected}; got the type {hint!r:.60}")
+    return {name: typing.get_origin(hint) or hint for name, hint in hints.items()}
 
 
 def check_fields(section: Any) -> None:
-    """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
-    section_type: Any = type(section)
-    option_types_by_name = option_types(section_type)
+    """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
+    types = option_types(type(section))
     for field in dataclasses.fields(section):
-        option_type = option_types_by_name[field.name]
-        value = _convert(field.name, getattr(section, field.name), option_type)
-        choices = field.metadata.get("choices") or option_type.choices
+        value = _convert(field.name, getattr(section, field.name), types[field.name])
+        choices = field.metadata.get("choices", ())
         if isinstance(value, tuple) and choices:  # `none` is an empty list of choices
             value = tuple(item for item in value if item != NONE)
-        items = value if isinstance(value, tuple) else () if value is None else (value,)
-        for item in items:
+        for item in value if isinstance(value, tuple) else (value,):
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].check_choice(field.name, item)
             elif choices:
-                check_choice(field.name, str(item), map(str, choices))
-        if value is not None and (limits := field.metadata.get("limits")) is not None:
+                check_choice(field.name, item, choices)
+        if (limits := field.metadata.get("limits")) is not None:
             value = limits.check(field.name, value)
         object.__setattr__(section, field.name, value)
 
 
-def _convert(name: str, value: Any, option_type: OptionType) -> Any:
-    """Return `value` as `option_type`, or raise `UserError`.
-
-    Integers become floats if the option is a float; `plain` converts other values, such as those of NumPy.
-    """
+def _convert(name: str, value: Any, option_type: type) -> Any:
+    """Return `value` as a plain value of `option_type`; an integer becomes a float; raise `UserError` otherwise."""
     value = plain(value)
-    if option_type.is_optional and (value is None or (isinstance(value, str) and value == NONE)):
-        return None
-    if option_type.is_list:
-        if is_names(value):
-            return value
+    if option_type is tuple and not is_names(value):
         raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if option_type.scalar is float and type(value) is int and abs(value) <= MAX_FLOAT:
+    if option_type is float and type(value) is int and abs(value) <= MAX_FLOAT:
         return float(value)
-    if type(value) is not option_type.scalar:
-        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.scalar.__name__}")
+    if type(value) is not option_type:
+        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.__name__}")
     return value
 
 
@@ -205,7 +158,7 @@ class KindOptions:
 
     A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
     plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits. Their
-    annotations are bool, int, float, str, tuple[str, ...] or a Literal, or one of these or None.
+    annotations are bool, int, float, str or tuple[str, ...].
     """
 
     kind: str = ""

@@ -7,13 +7,12 @@ from typing import Any, Unpack
 
 import torch
 
-from factorcell.config import TrainingConfig
+from factorcell.config import TrainingConfig, TrainingOptions
 from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import AUTO
 from factorcell.options import limits
 from factorcell.options.choices import SMALL_DATA_DEFAULTS, check_unknown
 from factorcell.options.option_fields import option_fields
-from factorcell.options.training_options import TrainingOptions
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (

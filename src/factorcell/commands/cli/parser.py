@@ -43,15 +43,10 @@ class Section(NamedTuple):
 
 
 class Parser:
-    """Parser of the arguments of one command.
-
-    Options and positional arguments have separate argparse parsers, so that options may be in any place
-    on the command line.
+    """Parser of one command. Options have an argparse parser of their own, so that they may be anywhere on the line.
 
     Attributes:
         words: The words of the command line, which select the options of some commands.
-        optional: The argparse parser of the options.
-        positional: The argparse parser of the positional arguments.
         sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
         rare_actions: The rarely needed options, which --help does not show.
     """
@@ -65,10 +60,7 @@ class Parser:
     def add_argument(
         self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
     ) -> argparse.Action:
-        """Add an argument as argparse does.
-
-        The help lists it in `section`, but required and positional arguments first.
-        """
+        """Add an argument as argparse does; the help lists it in `section`, required and positional ones first."""
         if choices:
             settings |= {"type": _choice_checker(choices), "metavar": f"{{{','.join(choices)}}}"}
         is_option = names[0].startswith("-")
@@ -92,11 +84,6 @@ class Parser:
         """The argparse actions of all arguments."""
         return list(itertools.chain.from_iterable(self.sections.values()))
 
-    @property
-    def flags(self) -> list[str]:
-        """All flags, including those that show the help."""
-        return [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
-
     def to_argparse(self) -> argparse.ArgumentParser:
         """Return a single argparse parser with all arguments; shell completion requires it."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
@@ -107,10 +94,11 @@ class Parser:
         if {"-h", *HELP_FLAGS}.intersection(option_words):
             terminal.show_help(self.format_help(shows_all="--help-all" in option_words))
             sys.exit(0)
+        flags = [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
         for word in option_words:
             flag, _, _ = word.partition("=")
-            if flag.startswith("--") and " " not in word and flag not in self.flags:
-                fail(self.prog, f"unknown option {flag}{nearest_hint(flag, self.flags)}")
+            if flag.startswith("--") and " " not in word and flag not in flags:
+                fail(self.prog, f"unknown option {flag}{nearest_hint(flag, flags)}")
         arguments, other_words = self.optional.parse_known_args(option_words)
         positional_words = [*other_words, *words[len(option_words) :]]
         arguments, unknown_words = self.positional.parse_known_args(positional_words, arguments)
