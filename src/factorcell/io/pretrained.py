@@ -76,11 +76,7 @@ _QUIET_LOCK = threading.RLock()
 
 
 def transformers() -> Any:
-    """Import `transformers`.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """Import `transformers`; raise `UserError` if it is not installed."""
     try:
         import transformers
     except ImportError as error:

@@ -124,7 +124,8 @@ def option_types(cls: Any) -> dict[str, type]:
 
 def check_fields(section: Any) -> None:
     """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
-    types = option_types(type(section))
+    cls: Any = type(section)
+    types = option_types(cls)
     for field in dataclasses.fields(section):
         value = _convert(field.name, getattr(section, field.name), types[field.name])
         choices = field.metadata.get("choices", ())

@@ -84,6 +84,11 @@ class Parser:
         """The argparse actions of all arguments."""
         return list(itertools.chain.from_iterable(self.sections.values()))
 
+    @property
+    def flags(self) -> list[str]:
+        """All flags, including those that show the help."""
+        return [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
+
     def to_argparse(self) -> argparse.ArgumentParser:
         """Return a single argparse parser with all arguments; shell completion requires it."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
@@ -94,11 +99,10 @@ class Parser:
         if {"-h", *HELP_FLAGS}.intersection(option_words):
             terminal.show_help(self.format_help(shows_all="--help-all" in option_words))
             sys.exit(0)
-        flags = [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
         for word in option_words:
             flag, _, _ = word.partition("=")
-            if flag.startswith("--") and " " not in word and flag not in flags:
-                fail(self.prog, f"unknown option {flag}{nearest_hint(flag, flags)}")
+            if flag.startswith("--") and " " not in word and flag not in self.flags:
+                fail(self.prog, f"unknown option {flag}{nearest_hint(flag, self.flags)}")
         arguments, other_words = self.optional.parse_known_args(option_words)
         positional_words = [*other_words, *words[len(option_words) :]]
         arguments, unknown_words = self.positional.parse_known_args(positional_words, arguments)
