@@ -36,10 +36,11 @@ class SizedSoftmaxHead(SoftmaxHead):
     """The built-in head with options for the sizes of its softmax bias `hash`."""
 
     Options = SizedSoftmaxOptions
-    options: SizedSoftmaxOptions
 
-    def hash_sizes(self) -> tuple[int, int]:
-        return self.options.hash_size, self.options.bloom_size
+    @classmethod
+    def hash_sizes(cls, options: SoftmaxOptions) -> tuple[int, int]:
+        assert isinstance(options, SizedSoftmaxOptions)
+        return options.hash_size, options.bloom_size
 
 
 register_tokenizer(BareWordOptions.kind, BareWordTokenizer)

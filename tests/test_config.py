@@ -69,7 +69,7 @@ NO_NAMES: list[Any] = [5, True, None, ("rank",)]
         ({"backbone": {"base": 5}}, "base is 5; it must be of type str"),
         ({"backbone": {"base": "gpt2", "architecture": "gpt2"}}, "expected either base"),
         ({"training": {"device": None}}, "device is None"),
-        ({"training": {"device": "tpu"}}, "unknown device 'tpu'; choose from auto, cpu, cuda"),
+        ({"training": {"device": "tpu"}}, "unknown device 'tpu' "),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),
     ],
 )

@@ -20,7 +20,7 @@ ROWS = [
         ("warm sand", "Nice", "an\udc80n"),
     )
 ] * 4
-MIN_COUNTS = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_count", "min_text_users"), 1)
+MIN_COUNTS = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_users"), 1)
 CONFIG = Config.of(
     **{
         "context": (COLUMN,),

@@ -141,12 +141,13 @@ class SoftmaxHead(Head):
         self.bias.requires_grad_(embedding.requires_grad or bool(names))
         self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and bool(sizes.schema.categories)
-        self.hashed = HashBias(vocabulary_size, sizes.schema, *self.hash_sizes()) if has_hash else None
+        self.hashed = HashBias(vocabulary_size, sizes.schema, *self.hash_sizes(options)) if has_hash else None
         start_mask = torch.zeros(vocabulary_size)
         start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
         self.register_buffer("start_mask", start_mask, persistent=False)
 
-    def hash_sizes(self) -> tuple[int, int]:
+    @classmethod
+    def hash_sizes(cls, options: SoftmaxOptions) -> tuple[int, int]:
         """Return the least number of buckets of the bias `hash`, and of bits of its filter; heads may override it."""
         return HASH_SIZE, BLOOM_SIZE
 

@@ -44,7 +44,7 @@ USERS = (
     Command("key", "create a server key, store its hash in a file and print the key", "users"),
 )
 
-# Title of a group of commands -> the module of `commands.arguments` that declares their arguments, and the commands.
+# Title of a group of commands -> the module of `commands` that declares their arguments, and the commands.
 GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     "train and compare": (
         "training",
@@ -52,14 +52,14 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("train", "train a model on a table of texts", "training"),
             Command("compare", "train the models of the papers on the same texts and compare them", "training"),
             Command("tune", "search for good options in many trials; each trial writes a run folder", "training"),
-            Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
-            Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
+            Command("finetune", "continue to train a run on other texts, usually few", "training"),
+            Command("mix", "fit the weights of a linear mixture of models", "training"),
             Command("report", "write an HTML page about one or more runs", "training"),
             Command("demo", "train models of place names, generate names and draw maps (minutes)", "demo"),
         ),
     ),
     "evaluate": (
-        "evaluation",
+        "arguments.evaluation",
         (
             Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
             Command("classify", "predict the context of each text", "evaluation"),
@@ -70,7 +70,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "complete": (
-        "completion",
+        "arguments.completion",
         (
             Command("complete", "suggest the most probable texts that begin with a prefix", "completion"),
             Command(
@@ -82,7 +82,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "serve": (
-        "serving",
+        "arguments.serving",
         (
             Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
             Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
@@ -90,11 +90,11 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "generate": (
-        "generation",
+        "arguments.generation",
         (Command("generate", "generate texts for a context", "generation"),),
     ),
     "explain": (
-        "explanation",
+        "arguments.explanation",
         (
             Command("explain", "show which tokens of a text make one context more probable than another", "explain"),
             Command("contexts", "show what a run learned about contexts: neighbours, words, maps", "embeddings"),
@@ -104,7 +104,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
 ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
 RESUME_HINT = "; repeat the command with --resume to continue"
 CHECKPOINT_RESUME_HINT = f"{RESUME_HINT} from the last checkpoint, if there is one"
-# Name of a command -> the module of `commands.arguments` that declares its arguments.
+# Name of a command -> the module of `commands` that declares its arguments.
 ARGUMENT_MODULES = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
 
@@ -173,7 +173,7 @@ def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parse
 
     Parsers of trainings have the options of the kinds of tokenizer, backbone and head that `words` select.
     """
-    module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[commands[1].name]}")
+    module = importlib.import_module(f"factorcell.commands.{ARGUMENT_MODULES[commands[1].name]}")
     command_parser = Parser(_join_names(commands), commands[-1].summary, words)
     getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
     help_text = "print details, and all warnings instead of the one that can mislead most"
