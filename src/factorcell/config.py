@@ -192,11 +192,7 @@ class TrainingConfig:
 
 
 def parse_assignment(text: str) -> tuple[str, float]:
-    """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number.
-
-    Raises:
-        UserError: `text` has another form, or the number is negative.
-    """
+    """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number."""
     name, _, number_text = text.rpartition("=")
     try:
         number = float(number_text)
@@ -208,11 +204,7 @@ def parse_assignment(text: str) -> tuple[str, float]:
 
 
 def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[float]:
-    """Return the l1 penalty that the items of `sparse_l1` set for each of the `variables`; 0 if no item sets one.
-
-    Raises:
-        UserError: An item cannot be parsed or names an unknown variable.
-    """
+    """Return the l1 penalty that the items of `sparse_l1` set for each of the `variables`; 0 if no item sets one."""
     numbers = dict(map(parse_assignment, texts))
     for name in numbers.keys() - {"", *variables}:
         check_choice("variable in sparse_l1", name, variables)
@@ -222,10 +214,8 @@ def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[flo
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the kinds that nested options (by section and name) select, by section.
 
-    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`.
-
-    Raises:
-        UserError: A section is unknown or not a mapping, its kind is not a text, or the options contradict each other.
+    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`. Raise `UserError`
+    for unknown sections and options that contradict each other.
     """
     names = [field.name for field in dataclasses.fields(Config)]
     if not isinstance(sections, Mapping):
@@ -245,8 +235,7 @@ def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the dataclass of each section of a `Config`; `kinds` maps sections to kinds other than the default.
 
-    Raises:
-        UserError: A kind does not exist, or two sections have an option of the same name.
+    Raise `UserError` if a kind does not exist, or if two sections have an option of the same name.
     """
     selected = {section: next(iter(built_in)) for section, built_in in OPTION_KINDS.items()} | dict(kinds or {})
     tokenizer, backbone, head = (options_class(section, selected[section]) for section in OPTION_KINDS)
@@ -261,11 +250,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
-            first_section = section_by_option.setdefault(item.name, section)
-            if item.name != "kind" and first_section != section:
-                raise UserError(
-                    f"[{first_section}] and [{section}] both have the option {item.name!r}; rename one of them"
-                )
+            first = section_by_option.setdefault(item.name, section)
+            if item.name != "kind" and first != section:
+                raise UserError(f"[{first}] and [{section}] both have the option {item.name!r}; rename one of them")
     return types
 
 
@@ -423,11 +410,7 @@ def _without_overridden(
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, by section and name.
-
-    Raises:
-        UserError: The file is not valid or contains an unknown option.
-    """
+    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid."""
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):

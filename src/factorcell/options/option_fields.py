@@ -105,11 +105,7 @@ def rate_option(help_text: str) -> Any:
 
 @functools.cache
 def option_types(cls: Any) -> dict[str, type]:
-    """Return the type of each option of a dataclass: bool, int, float, str, or tuple for a tuple of texts.
-
-    Raises:
-        UserError: An annotation cannot be resolved, or options cannot have this type.
-    """
+    """Return the type of each option of a dataclass: bool, int, float, str, or tuple; raise `UserError` for others."""
     try:
         hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
@@ -199,7 +195,6 @@ class CharacterOptions(TokenizerOptions):
     """Options of the tokenizer whose tokens are Unicode code points."""
 
     kind: str = "char"
-    lowercase: bool = option(False, "convert the text to lower case")
 
 
 @dataclass(frozen=True)
@@ -347,8 +342,7 @@ KIND_HELP = {
 def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified.
 
-    Raises:
-        UserError: The options also have another `backbone`, which lacks this option.
+    Raise `UserError` if the options have a `backbone` without this option.
     """
     names = [name for name in TRANSFORMER_OPTIONS if name in options]
     backbone = str(options.get("backbone", HuggingFaceOptions.kind))
@@ -363,25 +357,15 @@ def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:
-    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head.
-
-    Raises:
-        UserError: Neither factorcell nor an installed package has a kind of this name.
-    """
-    built_in = OPTION_KINDS[section]
-    if kind in built_in:
-        return built_in[kind]
-    cls = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section])
-    options: type[KindOptions] = cls.Options
+    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head, built in or of a package."""
+    if kind in OPTION_KINDS[section]:
+        return OPTION_KINDS[section][kind]
+    options: type[KindOptions] = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
     return options
 
 
 def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
-    """Check that `cls` is a class whose attribute `Options` extends `base`, and that its default `kind` is `name`.
-
-    Raises:
-        UserError: `cls` is not such a class, or an option has an unsupported type or an invalid default.
-    """
+    """Raise `UserError` unless `cls` is a class whose attribute `Options` extends `base` and has the kind `name`."""
     options = getattr(cls, "Options", None)
     if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):
         raise UserError(
