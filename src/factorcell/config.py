@@ -404,7 +404,7 @@ def _without_overridden(
         changed.add("tokenizer")
     remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
     if options.keys() & {*TRANSFORMER_OPTIONS}:
-        for name in (*TRANSFORMER_OPTIONS, *RECORDED):
+        for name in TRANSFORMER_OPTIONS:
             remaining.get("backbone", {}).pop(name, None)
     return remaining
 

@@ -15,6 +15,7 @@ from factorcell.commands.cli.parser import Parser
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
+from factorcell.options.option_fields import option_fields
 from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 from tests.findings import no_findings
@@ -39,7 +40,7 @@ def test_no_options_give_the_default_config() -> None:
 @pytest.mark.parametrize("section", [field.name for field in dataclasses.fields(Config)])
 def test_every_field_has_an_option(section: str) -> None:
     default = getattr(Config(), section)
-    for field in dataclasses.fields(default):
+    for field in option_fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
         choices = field.metadata.get("choices")
         arguments: list[str]

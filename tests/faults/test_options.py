@@ -4,7 +4,6 @@ The cases are derived from the parsers, so new options are covered automatically
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -83,7 +82,7 @@ COMMANDS |= {
 }
 # This takes minutes; other commands have the same options.
 UNTESTED = {"demo"}
-FIELDS = {field.name: field for section in section_types().values() for field in dataclasses.fields(section)}
+FIELDS = {field.name: field for section in section_types().values() for field in option_fields(section)}
 QUICK_COMMANDS = {"generate", "complete", "report", "train", "users key"}  # numeric options of these are always tested
 
 
