@@ -28,6 +28,7 @@ from factorcell.config import section_types
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.options import limits
+from factorcell.options.option_fields import option_fields
 from factorcell.service.http import server
 from factorcell.service.record import MAX_TIME
 
