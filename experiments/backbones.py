@@ -143,11 +143,13 @@ class Case:
     def config(self) -> Config:
         """Return the options before the size is fitted to the number of parameters of the reference."""
         data_set, method = self.data_set, self.method
-        columns: dict[str, Any] = {"min_context_count": data_set.min_context_count}
-        if CONTEXT in method.reads:
-            columns |= {"context": tuple(f"{name}:category" for name in data_set.context), "user": data_set.user}
-        if prompts := tuple(column for column in method.reads if column != CONTEXT):
-            columns["prompt"] = prompts
+        context = tuple(f"{name}:category" for name in data_set.context if CONTEXT in method.reads)
+        prompts = tuple(f"{name}:prompt" for name in method.reads if name != CONTEXT)
+        columns: dict[str, Any] = {
+            "context": context + prompts,
+            "user": data_set.user if CONTEXT in method.reads else "",
+            "min_context_count": data_set.min_context_count,
+        }
         options = {**SHARED_OPTIONS, **columns, **as_tuples(self.backbone.options), **method.options}
         return Config.of(**options)
 

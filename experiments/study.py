@@ -72,13 +72,12 @@ REMOVED_OPTIONS: dict[str, tuple[Any, ...] | None] = {
     "dropout_token": (0.0,),
     "max_context_words": (10_000,),
     "missing": ("expected",),
-    "prompt": ([],),
     "max_prompt_tokens": (100,),
     "min_context_word": (5,),
-    "number_size": (64,),
+    "number_size": (64, 16),
     "number_layers": (2,),
     "max_user_texts": (0,),
-    "heads": (0,),
+    "heads": (0, 4),
     "warmup": (0.02, 0.1),
     "clip": (1.0, 5.0),
     **dict.fromkeys(("log_every", "save_every", "min_text_count", "max_dev_targets", "base_digest", "base_precision")),
@@ -214,7 +213,9 @@ def current_options(sections: Row) -> Row:
             values = REMOVED_OPTIONS[name]
             if values is None or options[name] in values:
                 del options[name]
-    tokenizer, head, training = (current.get(section, {}) for section in ("tokenizer", "head", "training"))
+    data, tokenizer, head, training = (current.get(name, {}) for name in ("data", "tokenizer", "head", "training"))
+    if prompts := data.pop("prompt", ()):
+        data["context"] = [*data["context"], *(f"{column}:prompt" for column in prompts)]
     if tokenizer.pop("strip_punctuation", False):
         tokenizer["kind"] = BareWordOptions.kind
     if {name: head[name] for name in DEFAULT_HASH if name in head} == DEFAULT_HASH:
