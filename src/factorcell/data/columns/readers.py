@@ -275,7 +275,7 @@ class TextReader(ColumnReader):
     sizes: list[int] = field(default_factory=list, init=False)  # the number of words of each row
 
     def __post_init__(self) -> None:
-        self.split = WordTokenizer(WordOptions(strip_punctuation=True)).split
+        self.split = WordTokenizer(WordOptions()).split_words
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
 
@@ -291,13 +291,13 @@ class TextReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
-        min_count = config.min_context_word
+        min_count = config.min_word_count
         counts = np.bincount(self.all_values(), minlength=len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent_words:
-            problem = f"no word occurs {min_count} times (min_context_word)"
-            raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_word")
+            problem = f"no word occurs {min_count} times (min_context_count)"
+            raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_count")
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
         variable = replace(self.declared_variable, values=tuple(frequent_words[:MAX_CONTEXT_WORDS]))
         bags = self.encode(variable)

@@ -85,7 +85,7 @@ def to_transformers(tokenizer: Tokenizer, vocabulary_size: int, start_id: int) -
 
     The result puts `start_id` before each text, as the models of factorcell read texts. It has the first
     `vocabulary_size` tokens; only special tokens that a run has added to those of a pretrained model may be left out.
-    The library cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for
+    The library cannot express tokenizers of other packages. The ids are the same for
     all texts, except texts of the tokenizer `space` that contain a special token such as `<s>`.
     """
     splitter = _splitter(tokenizer)
@@ -137,7 +137,7 @@ def _splitter(tokenizer: Tokenizer) -> Any:
         CharacterTokenizer: pre_tokenizers.Split(library.Regex("(?m)."), "isolated"),  # also matches line breaks
         GraphemeTokenizer: pre_tokenizers.Split(library.Regex(GRAPHEME.pattern), "isolated"),
     }.get(type(tokenizer))
-    if pre_tokenizer is None or getattr(tokenizer.options, "strip_punctuation", False):
+    if pre_tokenizer is None:
         return None
     ids = {token: token_id for token_id, token in enumerate(tokenizer.tokens)}
     splitter = library.Tokenizer(library.models.WordLevel(ids, unk_token=tokenizer.tokens[tokenizer.specials.unknown]))
