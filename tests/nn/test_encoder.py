@@ -156,7 +156,8 @@ def test_periodic_numbers_are_continuous_over_the_period() -> None:
     assert float((a - near).norm()) < 0.01 < float((a - noon).norm())
 
 
-def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> None:
+def test_waves_are_standardized_and_start_with_the_weight_of_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 4000)
     reader = NumberReader(Variable("lon", "longitude", period=360.0), "rows")
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), range(1, 501))
     variable = reader.build_variable(DataConfig())
