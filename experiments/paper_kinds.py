@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from factorcell.config import int_option
 from factorcell.data import register_tokenizer
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.nn import register_head
 from factorcell.nn.output import SoftmaxHead
 from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, MAX_HASH_SIZE
@@ -22,7 +22,7 @@ class BareWordTokenizer(WordTokenizer):
     Options = BareWordOptions
 
     def split(self, text: str) -> list[str]:
-        return self.split_words(text)
+        return without_punctuation(super().split(text))
 
 
 @dataclass(frozen=True)

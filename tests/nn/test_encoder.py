@@ -27,6 +27,12 @@ YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
 SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
 
 
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the network over numbers small."""
+    monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 4)
+
+
 def make_encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
     result = ContextEncoder(CONFIG, schema)
     with torch.no_grad():

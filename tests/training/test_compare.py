@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.config import Config
+from factorcell.config import RECORDED, Config
 from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.io import files
@@ -47,8 +47,8 @@ def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
 
 def test_each_training_of_a_comparison_has_its_block(tmp_path: Path) -> None:
     options = {name: value for section in CONFIG.to_dict().values() for name, value in section.items()}
-    for name in ("kind", "rank", "epochs"):
-        del options[name]
+    for name in ("kind", "rank", "epochs", *RECORDED):
+        options.pop(name, None)
     with logged_progress() as notices:
         compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, models=MODELS, preset="quick", **options)
     assert [line for line in notices if not line.startswith(" ")] == [str(tmp_path / model) for model in MODELS]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from factorcell.config import Config, section_types, selected_kinds
+from factorcell.config import RECORDED, Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import find_device
@@ -154,6 +154,7 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
             section if name == "kind" else name: value
             for section, values in config.items()
             for name, value in values.items()
+            if name not in RECORDED
         }
         resumed = Plan(saved.with_options(**options), unspecified_options(config))
     return resumed
