@@ -35,16 +35,15 @@ from factorcell.options.option_fields import (
     option_fields,
     options_class,
     rate_option,
-    recorded,
 )
 from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
+from factorcell.options.option_fields import RECORDED as RECORDED
 from factorcell.options.option_fields import KindOptions as KindOptions
 from factorcell.options.option_fields import TokenizerOptions as TokenizerOptions
 from factorcell.options.option_fields import float_option as float_option
 from factorcell.options.option_fields import int_option as int_option
 from factorcell.options.option_fields import option as option
 
-RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # facts that a training writes into its config
 FORMAT = 1  # the format number that config.json of a run folder contains
 DEFAULT_KINDS = {section: next(iter(kinds)) for section, kinds in OPTION_KINDS.items()}
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
@@ -177,7 +176,7 @@ class TrainingConfig:
     )
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    max_dev_targets: int = recorded(0)  # the number of development targets that evaluations read; 0: all
+    max_dev_targets: int = 0  # the number of development targets that evaluations read; 0: all
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
