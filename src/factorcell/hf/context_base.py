@@ -5,14 +5,14 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import find_adapter
 from factorcell.errors import UserError
-from factorcell.hf.context_config import ContextConfig
+from factorcell.hf.contexts import ContextConfig
 from factorcell.io.digests import sha256_of
 from factorcell.io.findings import Finding, report
 from factorcell.nn.backbones.adapted_modules import Projection
@@ -103,72 +103,51 @@ def _declared_biases(base: Any) -> set[str]:
         return bias_names(type(base)(copy.deepcopy(base.config)))
 
 
-class TensorDigest(NamedTuple):
-    """The identity of a tensor, in any number type.
-
-    Attributes:
-        rows: The size of the first dimension; a table may get more rows, for new tokens.
-        is_half: Whether the numbers are of float16, which rounds others than bfloat16 does.
-        sha256: The digest of the numbers, rounded to bfloat16.
-    """
-
-    rows: int
-    is_half: bool
-    sha256: str
-
-    @classmethod
-    def of(cls, values: Tensor) -> Self | None:
-        """Return the digest of a tensor; None if it is not in the memory of this process."""
-        numbers = values.detach()
-        if numbers.is_meta or not numbers.numel():
-            return None
-        numbers = numbers.float() if numbers.dtype == torch.float64 else numbers  # rounded as if it were of float32
-        rounded = (numbers.bfloat16() if numbers.is_floating_point() else numbers).cpu()
-        if type(rounded) is not Tensor:  # a part of a tensor that several processes share
-            return None
-        content = rounded.contiguous().flatten().view(torch.uint8).numpy().data
-        return cls(values.shape[0] if values.dim() else 1, values.dtype == torch.float16, sha256_of(content))
-
-
-Digests = Mapping[str, TensorDigest | None]
+# By the name of a tensor: its shape and the SHA-256 of its numbers, rounded to bfloat16; None if it has no digest.
+Digests = Mapping[str, Sequence[Any] | None]
 
 
 def base_digests(base: Any) -> Digests:
-    """Return the digest of each tensor of a model, or None for a tensor that is not in memory."""
-    return {name: TensorDigest.of(values) for name, values in base.named_parameters()}
+    """Return the digests of the tensors of a model."""
+    return {name: _digest(values.detach()) for name, values in base.named_parameters()}
 
 
-def report_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequence[Any] | None], folder: Path) -> None:
+def _digest(values: Tensor) -> list[Any] | None:
+    """Return the shape and the SHA-256 of a tensor.
+
+    Tensors of float16, which rounds unlike bfloat16, and those that are not in the memory of this process have none.
+    """
+    if values.is_meta or not values.numel() or values.dtype == torch.float16:
+        return None
+    values = values.float() if values.dtype == torch.float64 else values  # rounded as if it were of float32
+    rounded = (values.bfloat16() if values.is_floating_point() else values).cpu()
+    if type(rounded) is not Tensor:  # a part of a tensor that several processes share
+        return None
+    return [list(values.shape), sha256_of(rounded.contiguous().flatten().view(torch.uint8).numpy().data)]
+
+
+def report_other_base(digests: Digests, expected: Digests, folder: Path) -> None:
     """Report if tensors of a base are not those with which the adapters in `folder` were trained.
 
-    A tensor with more rows than in training is compared in the rows of training. Tables of tokens may also have fewer
-    rows. Numbers of float16 are only compared with others of float16.
+    Tensors of another shape, such as a table with new tokens, are not compared.
 
     Args:
-        base: The model.
-        digests: The digest of each tensor of the base, except those of which the folder has the values.
-        expected: The fields of the digests of the base of training.
+        digests: The digests of the base, except those of tensors that the folder has.
+        expected: The digests of the base of training.
         folder: The folder, for the finding.
     """
-    parameters = dict(base.named_parameters(remove_duplicate=False))
-    layers = base.get_input_embeddings(), base.get_output_embeddings()
-    tables = {id(values) for layer in layers for values in layer.parameters()}
-
-    def differs(name: str) -> bool:
-        known = [source[name] for source in (digests, expected) if name in source]
-        if None in known:  # a tensor that is not in memory
-            return False
-        if len(known) == 1:
-            return True
-        digest, former = (TensorDigest(*cast(Sequence[Any], fields)) for fields in known)
-        if digest.rows < former.rows and id(parameters[name]) in tables:
-            return False
-        if digest.rows > former.rows:
-            digest = TensorDigest.of(parameters[name][: former.rows]) or digest
-        return digest.sha256 != former.sha256 and digest.is_half == former.is_half
-
     names = sorted({*digests, *expected})
-    if different := list(filter(differs, names)):
+    different = []
+    for name in names:
+        known = [source[name] for source in (digests, expected) if name in source]
+        shapes_and_hashes = [digest for digest in known if digest is not None]
+        if len(known) == 1 and known[0] is not None:
+            different.append(name)
+        elif len(shapes_and_hashes) == 2:
+            (shape, sha256), (former_shape, former_sha256) = shapes_and_hashes
+            if shape == former_shape and sha256 != former_sha256:
+                different.append(name)
+    if different:
         problem = "expected the weights of the base with which the adapters were trained, got others"
         count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
         report(Finding("other base", f"{folder}: {problem} {count}; predictions will be worse"))

@@ -11,10 +11,9 @@ depends on the context of each text (`adapted_modules`):
 Shapes: B texts, K context, V tokens of the vocabulary.
 """
 
-import contextlib
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -44,8 +43,7 @@ from factorcell.hf.context_base import (
     tensors_to_save,
     train_loaded,
 )
-from factorcell.hf.context_config import ContextConfig
-from factorcell.hf.context_reading import ContextReader
+from factorcell.hf.contexts import ContextConfig, ContextReader
 from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import (
     Adaptation,
@@ -53,6 +51,7 @@ from factorcell.nn.backbones.adapted_modules import (
     add_output_bias,
     applied,
     checkpoint_contexts,
+    find_adaptation,
     with_constant,
 )
 from factorcell.nn.backbones.backbone import BackboneSizes
@@ -64,8 +63,6 @@ NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
     "or {} for the expected context, got None"
 )
-
-_THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
 
 
 def get_context_model(model: Any, config: ContextConfig) -> "ContextModel":
@@ -140,7 +137,7 @@ class ContextModel(nn.Module):
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+            report_other_base(self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -223,16 +220,9 @@ class ContextModel(nn.Module):
         with applied(adaptation):
             return self.base.generate(inputs, **options)
 
-    @contextlib.contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        """Compute as the unadapted base in this block and thread."""
-        outer = getattr(_THREAD, "disabled", ())
-        _THREAD.disabled = (*outer, self)
-        try:
-            with applied(Adaptation(self.maps)):
-                yield
-        finally:
-            _THREAD.disabled = outer
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """Return a block in which this thread computes as the unadapted base."""
+        return applied(Adaptation(self.maps, is_disabled=True))
 
     def read_contexts(self, source: Any, *, unknown: str = "group") -> Context:
         """Read the context columns of a table, for training and evaluation.
@@ -264,8 +254,9 @@ class ContextModel(nn.Module):
     def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
         """Return the adaptation of a pass, without shifts if the adapters are disabled."""
         self._check_adapters()
-        if any(model is self for model in getattr(_THREAD, "disabled", ())):
-            return Adaptation(self.maps)
+        outer = find_adaptation(self.maps)
+        if outer is not None and outer.is_disabled:
+            return outer
         if context is None and needs_context and self.encoder is not None:
             raise UserError(NO_CONTEXT)
         vectors = self.context_vectors(context)

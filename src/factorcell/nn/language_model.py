@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.adapters.adapters import weight_adapters
+from factorcell.adapters.adapters import normal, weight_adapters
 from factorcell.adapters.encoder import ContextEncoder, Prefix
-from factorcell.adapters.initial import normal
 from factorcell.config import Config
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema

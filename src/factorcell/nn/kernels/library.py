@@ -42,9 +42,8 @@ def library() -> ctypes.CDLL | None:
         except OSError as error:
             log.warning("%s cannot be loaded (%s); using plain PyTorch, which is slower", LIBRARY, error)
             return None
-        loaded.factorcell_packed_table.restype = ctypes.c_int64
-        loaded.factorcell_packed_weight.restype = ctypes.c_int64
-        loaded.factorcell_softmax_room.restype = ctypes.c_int64
+        for name in ("packed_table", "packed_weight", "softmax_room"):  # sizes in floats
+            getattr(loaded, f"factorcell_{name}").restype = ctypes.c_int64
         return loaded
     log.warning(
         "no compiled kernels (the installation builds them if there is a C++ compiler); using plain PyTorch, which is "
@@ -64,15 +63,8 @@ def variant() -> str | None:
 
 
 def instruction_set() -> int:
-    """Return the number of the instruction set that the compiled code uses.
-
-    Raises:
-        ValueError: The compiled code is missing or disabled.
-    """
-    name = variant()
-    if name is None:
-        raise ValueError("the compiled kernels are missing or switched off; call `supports` first")
-    return VARIANTS.index(name)
+    """Return the number of the instruction set that the compiled code uses; call `supports` first."""
+    return VARIANTS.index(variant() or "")
 
 
 def supports(*arrays: Tensor) -> bool:
@@ -99,8 +91,7 @@ def retain_freed_memory() -> None:
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager in which matrix products on `device` multiply numbers of the type `name`.
 
-    `name` is float32, bfloat16, or auto. With auto the type is float32 until the faster type has been measured. Sums of
-    products are float32.
+    `name` is float32 or bfloat16; sums of products are float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
@@ -150,22 +141,15 @@ def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flag
         *flags: Further arguments, such as whether to run backward.
 
     Raises:
-        ValueError: The processor does not support the instruction set, or the compiled code is missing.
         MemoryError: The function cannot allocate its working memory.
     """
-    compiled = require_library()
-    highest = compiled.factorcell_best()
-    if not 0 <= instruction_set <= highest:
-        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {highest} on this processor")
-    compiled_function = getattr(compiled, f"factorcell_{function}")
-    has_failed = compiled_function(ctypes.byref(arguments), *map(int, flags), instruction_set)
-    if has_failed:
+    if size_of(function, arguments, instruction_set, *flags):
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 
-def require_library() -> ctypes.CDLL:
-    """Return the compiled code; raise `ValueError` if it is missing."""
-    compiled = library()
-    if compiled is None:
-        raise ValueError("the compiled kernels are missing; call `supports` first")
-    return compiled
+def size_of(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> int:
+    """Return the result of a compiled function that computes the size of an array in floats."""
+    result: int = getattr(library(), f"factorcell_{function}")(
+        ctypes.byref(arguments), *map(int, flags), instruction_set
+    )
+    return result

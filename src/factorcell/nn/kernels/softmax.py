@@ -8,7 +8,6 @@ x is the vector that predicts a target, e_v the row of token v in a table, and b
 Shapes: N targets, V vocabulary, D size of x, S samples, C texts.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,8 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import checked_shape
-from factorcell.nn.kernels.signatures import SOFTMAX
+from factorcell.nn.kernels.signatures import SOFTMAX, checked_shape
 
 MAX_LOGITS = 16_000_000  # largest number of logits in memory at one time: 64 MB
 MAX_GPU_LOGITS = 1 << 28  # largest number of logits in the memory of a GPU: 4 GB for the logits and their gradients
@@ -98,12 +96,11 @@ def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None 
     """
     bias = bias[None] if bias.dim() == 1 else bias
     numbers, instruction_set = _integer_fields(values, table, bias, library.uses_bfloat16()), library.instruction_set()
-    structure = SOFTMAX.checked_arguments(numbers, {})
-    packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set))
+    packed = torch.empty(library.size_of("packed_table", SOFTMAX.checked_arguments(numbers, {}), instruction_set))
     result = torch.empty(len(values))
-    arrays = {**library.dense_arrays(values=values, table=table, bias=bias), "packed": packed, "result": result}
-    arrays["logits"] = logits
-    library.call("softmax", SOFTMAX.checked_arguments(numbers, arrays, "sums", packed=len(packed)), instruction_set)
+    arrays = library.dense_arrays(values=values, table=table, bias=bias)
+    arrays |= {"packed": packed, "result": result, "logits": logits}
+    library.call("softmax", SOFTMAX.checked_arguments(numbers, arrays, len(packed)), instruction_set)
     return result
 
 
@@ -137,36 +134,28 @@ def gradients(
     bias_shape = bias.shape
     bias = bias[None] if bias.dim() == 1 else bias
     numbers, instruction_set = _integer_fields(values, table, bias, is_bfloat16), library.instruction_set()
-    structure = SOFTMAX.checked_arguments(numbers, {})
-    working_memory = torch.empty(
-        library.require_library().factorcell_softmax_room(ctypes.byref(structure), instruction_set)
-    )
+    room = torch.empty(library.size_of("softmax_room", SOFTMAX.checked_arguments(numbers, {}), instruction_set))
     needs_values, needs_table, needs_bias = needed
     values_gradient = torch.empty(values.shape) if needs_values else None
     table_gradient = torch.empty(table.shape) if needs_table else None
     bias_gradient = torch.zeros(bias.shape) if needs_bias else None
     arrays = library.dense_arrays(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
-    arrays |= {
-        "logits": logits,
-        "packed": working_memory,
-        "values_gradient": values_gradient,
-        "table_gradient": table_gradient,
-        "bias_gradient": bias_gradient,
-    }
-    arguments = SOFTMAX.checked_arguments(numbers, arrays, "gradients", packed=len(working_memory))
-    library.call("softmax_gradient", arguments, instruction_set)
+    arrays |= {"logits": logits, "packed": room}
+    arrays |= {"values_gradient": values_gradient, "table_gradient": table_gradient, "bias_gradient": bias_gradient}
+    library.call("softmax_gradient", SOFTMAX.checked_arguments(numbers, arrays, len(room)), instruction_set)
     return values_gradient, table_gradient, None if bias_gradient is None else bias_gradient.view(bias_shape)
 
 
-def _integer_fields(values: Tensor, table: Tensor, bias: Tensor, is_bfloat16: bool) -> tuple[int, ...]:
+def _integer_fields(values: Tensor, table: Tensor, bias: Tensor, is_bfloat16: bool) -> dict[str, int]:
     """Return the integer fields of the structure `SOFTMAX`."""
     (rows, _), (size, width) = checked_shape("values", values, 2), checked_shape("table", table, 2)
     text_count, _ = checked_shape("bias", bias, 2)
     rows_per_text = rows // max(1, text_count)
     threads = library.thread_count(rows + size)
     jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a delayed thread gets fewer jobs
-    parts, next_job = max(1, min(jobs, size // MIN_JOB_TOKENS)), 0
-    return rows_per_text * text_count, size, width, text_count, parts, threads, int(is_bfloat16), next_job
+    numbers = {"rows": rows_per_text * text_count, "size": size, "width": width, "texts": text_count}
+    parts = max(1, min(jobs, size // MIN_JOB_TOKENS))
+    return {**numbers, "parts": parts, "threads": threads, "half": int(is_bfloat16)}
 
 
 class _Compiled(torch.autograd.Function):
