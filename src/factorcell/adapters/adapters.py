@@ -188,6 +188,10 @@ class LinearAdapter(Adapter):
         """Return the shift of B contexts from the products c P (B, ...) of each parameter, in their order."""
         raise NotImplementedError
 
+    def start_unadapted(self) -> None:
+        """Set the last parameter (V, C or R) to zero."""
+        nn.init.zeros_(list(self.parameters())[-1])
+
 
 class Concat(LinearAdapter):
     """The ConcatCell: the context vector as an additional input, which shifts the bias (TACL 2018, equation 2)."""
@@ -202,10 +206,6 @@ class Concat(LinearAdapter):
         (bias,) = products
         return Shift(bias=bias)
 
-    def start_unadapted(self) -> None:
-        """Set V to zero."""
-        nn.init.zeros_(self.weight)
-
 
 class Scale(LinearAdapter):
     """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). C starts small, so the map starts nearly unadapted."""
@@ -219,10 +219,6 @@ class Scale(LinearAdapter):
         """Return the factors s (B, O)."""
         (change,) = products
         return Shift(scale=1 + change)
-
-    def start_unadapted(self) -> None:
-        """Set C to zero."""
-        nn.init.zeros_(self.weight)
 
 
 class Factor(LinearAdapter):
@@ -245,10 +241,6 @@ class Factor(LinearAdapter):
         """Return L (B, D, R) and R (B, R, O)."""
         left, right = products
         return Shift(left, right)
-
-    def start_unadapted(self) -> None:
-        """Set R to zero."""
-        nn.init.zeros_(self.right)
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"concat": Concat, "scale": Scale, "factor": Factor}

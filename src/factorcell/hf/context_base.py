@@ -2,8 +2,9 @@
 
 import copy
 import itertools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from factorcell.adapters.adapters import find_adapter
 from factorcell.errors import UserError
 from factorcell.hf.contexts import ContextConfig
-from factorcell.io.digests import sha256_of
 from factorcell.io.findings import Finding, report
 from factorcell.nn.backbones.adapted_modules import Projection
 
 BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
+FIRST_COUNT = 16  # numbers of each tensor by which another base is recognized
+TOLERANCE = 0.01  # largest relative difference of equal numbers, which may be rounded to 16 bits
 # Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
 # call it with inputs whose first dimension is not that of the texts.
 REFUSED_LAYERS = re.compile(
@@ -76,11 +78,7 @@ def bias_names(model: Any) -> set[str]:
 def declare_biases(base: Any, former: set[str]) -> None:
     """Let the config of a plain model say which maps have got a bias, so that a saved model is loaded with its biases.
 
-    A finding says if the architecture has no place for some of them.
-
-    Args:
-        base: The model.
-        former: The names of its biases before.
+    `former` are the names of its biases before. A finding says if the architecture has no place for some of them.
     """
     added = bias_names(base) - former
     if not added:
@@ -103,65 +101,39 @@ def _declared_biases(base: Any) -> set[str]:
         return bias_names(type(base)(copy.deepcopy(base.config)))
 
 
-# By the name of a tensor: its shape and the SHA-256 of its numbers, rounded to bfloat16; None if it has no digest.
-Digests = Mapping[str, Sequence[Any] | None]
+# By the name of a tensor: its first numbers; None if it is not in the memory of this process.
+FirstValues = Mapping[str, Sequence[float] | None]
 
 
-def base_digests(base: Any) -> Digests:
-    """Return the digests of the tensors of a model."""
-    return {name: _digest(values.detach()) for name, values in base.named_parameters()}
+def first_values(base: Any) -> FirstValues:
+    """Return the first numbers of the tensors of a model, by which another base is recognized in any number type."""
+    tensors = {name: values.detach() for name, values in base.named_parameters()}
+    return {
+        # A tensor of another class is a part of one that several processes share.
+        name: None if values.is_meta or type(values) is not Tensor else values.flatten()[:FIRST_COUNT].float().tolist()
+        for name, values in tensors.items()
+    }
 
 
-def _digest(values: Tensor) -> list[Any] | None:
-    """Return the shape and the SHA-256 of a tensor.
+def report_other_base(values: FirstValues, expected: FirstValues, tensors: Iterable[str], folder: Path) -> None:
+    """Report if `values` of a base are not those `expected` by the adapters in `folder`, which has some `tensors`."""
 
-    Tensors of float16, which rounds unlike bfloat16, and those that are not in the memory of this process have none.
-    """
-    if values.is_meta or not values.numel() or values.dtype == torch.float16:
-        return None
-    values = values.float() if values.dtype == torch.float64 else values  # rounded as if it were of float32
-    rounded = (values.bfloat16() if values.is_floating_point() else values).cpu()
-    if type(rounded) is not Tensor:  # a part of a tensor that several processes share
-        return None
-    return [list(values.shape), sha256_of(rounded.contiguous().flatten().view(torch.uint8).numpy().data)]
+    def differs(name: str) -> bool:
+        pair = [source[name] for source in (values, expected) if name in source]
+        if None in pair:
+            return False
+        numbers = zip(*pair, strict=False)
+        return len(pair) == 1 or not all(math.isclose(*two, rel_tol=TOLERANCE, abs_tol=1e-6) for two in numbers)
 
-
-def report_other_base(digests: Digests, expected: Digests, folder: Path) -> None:
-    """Report if tensors of a base are not those with which the adapters in `folder` were trained.
-
-    Tensors of another shape, such as a table with new tokens, are not compared.
-
-    Args:
-        digests: The digests of the base, except those of tensors that the folder has.
-        expected: The digests of the base of training.
-        folder: The folder, for the finding.
-    """
-    names = sorted({*digests, *expected})
-    different = []
-    for name in names:
-        known = [source[name] for source in (digests, expected) if name in source]
-        shapes_and_hashes = [digest for digest in known if digest is not None]
-        if len(known) == 1 and known[0] is not None:
-            different.append(name)
-        elif len(shapes_and_hashes) == 2:
-            (shape, sha256), (former_shape, former_sha256) = shapes_and_hashes
-            if shape == former_shape and sha256 != former_sha256:
-                different.append(name)
-    if different:
+    names = sorted({*values, *expected} - {name.removeprefix("base.") for name in tensors})
+    if different := list(filter(differs, names)):
         problem = "expected the weights of the base with which the adapters were trained, got others"
         count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
         report(Finding("other base", f"{folder}: {problem} {count}; predictions will be worse"))
 
 
 def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:
-    """Raise `UserError` unless the tensors in `folder` are those of the adapters, and perhaps some of the base.
-
-    Args:
-        tensors: The tensors in the folder, by name.
-        adapters: The tensors of new adapters.
-        base: The model, without adapters.
-        folder: The folder.
-    """
+    """Raise `UserError` unless the `tensors` in `folder` are those of new `adapters`, and perhaps some of the base."""
     of_base = {f"base.{name}": values for name, values in base.named_parameters(remove_duplicate=False)}
     expected = {**of_base, **adapters}
     problems = [f"no tensor {name}" for name in sorted(adapters) if name not in tensors]
@@ -177,11 +149,7 @@ def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the trained tensors of a model from its complete state, in the memory of the processor.
-
-    Raises:
-        UserError: A tensor is missing; then another model could not load the others.
-    """
+    """Return the trained tensors of a model from its complete state, in main memory; raise `UserError` if one lacks."""
     # `torch.compile` adds `_orig_mod` to the names of a module that it compiles.
     tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
     names = sorted(_trained_names(model))

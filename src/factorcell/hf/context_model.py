@@ -28,14 +28,13 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.hf.context_base import (
-    Digests,
-    base_digests,
     bias_names,
     check_argument_names,
     check_base,
     check_options,
     check_tensors,
     declare_biases,
+    first_values,
     ignore_frozen,
     keep_trained,
     refused,
@@ -57,7 +56,7 @@ from factorcell.nn.backbones.adapted_modules import (
 from factorcell.nn.backbones.backbone import BackboneSizes
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
-BASE_DIGESTS = "base_digests"  # in the tensor file, the digests of the base's tensors that it does not store
+FIRST_VALUES = "first_values"  # in the tensor file, the first numbers of the tensors of the base
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
@@ -132,12 +131,12 @@ class ContextModel(nn.Module):
         adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
         adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
         self.trained_names = set(adapters)
-        self._base_digests = base_digests(model)
+        self._first_values = first_values(model)
         tensors: dict[str, Tensor] = {}
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+            report_other_base(self._first_values, (facts or {}).get(FIRST_VALUES, {}), tensors, Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -216,7 +215,7 @@ class ContextModel(nn.Module):
         if isinstance(adaptation.contexts, Tensor):
             shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
-            adaptation = Adaptation(self.maps, shifts, adaptation.count, adaptation.output_bias)
+            adaptation = Adaptation(self.maps, shifts, adaptation.output_bias)
         with applied(adaptation):
             return self.base.generate(inputs, **options)
 
@@ -263,7 +262,7 @@ class ContextModel(nn.Module):
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
         vectors = with_constant(vectors)
-        return Adaptation(self.maps, vectors, len(vectors), self._bias(vectors))
+        return Adaptation(self.maps, vectors, self._bias(vectors))
 
     def _bias(self, vectors: Tensor) -> Tensor | None:
         """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
@@ -337,7 +336,7 @@ class ContextModel(nn.Module):
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
         tensors = tensors_to_save(self, state)
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {FIRST_VALUES: self._first_values})
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
@@ -400,10 +399,6 @@ class ContextModel(nn.Module):
         plain = self._without_hook()
         declare_biases(plain, former)
         return plain
-
-    def _digests_without(self, tensors: Mapping[str, Tensor]) -> Digests:
-        """Return the digests of the tensors of the base that are not among `tensors`."""
-        return {name: digest for name, digest in self._base_digests.items() if f"base.{name}" not in tensors}
 
     def _without_hook(self) -> Any:
         """Return the base without the hook of this object, whose adapters have been removed."""

@@ -15,7 +15,7 @@ from factorcell.data.tables.chunks import Chunk, Table
 from factorcell.data.tables.tables import feature_classes, is_column, open_table
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.nn.value_names import name_line
+from factorcell.nn.language_model import name_line
 from factorcell.options.columns import Column, column_texts
 from factorcell.options.limits import MAX_FLOAT, Limits, is_names, make_plain
 from factorcell.options.option_fields import INPUT_ADAPTERS, MAX_SIZE

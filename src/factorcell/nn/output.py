@@ -71,17 +71,11 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ContextBias:
-    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts.
+    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts."""
 
-    Attributes:
-        features: Features (B, F) of the biases in `output_bias.TABLES`.
-        categories: Values of the categorical variables (B, C), for the hashed bias.
-        bias: The whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it.
-    """
-
-    features: Tensor
-    categories: Tensor
-    bias: Tensor | None = None
+    features: Tensor  # features (B, F) of the biases in `output_bias.TABLES`
+    categories: Tensor  # values of the categorical variables (B, C), for the hashed bias
+    bias: Tensor | None = None  # the whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it
 
     def select(self, rows: Tensor) -> "ContextBias":
         """Return the inputs of the contexts `rows` (B',), which may repeat."""
@@ -109,7 +103,6 @@ class SoftmaxHead(Head):
     """A softmax over the token embeddings of the input layer."""
 
     Options = SoftmaxOptions
-    has_sampled_loss = True
 
     start_mask: Tensor
 
@@ -216,13 +209,10 @@ class SoftmaxHead(Head):
         shared_bias: Tensor,
         hashed: Tensor | None = None,
     ) -> Tensor:
-        """Return `shared_bias` (U,) plus the adapted biases of B contexts (B, U); without adapted biases, as it is.
+        """Return the bias (U,) of U tokens plus the adapted biases (B, U), if there are any.
 
-        Args:
-            context_bias: The inputs of the adapted biases.
-            tables: The values of `tables` for U tokens.
-            shared_bias: The bias of these tokens (U,) in all contexts.
-            hashed: The hashed biases (B, U) of these tokens; by default those of all tokens.
+        `tables` are those of the method for these tokens, and `hashed` their hashed biases (B, U), by default those of
+        all tokens.
         """
         _, *coefficient_tables = tables
         features_by_bias = torch.split(context_bias.features, [table.shape[1] for table in coefficient_tables], 1)

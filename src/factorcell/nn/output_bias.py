@@ -113,22 +113,14 @@ class Pairs:
 
     `biases` builds a table with a row for each distinct value of each variable, or for a missing value, and a column
     for each token. The bias of a text is the sum of the rows of its values.
-
-    Attributes:
-        buckets: The distinct buckets of the hash table that the pairs use (M,), ascending.
-        rows: For each variable, the row of the table that belongs to the value of each text (B,).
-        positions: For each pair, its cell in the flattened table: row x U + column.
-        bucket_indices: For each pair, the index of its bucket in `buckets`.
-        factors: For each pair, a factor on its bias; None means that all factors are 1.
-        shape: The shape of the table: the number of rows, and U.
     """
 
-    buckets: Tensor
-    rows: list[Tensor]
-    positions: Tensor
-    bucket_indices: Tensor
-    factors: Tensor | None
-    shape: tuple[int, int]
+    buckets: Tensor  # the distinct buckets of the hash table that the pairs use (M,), ascending
+    rows: list[Tensor]  # for each variable, the row of the table that belongs to the value of each text (B,)
+    positions: Tensor  # for each pair, its cell in the flattened table: row x U + column
+    bucket_indices: Tensor  # for each pair, the index of its bucket in `buckets`
+    factors: Tensor | None  # for each pair, a factor on its bias; None: 1
+    shape: tuple[int, int]  # of the table: the number of rows, and U
 
     def biases(self, bucket_values: Tensor) -> Tensor:
         """Return the hashed biases (B, U) of all texts from the values (M, 1) of `buckets` in the hash table."""

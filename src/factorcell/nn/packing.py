@@ -27,23 +27,14 @@ PRODUCT_TYPES = ("float32", "bfloat16")  # precisions of products in the search,
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes, instruction set and precision that determine the shapes of packed arrays.
-
-    Attributes:
-        vocabulary_size: V.
-        embedding_size: E.
-        hidden_size: H.
-        rank: R.
-        variant: The instruction set.
-        products: The precision of products, one of `PRODUCT_TYPES`.
-    """
+    """The sizes, instruction set and precision that determine the shapes of packed arrays."""
 
     vocabulary_size: int
     embedding_size: int
     hidden_size: int
     rank: int
-    variant: str
-    products: str
+    variant: str  # the instruction set
+    products: str  # the precision of products, one of `PRODUCT_TYPES`
 
     @property
     def is_bfloat16(self) -> bool:
@@ -100,11 +91,9 @@ class PackedModel(PackedArrays):
 
     @classmethod
     def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
-        """Pack the current weights for the current instruction set.
+        """Pack the current weights for the current instruction set; return None if the search does not support them.
 
-        Returns:
-            The packed weights, or None if the compiled search does not support `model`. The search supports models in
-            float32 on the CPU with one coupled layer, without the adapter `scale`.
+        It supports models in float32 on the CPU with one coupled layer, without the adapter `scale`.
         """
         variant, shift = library.variant(), _sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:

@@ -21,13 +21,7 @@ from factorcell.errors import UserError, check_choice
 
 
 class TextModel:
-    """Base of the models that read texts: runs and n-gram models.
-
-    Attributes:
-        config: The options for reading texts and columns.
-        tokenizer: The tokenizer.
-        schema: The context variables.
-    """
+    """Base of the models that read texts: runs and n-gram models."""
 
     config: Config
     tokenizer: Tokenizer
@@ -123,13 +117,7 @@ class TextModel:
 
 
 class Scorer(Protocol):
-    """A model of the probability of texts: a `Run`, an n-gram model, or several models that act as one model.
-
-    Attributes:
-        folder: Folder of the model.
-        tokenizer: Tokenizer of the model.
-        schema: Context variables of the model.
-    """
+    """A model of the probability of texts: a `Run`, an n-gram model, or several models that act as one model."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -144,12 +132,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Tally:
-    """A sum of nats over targets; the sum of two tallies counts the targets of both.
-
-    Attributes:
-        nats: Sum of the negative log-likelihoods.
-        targets: Number of targets.
-    """
+    """A sum of nats over targets; the sum of two tallies counts the targets of both."""
 
     nats: float = 0.0
     targets: int = 0
@@ -164,12 +147,7 @@ class Tally:
 
 
 def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the nats of a mixture from those of its M models.
-
-    Args:
-        nats: The nats of targets under each model (..., M).
-        weights: The weights of the models, of the same shape or (M,).
-    """
+    """Return the nats of a mixture from those of its M models (..., M) and their weights, of the same shape or (M,)."""
     lowest = nats.min(axis=-1, keepdims=True)
     mixed: NDArray[np.float64] = lowest[..., 0] - np.log((np.exp(lowest - nats) * weights).sum(axis=-1))
     return mixed

@@ -27,11 +27,7 @@ TRAINING_VALUES = 7  # values stored per parameter in training
 
 @lru_cache(maxsize=1)  # several checks of one training need it
 def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> LanguageModel:
-    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
-
-    Raises:
-        UserError: The config and the schema do not fit together, or a tensor would be too large.
-    """
+    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage."""
     try:
         with torch.device("meta"):
             return LanguageModel(config, vocabulary_size, schema)

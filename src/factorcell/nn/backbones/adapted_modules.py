@@ -41,17 +41,15 @@ _THREAD = threading.local()  # `adaptations` are those of the current passes, th
 
 
 class Adaptation:
-    """The contexts of one pass through adapted modules.
+    """The contexts of one pass through the adapted modules `maps` of a model.
 
     The inputs of a map may have N = n B rows: n consecutive rows then have the same context. A beam search reads each
     text n times, and some layers join the texts and their tokens to one dimension.
 
     Args:
-        maps: The adapted maps of the model of this pass.
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
             when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
             unadapted.
-        count: The number of contexts, B.
         output_bias: A change (B, V) of the logits, or None.
         is_disabled: Whether the adapters are switched off, also for passes with contexts inside this one.
     """
@@ -60,18 +58,13 @@ class Adaptation:
         self,
         maps: "AdaptedModules",
         contexts: Tensor | tuple[Shift, ...] = (),
-        count: int = 1,
         output_bias: Tensor | None = None,
         is_disabled: bool = False,
     ) -> None:
-        self.maps, self.contexts, self.count, self.output_bias = maps, contexts, count, output_bias
-        self.is_disabled = is_disabled
+        self.maps, self.contexts, self.output_bias, self.is_disabled = maps, contexts, output_bias, is_disabled
+        counts = [len(contexts)] if isinstance(contexts, Tensor) else [shift.context_count() for shift in contexts]
+        self.count = max([*counts, 1 if output_bias is None else len(output_bias)])  # the number of contexts, B
         self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
-
-    @classmethod
-    def of_shifts(cls, maps: "AdaptedModules", shifts: tuple[Shift, ...]) -> "Adaptation":
-        """Return the adaptation with the shifts of all maps."""
-        return cls(maps, shifts, max((shift.context_count() for shift in shifts), default=1))
 
     def shift(self, projection: "Projection") -> Shift:
         """Return the change of a map."""
@@ -84,7 +77,7 @@ class Adaptation:
 
     def restarted(self) -> "Adaptation":
         """Return this adaptation without the shifts that a group has computed."""
-        return Adaptation(self.maps, self.contexts, self.count, self.output_bias)
+        return Adaptation(self.maps, self.contexts, self.output_bias, self.is_disabled)
 
     def by_context(self, x: Tensor) -> Tensor:
         """Return inputs (N, ..., D) with one dimension for the contexts, and one for the rows of each: (B, R, D)."""
@@ -94,10 +87,7 @@ class Adaptation:
 
 
 class applied:  # noqa: N801, used like a function
-    """Apply `adaptation` to the adapted modules in a `with` block, in this thread.
-
-    The object may be used for several blocks, also one within the other.
-    """
+    """Apply `adaptations` in a `with` block, in this thread; also in several blocks, or one within the other."""
 
     def __init__(self, *adaptations: Adaptation) -> None:
         self.adaptations = adaptations
@@ -130,10 +120,7 @@ def current_adaptation(maps: "AdaptedModules") -> Adaptation:
 
 
 def add_output_bias(maps: "AdaptedModules", head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-    """Return logits (N, T, V) with the bias that the context of each row adds.
-
-    With the first argument bound, this is a forward hook of the output layer.
-    """
+    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
     adaptation = current_adaptation(maps)
     if adaptation.output_bias is None:
         return logits
@@ -154,18 +141,12 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 class Projection(AdaptedLinear):
     """A linear map of a model, which reads its change from the `Adaptation` of the current pass.
 
-    Its adapters are those of its group; `AdaptedLinear.adapters` is empty.
+    Its adapters are those of its group; `AdaptedLinear.adapters` is empty. Its `weight` has the layout of the model:
+    a transposed copy would need memory, and a transposed view cannot be divided among processes (FSDP).
 
     Attributes:
         number: The index of this map in the shifts of a pass.
         path: The name of the map in its model, such as `model.layers.0.self_attn.q_proj`.
-        group: The group of this map.
-        weight: The weights in the layout of the model, which `matrix` returns as W (D, O). A transposed copy would need
-            memory, and a transposed view cannot be divided among processes (FSDP).
-
-    Args:
-        linear: The map of the model, whose weights become those of this map, frozen if they are.
-        scaling: A factor on L R.
     """
 
     group: "MapGroup"
@@ -209,14 +190,9 @@ class Projection(AdaptedLinear):
 
 @dataclass(eq=False)
 class MapGroup:
-    """The adapted maps of a module such as an attention layer, whose changes are computed in one product.
+    """The adapted maps of a module `parent`, such as an attention layer, whose changes are computed in one product.
 
-    Attributes:
-        maps: All adapted maps of the model.
-        parent: The module, in which a `Projection` replaces each map.
-        projections: The maps of this module.
-        adapters: Their adapters, which become a part of the module under the name `adapters`; in a container, a part of
-            the first map.
+    The adapters become a part of the module under the name `adapters`; in a container, a part of the first map.
     """
 
     maps: "AdaptedModules"
@@ -316,10 +292,7 @@ class AdaptedModules:
         )
 
     def restore(self, shifts: Sequence[Shift] | None = None) -> None:
-        """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted.
-
-        A map without a bias gets one if its shift has a bias.
-        """
+        """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted."""
         folded = [UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts)
         for group in self._groups:
             for projection in group.projections:

@@ -1,9 +1,7 @@
 """The base class of backbones, which turn token embeddings into the vectors that predict the next tokens.
 
-The vector after a token depends only on this token and those before it. `Conditions` are everything that a context
-determines in a backbone, and a `BackboneState` is what the backbone stores of the tokens read so far. Code outside a
-backbone does not read the values in them. Therefore a recurrent layer can store a hidden state, and an attention layer
-a cache.
+The vector after a token depends only on this token and those before it. Code outside a backbone does not read the
+values in its `Conditions` and its `BackboneState`: a recurrent layer stores a hidden state, an attention layer a cache.
 
 Shapes: B contexts, N texts, T steps, E token embedding, H vector of the backbone, K context.
 """
@@ -28,18 +26,6 @@ class Conditions(Protocol):
         ...
 
 
-class StateBuffer(Protocol):
-    """Preallocated space for the states of many texts; each call of `put` stores the states of some of them."""
-
-    def put(self, first: int, state: Any) -> None:
-        """Store the `state` of some texts in consecutive rows of the buffer, starting at row `first`."""
-        ...
-
-    def select(self, rows: Tensor) -> Any:
-        """Return the state of the texts in the rows `rows` (N,) of the buffer."""
-        ...
-
-
 class BackboneState(Conditions, Protocol):
     """The state of a backbone after reading N texts, which may differ in length."""
 
@@ -47,8 +33,20 @@ class BackboneState(Conditions, Protocol):
         """Return the state of the texts of this state, followed by the texts of `others`."""
         ...
 
-    def reserve(self, rows: int) -> StateBuffer:
+    def reserve(self, rows: int) -> "StateBuffer":
         """Return empty space for the states of `rows` texts."""
+        ...
+
+
+class StateBuffer(Protocol):
+    """Preallocated space for the states of many texts."""
+
+    def put(self, first: int, state: Any) -> None:
+        """Store the `state` of some texts in consecutive rows of the buffer, starting at row `first`."""
+        ...
+
+    def select(self, rows: Tensor) -> Any:
+        """Return the state of the texts in the rows `rows` (N,) of the buffer."""
         ...
 
 
@@ -197,10 +195,7 @@ def register_backbone(name: str, backbone: type[Backbone]) -> None:
 
 
 def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool) -> Tensor:
-    """Multiply `values` (B, T, N) by a dropout mask.
-
-    With `shared_by_steps`, one mask (B, 1, N) applies to all steps of a text.
-    """
+    """Multiply `values` (B, T, N) by a dropout mask; with `shared_by_steps`, all steps of a text have the same mask."""
     if not rate:
         return values
     batch, steps, width = values.shape

@@ -22,8 +22,7 @@ Shapes: B texts, T steps, H hidden, G columns of all gates, R rank.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,7 @@ from factorcell.nn.kernels import gpu_step
 from factorcell.nn.kernels.recurrence import RecurrenceInputs
 
 
-@dataclass(frozen=True)
-class CellState:
+class CellState(NamedTuple):
     """The state of a recurrent layer after a step.
 
     Attributes:
@@ -49,7 +47,7 @@ class CellState:
 
     def select(self, rows: Tensor) -> "CellState":
         """Return the states of the texts `rows` (B',), which may repeat."""
-        return CellState(self.hidden[rows], self.memory[rows])
+        return CellState(*(part[rows] for part in self))
 
 
 # Applies layer normalization to the values (B, H) of one gate or of m, given an index: the gates count from 0, and the
@@ -179,24 +177,19 @@ def update_state(
     keep: Tensor | None,
     is_inside: Tensor | None,
 ) -> CellState:
-    """Compute all of a step except its matrix products in PyTorch.
+    """Compute all of a step except its matrix products.
 
-    Args:
-        step: The equations of the cell.
-        gates: What the inputs contribute to the gates, plus the bias (B, G).
-        product: The product p (B, G).
-        state: The state before the step.
-        norm: Gains, then offsets of layer normalization, a row (H,) per index of `Norm`; None without it.
-        keep: Dropout factors (B, H) on the candidate; None without dropout.
-        is_inside: Whether each text (B,) has this step; otherwise its state does not change.
+    `gates` and `product` are those of the module header (B, G). `norm` has the gains, then the offsets of layer
+    normalization, a row (H,) per index of `Norm`; `keep` (B, H) are dropout factors on the candidate. The state of a
+    text without this step (`is_inside`, (B,)) does not change.
     """
     norm_rows = () if norm is None else norm.unbind(0)
-    norm_count = len(norm_rows) // 2
 
     def normalize(index: int, values: Tensor) -> Tensor:
         if not norm_rows:
             return values
-        return F.layer_norm(values, values.shape[-1:], norm_rows[index], norm_rows[norm_count + index])
+        gain, offset = norm_rows[index], norm_rows[len(norm_rows) // 2 + index]
+        return F.layer_norm(values, values.shape[-1:], gain, offset)
 
     def drop(candidate: Tensor) -> Tensor:
         return candidate if keep is None else candidate * keep
@@ -243,17 +236,10 @@ def run_loop(
     zeros: Tensor | None = None,
     update: Callable[..., CellState] = update_state,
 ) -> tuple[Tensor, CellState]:
-    """Run all steps.
+    """Run all steps; return hidden states (B, T, H), which are zero after the end of a text, and the last state.
 
-    Args:
-        step: The equations of the cell.
-        gates: What the inputs contribute to the gates, plus the bias (B, T, G).
-        inputs: All other arguments. After the `lengths` of a text its outputs are zero and its state does not change.
-        zeros: Zeros (B, T, G) that are added to the products p, so that their gradients are those of p.
-        update: `update_state`, or a function that computes the same.
-
-    Returns:
-        Hidden states (B, T, H) and the last state.
+    `gates` (B, T, G) are those of `inputs` plus the bias. `zeros` (B, T, G) are added to the products p, so that their
+    gradients are those of p. `update` is `update_state`, or a function that computes the same.
     """
     state, steps = CellState(inputs.hidden, inputs.memory), gates.shape[1]
     if steps == 0:

@@ -42,21 +42,13 @@ PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token e
 
 @dataclass(frozen=True)
 class TransformerConditions:
-    """Everything that B contexts determine in the backbone.
+    """Everything that B contexts determine in the backbone."""
 
-    Attributes:
-        shifts: The shift of each projection.
-        are_shifts_shared: Whether each shift has one context, which stands for all B.
-        offset: A change (B, E) of the last vectors, or None.
-        prefix: Vectors (B, P, E) that are read before each text, or None.
-        dtype: The number type of the vectors.
-    """
-
-    shifts: tuple[Shift, ...]
-    are_shifts_shared: bool = False
-    offset: Tensor | None = None
-    prefix: Tensor | None = None
-    dtype: torch.dtype = torch.float32
+    shifts: tuple[Shift, ...]  # of each projection
+    are_shifts_shared: bool = False  # whether each shift has one context, which stands for all B
+    offset: Tensor | None = None  # a change (B, E) of the last vectors
+    prefix: Tensor | None = None  # vectors (B, P, E) that are read before each text
+    dtype: torch.dtype = torch.float32  # of the vectors
 
     def select(self, rows: Tensor) -> "TransformerConditions":
         return replace(
@@ -124,7 +116,6 @@ class HuggingFaceBackbone(Backbone):
     ) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
 
-        They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
         Ids that the model does not have, such as a start token of its own, get the embedding of the end token; if it
         does not have an end token either, that of the end token of its config.
         """
@@ -142,8 +133,7 @@ class HuggingFaceBackbone(Backbone):
     def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int, end: int) -> nn.Parameter:
         """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32.
 
-        The table of the base may have more rows than its tokenizer has tokens, which are not trained. Tokens that it
-        lacks have the row of the token `end`.
+        The table of the base may have more rows than its tokenizer has tokens, which are not trained.
         """
         rows = table.detach().float()[:known_count]
         rows = torch.cat([rows, rows[[end] * (vocabulary_size - len(rows))]])
@@ -220,7 +210,7 @@ class HuggingFaceBackbone(Backbone):
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
         stored = list(zip(state.arrays[::2], state.arrays[1::2], strict=True))  # keys and values of each layer
         cache = DynamicCache(stored or None)
-        with applied(Adaptation.of_shifts(self.maps, conditions.shifts)):
+        with applied(Adaptation(self.maps, conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,
@@ -261,10 +251,8 @@ class HuggingFaceBackbone(Backbone):
 def new_base(options: HuggingFaceOptions) -> Any:
     """Return a causal language model of `transformers` with the weights of its base, or with random weights.
 
-    If PyTorch's default device is "meta", the model has no weights.
-
-    Raises:
-        UserError: The base is missing, is not a causal language model, or has other weights than training recorded.
+    If PyTorch's default device is "meta", the model has no weights. Raise `UserError` if the base is missing, is not a
+    causal language model, or has other weights than training recorded.
     """
     source = find_source(options.base) if options.is_pretrained else None
     library = transformers()
@@ -313,11 +301,7 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
 
 
 def new_config(options: HuggingFaceOptions) -> Any:
-    """Return the `transformers` config of a new model of the architecture that `options` name.
-
-    Raises:
-        UserError: There is no such architecture, or the sizes do not fit together.
-    """
+    """Return the `transformers` config of a new model; raise `UserError` if its architecture or sizes are invalid."""
     library = transformers()
     if options.architecture not in (known := pretrained.architectures()):
         raise UserError(
@@ -349,11 +333,9 @@ def new_config(options: HuggingFaceOptions) -> Any:
 
 
 def max_positions(config: Any) -> int | None:
-    """Return the largest number of tokens that a model with this config can read; None: any number.
-
-    With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
-    """
+    """Return the largest number of tokens that a model with this config can read; None: any number."""
     rope = getattr(config, "rope_parameters", None) or {}
+    # With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
     name = "original_max_position_embeddings" if rope.get("rope_type") == "longrope" else "max_position_embeddings"
     return int(rope.get(name) or getattr(config, name, None) or 0) or None
 
@@ -364,11 +346,10 @@ def input_scale(embeddings: Any) -> float:
 
 
 def check_computation(model: Any, where: str) -> None:
-    """Check that the language model `where` computes vectors and logits as models of factorcell do.
+    """Raise `UserError` unless the language model `where` computes vectors and logits as models of factorcell do.
 
-    Raises:
-        UserError: A vector depends on later tokens, the model has no cache of all tokens, or its logits are not those
-            of an output layer after the last vectors.
+    A vector must not depend on later tokens, the cache must have all tokens, and the logits must be those of an output
+    layer after the last vectors.
     """
     base, was_training = model.base_model, model.training
     inputs = torch.ones(1, 3, base.get_input_embeddings().weight.shape[1], dtype=next(base.parameters()).dtype)

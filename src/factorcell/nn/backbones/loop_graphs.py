@@ -24,7 +24,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -72,27 +72,15 @@ def bucket_size(count: int) -> int:
 
 @dataclass
 class LoopGraph:
-    """A recorded loop of fixed shapes.
+    """A recorded loop of fixed shapes."""
 
-    Attributes:
-        arrays: The arrays that the loop reads, results, and gradients, all in the buffer of the layer.
-        replay_forward: Computes the results from the arrays.
-        replay_backward: Computes the gradients, after `replay_forward`; None if the loop has no gradients.
-    """
-
-    arrays: Arrays
-    replay_forward: Callable[[], None]
-    replay_backward: Callable[[], None] | None
+    arrays: Arrays  # the arrays that the loop reads, results, and gradients, all in the buffer of the layer
+    replay_forward: Callable[[], None]  # computes the results from the arrays
+    replay_backward: Callable[[], None] | None  # computes the gradients, after `replay_forward`, if there are any
 
 
 class LoopGraphs:
-    """The CUDA graphs of a layer.
-
-    Args:
-        step: The equations of the cell.
-        in_one_kernel: Whether one Triton kernel computes a step except its products (coupled cell), rather than
-            separate kernels of PyTorch.
-    """
+    """The CUDA graphs of a layer; `in_one_kernel`: one Triton kernel computes a step except its products (coupled)."""
 
     def __init__(self, step: RecurrentStep, in_one_kernel: bool = False) -> None:
         self.step, self.in_one_kernel = step, in_one_kernel
@@ -135,13 +123,10 @@ class LoopGraphs:
     @staticmethod
     def _convert(gates: Tensor, inputs: RecurrenceInputs, product_type: torch.dtype) -> OptionalArrays:
         """Return the arrays of the loop by name, each in its type of numbers."""
-        values = dict(zip(ARRAY_FIELDS, inputs.arrays(), strict=True)) | {"input_gates": gates}
+        arrays = replace(inputs, input_gates=gates)
         types = dict.fromkeys(PRODUCT_ARRAYS, product_type) | dict.fromkeys(STATE_ARRAYS, torch.float32)
-        converted: OptionalArrays = {}
-        for name, dtype in types.items():
-            array = values[name]
-            converted[name] = None if array is None else array.to(dtype)
-        return converted
+        values = {name: getattr(arrays, name) for name in types}
+        return {name: None if array is None else array.to(types[name]) for name, array in values.items()}
 
     def _run_pieces(self, arrays: OptionalArrays, lengths: Tensor | None) -> tuple[Tensor, CellState]:
         """Run pieces of at most `MAX_STEPS` steps one after the other."""
@@ -277,11 +262,11 @@ class LoopGraphs:
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
 
 
+@dataclass(eq=False)
 class _Replay:
     """A replay of the forward pass of a graph."""
 
-    def __init__(self, graph: LoopGraph) -> None:
-        self.graph = graph
+    graph: LoopGraph
 
 
 class _RecordedLoop:

@@ -154,20 +154,15 @@ class RecurrentState(tuple[CellState, ...]):
 
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
         layers = zip(self, *others, strict=True)
-        return RecurrentState(
-            CellState(torch.cat([state.hidden for state in layer]), torch.cat([state.memory for state in layer]))
-            for layer in layers
-        )
+        return RecurrentState(CellState(*map(torch.cat, zip(*layer, strict=True))) for layer in layers)
 
     def reserve(self, rows: int) -> "RecurrentState":
-        return RecurrentState(
-            CellState(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
-        )
+        return RecurrentState(CellState(*(part.new_empty(rows, part.shape[1]) for part in layer)) for layer in self)
 
     def put(self, first: int, state: "RecurrentState") -> None:
-        for layer, layer_state in zip(self, state, strict=True):
-            rows = slice(first, first + len(layer_state.hidden))
-            layer.hidden[rows], layer.memory[rows] = layer_state.hidden, layer_state.memory
+        for layer_buffer, layer in zip(self, state, strict=True):
+            for buffer, part in zip(layer_buffer, layer, strict=True):
+                buffer[first : first + len(part)] = part
 
 
 @dataclass(frozen=True)

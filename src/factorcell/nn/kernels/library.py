@@ -27,8 +27,7 @@ BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfl
 
 FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
 
-# Options of mallopt by name: the number of the option, and its value in bytes.
-MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
+MALLOC = ((-1, 1 << 30), (-2, 64 << 20), (-3, 32 << 20))  # options of mallopt (trim, pad, mmap) and values in bytes
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +35,14 @@ log = logging.getLogger(__name__)
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled code; if it is missing, log a warning once and return None."""
-    if LIBRARY.exists():
-        try:
-            loaded = ctypes.CDLL(str(LIBRARY))
-        except OSError as error:
-            log.warning("%s cannot be loaded (%s); using plain PyTorch, which is slower", LIBRARY, error)
-            return None
-        for name in ("packed_table", "packed_weight", "softmax_room"):  # sizes in floats
-            getattr(loaded, f"factorcell_{name}").restype = ctypes.c_int64
-        return loaded
-    log.warning(
-        "no compiled kernels (the installation builds them if there is a C++ compiler); using plain PyTorch, which is "
-        "slower"
-    )
-    return None
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:  # the installation builds the library only if there is a C++ compiler
+        log.warning("no compiled kernels (%s); using plain PyTorch, which is slower", error)
+        return None
+    for name in ("packed_table", "packed_weight", "softmax_room"):  # sizes in floats
+        getattr(loaded, f"factorcell_{name}").restype = ctypes.c_int64
+    return loaded
 
 
 def variant() -> str | None:
@@ -82,9 +75,8 @@ def retain_freed_memory() -> None:
     """
     if os.name == "nt":
         return  # Windows has no glibc, and cannot open the process itself as a library
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in MALLOC.values():
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for option, value in MALLOC:
             mallopt(option, value)
 
 
@@ -132,13 +124,7 @@ def thread_count(jobs: int) -> int:
 
 
 def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> None:
-    """Call a compiled function.
-
-    Args:
-        function: The name of the function without the prefix `factorcell_`.
-        arguments: The result of `Signature.checked_arguments`.
-        instruction_set: The number of the instruction set.
-        *flags: Further arguments, such as whether to run backward.
+    """Call a compiled function, whose `arguments` are checked; `flags` are others, such as whether to run backward.
 
     Raises:
         MemoryError: The function cannot allocate its working memory.

@@ -26,10 +26,9 @@ from factorcell.nn.kernels.signatures import RECURRENCE, checked_shape
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """W (H, 3H), copied to the memory layouts that the compiled forward and backward passes read.
+    """W (H, 3H) in the memory layouts that the compiled passes read, which saves each call the time of packing it.
 
-    A caller that passes it to many calls saves the time in which each call would pack W itself. The layouts depend on
-    the `instruction_set`, and on whether products are in bfloat16.
+    The layouts depend on the `instruction_set`, and on whether products are in bfloat16.
     """
 
     forward: Tensor
@@ -93,11 +92,8 @@ class RecurrenceInputs:
 
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
-        arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
-        converted = {
-            name: array.to(dtype) for name, array in arrays.items() if array is not None and array.dtype != torch.long
-        }
-        return replace(self, **converted)
+        arrays = zip(ARRAY_FIELDS, self.arrays(), strict=True)
+        return replace(self, **{name: x.to(dtype) for name, x in arrays if x is not None and x.dtype != torch.long})
 
     def arrays(self) -> tuple[Tensor | None, ...]:
         """Return all fields except `packed`, in their order."""
@@ -169,11 +165,9 @@ def _call(
 def _forward(
     inputs: Mapping[str, Tensor | None], needs_backward: bool, packed: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, ...]:
-    """Run the forward pass on `inputs`, the arrays of `RecurrenceInputs`.
+    """Return h (B, T, H), the last h and m (B, H), then m, the gates, z, and 1 / deviation for the backward pass.
 
-    Returns:
-        h (B, T, H), the last h and m (B, H), then arrays for the backward pass: m, the gates, z, and 1 / deviation of
-        the layer normalization, each with shape (B, T, width), or (B, 0, width) without `needs_backward`.
+    Arrays for the backward pass have the shape (B, T, width), or (B, 0, width) without `needs_backward`.
     """
     weight, left = cast(Tensor, inputs["weight"]), inputs["left"]
     batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
@@ -187,14 +181,10 @@ def _forward(
 
 
 def _backward(inputs: Mapping[str, Tensor | None], packed: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
-    """Run the backward pass.
+    """Return gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` (B, 8, H).
 
     `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
     with respect to h, the last h and the last m.
-
-    Returns:
-        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` per text (B, 8,
-        H).
     """
     gates, left = cast(Tensor, inputs["gates"]), inputs["left"]
     batch, steps, columns = gates.shape
@@ -213,11 +203,7 @@ def _backward(inputs: Mapping[str, Tensor | None], packed: Tensor | None, **opti
 
 
 class _Recurrence(torch.autograd.Function):
-    """The autograd function of the recurrence.
-
-    In the backward pass, the kernel runs through the steps in reverse. Matrix products over all steps then give the
-    gradients of W, L and R.
-    """
+    """The autograd function of the recurrence; products over all steps give the gradients of W, L and R."""
 
     @staticmethod
     def forward(

@@ -83,26 +83,16 @@ class Signature:
     def checked_arguments(
         self, numbers: Mapping[str, int], arrays: Mapping[str, Tensor | None], packed: int = 0, **doubles: float
     ) -> Any:
-        """Check all values and return the structure; the caller must keep the arrays alive while it uses the structure.
+        """Return the structure of these fields; raise `ValueError` if one is invalid or missing.
 
-        Args:
-            numbers: The integer fields by name; the others are 0.
-            arrays: The array fields by name.
-            packed: The valid length of the array `packed`.
-            **doubles: The float fields.
-
-        Raises:
-            ValueError: A value is invalid, or an array is missing.
+        Numbers that are not among `numbers` are 0; `packed` is the valid length of the array of this name. The caller
+        must keep the arrays alive while it uses the structure.
         """
         sizes = {**self.sizes(numbers), "packed": packed}
         return self.structure(**numbers, **doubles, **self.checked_addresses(sizes, arrays))
 
     def sizes(self, numbers: Mapping[str, int]) -> dict[str, int]:
-        """Check integer fields and return their values by letter, or by name without a letter.
-
-        Raises:
-            ValueError: A number is out of its range.
-        """
+        """Return integer fields by letter, or by name without a letter; raise `ValueError` if one is out of range."""
         sizes = {self.letters[name]: value for name, value in numbers.items()}
         for name, value in numbers.items():
             low, high = int(name in self.positive), sizes["V"] - 1 if name == "end" else MAX_NUMBER
@@ -111,11 +101,7 @@ class Signature:
         return sizes
 
     def checked_addresses(self, sizes: Mapping[str, int], arrays: Mapping[str, Tensor | None]) -> dict[str, int]:
-        """Return the addresses of `arrays` by name; letters in their shapes stand for `sizes`.
-
-        Raises:
-            ValueError: An array does not have its shape or type, or is missing although it has elements.
-        """
+        """Return the addresses of `arrays`, whose letters stand for `sizes`; raise `ValueError` if one is invalid."""
         addresses = {}
         for name, array in arrays.items():
             field = self.arrays[name]
