@@ -127,7 +127,7 @@ def test_parts_of_a_turn_are_in_the_same_group(tmp_path: Path) -> None:
         assert sums.key != figures[name].key  # rows by turn and by part are never compared
         grouped = study.group_sums(sums)
         assert sum(grouped["below"]) == len(turn_numbers[name])
-    with pytest.raises(ValueError, match="expected a turn"):
+    with pytest.raises(ValueError, match="turn"):
         thesis_sixteen.sum_by_turn(figures["accuracy"], np.zeros(3, dtype=np.int64))
 
 

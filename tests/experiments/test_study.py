@@ -228,13 +228,14 @@ def test_a_stopped_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_mistakes_give_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = experiment(tmp_path, {**ROWS, "odd": {"model": {"adapt": ["concatt"]}}})
     assert study.main(tiny, script_options(tmp_path, ["conkat"]), ["x.py"]) == 2
-    assert "did you mean 'concat'" in capsys.readouterr().err
+    assert "'concat'" in capsys.readouterr().err
     assert study.main(tiny, script_options(tmp_path, ["odd"]), ["x.py"]) == 2
-    assert "row odd: unknown adapt 'concatt'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("odd", "adapt", "concatt"))
     assert study.main(tiny, script_options(tmp_path, ["concat"]), ["x.py"]) == 0
     other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"]}, "backbone": {"hidden_size": 5}}})
     assert study.main(other, script_options(tmp_path), ["x.py"]) == 2
-    assert "row concat 0 was made with other options" in capsys.readouterr().err
+    assert "concat 0" in capsys.readouterr().err
 
 
 L1 = ("training", "sparse_l1", ["1e-4"], ["1e-6"])

@@ -1,6 +1,7 @@
 """Tests of the softmax head: logits, losses and biases against plain sums, and the proposal distribution."""
 
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,6 +167,11 @@ def test_proposal_by_rank_decreases_with_rank() -> None:
     others = torch.cat([proposal.probabilities[:START], proposal.probabilities[START + 1 :]])
     assert bool((others[1:] < others[:-1]).all())
     assert float(proposal.probabilities.sum()) == pytest.approx(1)
+    # Zipf's law: the tokens a, ..., b - 1 together have a probability proportional to log((b + 1) / (a + 1))
+    shares = [
+        float(proposal.probabilities[a:b].sum()) / math.log((b + 1) / (a + 1)) for a, b in ((0, 1), (3, 5), (9, 50))
+    ]
+    assert shares == pytest.approx([shares[0]] * 3)
 
 
 def test_sampled_loss_has_the_same_minimum_as_the_exact_loss() -> None:
