@@ -135,17 +135,13 @@ def report_other_base(values: FirstValues, expected: FirstValues, tensors: Itera
 def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:
     """Raise `UserError` unless the `tensors` in `folder` are those of new `adapters`, and perhaps some of the base."""
     of_base = {f"base.{name}": values for name, values in base.named_parameters(remove_duplicate=False)}
-    expected = {**of_base, **adapters}
-    problems = [f"no tensor {name}" for name in sorted(adapters) if name not in tensors]
-    problems += [f"unknown tensor {name}" for name in sorted(tensors) if name not in expected]
-    problems += [
-        f"{name}: expected the shape {tuple(values.shape)}, got {tuple(expected[name].shape)}"
-        for name, values in tensors.items()
-        if name in expected and values.shape != expected[name].shape
-    ]
-    if problems:
-        remedy = "load the base of training, with the same number of tokens"
-        raise UserError(f"{folder}: does not fit this base ({problems[0]}); {remedy}")
+    expected = {name: tuple(values.shape) for name, values in {**of_base, **adapters}.items()}
+    shapes = {name: tuple(values.shape) for name, values in tensors.items()}
+    for name in sorted({*shapes, *adapters}):
+        if shapes.get(name) != expected.get(name):
+            problem = f"{name}: expected {shapes.get(name, 'nothing')}, got {expected.get(name, 'nothing')}"
+            remedy = "load the base of training, with the same number of tokens"
+            raise UserError(f"{folder}: does not fit this base ({problem}); {remedy}")
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -168,7 +164,14 @@ def _trained_names(model: Any) -> set[str]:
     return names
 
 
-def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+def register_state_hooks(model: nn.Module) -> None:
+    """Let the state of a model contain only its trained tensors."""
+    model.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(_train_loaded)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
+
+
+def _train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
     """Make tensors of the base trainable that a state has, as when it was saved; a hook of `load_state_dict`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {name for name in parameters if prefix + name in state}
@@ -179,14 +182,14 @@ def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: 
     _trained_names(model)
 
 
-def keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Remove frozen tensors from the state of a model; a hook of `state_dict`."""
     trained = {prefix + name for name in _trained_names(model)}
     for name in [name for name in state if name.startswith(prefix) and name not in trained]:
         del state[name]
 
 
-def ignore_frozen(model: nn.Module, keys: Any) -> None:
+def _ignore_frozen(model: nn.Module, keys: Any) -> None:
     """Do not report frozen tensors as missing; a hook of `load_state_dict`.
 
     The model may be a part of another one, whose name for a tensor ends with that of the model.

@@ -35,12 +35,10 @@ from factorcell.hf.context_base import (
     check_tensors,
     declare_biases,
     first_values,
-    ignore_frozen,
-    keep_trained,
     refused,
+    register_state_hooks,
     report_other_base,
     tensors_to_save,
-    train_loaded,
 )
 from factorcell.hf.contexts import ContextConfig, ContextReader
 from factorcell.io import files
@@ -145,9 +143,7 @@ class ContextModel(nn.Module):
         self._has_adapters = True
         self._head = (head,)  # in a tuple, so that it is not also a part of this module
         self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
-        self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
+        register_state_hooks(self)
         if tensors:
             self.load_state_dict(tensors)
         self.train(model.training)

@@ -90,8 +90,7 @@ class ContextConfig:
             return self
         data = Config.of(context=self.columns, min_context_count=self.min_count).data
         classes = feature_classes(source)
-        columns = ContextColumns(table := with_class_names(open_table(source), classes), data)
-        add_rows(columns, table)
+        columns = _read_columns(_with_class_names(open_table(source), classes), data)
         variables = [reader.build_variable(data) for reader in columns.readers]
         schema = ContextSchema(
             tuple(replace(variable, classes=classes.get(variable.source_column, ())) for variable in variables)
@@ -165,10 +164,8 @@ class ContextReader:
 
     def _read(self, table: Table, unknown: str, optional: Sequence[str] = ()) -> Context:
         """Return the contexts of a table; the columns of the variables `optional` may be missing."""
-        table = with_class_names(table, self._classes)
-        columns = ContextColumns(table, DataConfig(), self.schema, unknown, optional)
-        add_rows(columns, table)
-        fields = columns.corpus_fields()
+        table = _with_class_names(table, self._classes)
+        fields = _read_columns(table, DataConfig(), self.schema, unknown, optional).corpus_fields()
         report(*number_findings(self.schema, fields["numbers"], table.name))
         return Context.of(fields["categories"], fields["numbers"], fields["vectors"], fields["words"])
 
@@ -212,13 +209,15 @@ def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
     return context
 
 
-def add_rows(columns: ContextColumns, table: Table) -> None:
-    """Read all rows of a table."""
+def _read_columns(table: Table, *options: Any) -> ContextColumns:
+    """Return the context columns of a table, which `ContextColumns` reads with these `options`."""
+    columns = ContextColumns(table, *options)
     for chunk in table.chunks(columns.names or table.columns[:1]):
         columns.add(chunk, len(next(iter(chunk.values()))))
+    return columns
 
 
-def with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
+def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
     """Return a table with the names of classes in place of their numbers, which the rows of a data set have.
 
     `classes` has the name of each class number of a column.
