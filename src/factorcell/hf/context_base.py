@@ -145,7 +145,7 @@ def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the trained tensors of a model from its complete state, in main memory; raise `UserError` if one lacks."""
+    """Return the trained tensors of a model from its complete state on the CPU; raise `UserError` if one is missing."""
     # `torch.compile` adds `_orig_mod` to the names of a module that it compiles.
     tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
     names = sorted(_trained_names(model))

@@ -120,15 +120,15 @@ class Cell(nn.Module):
     def _recurrence_inputs(self, inputs: Tensor, shift: Shift, state: CellState) -> RecurrenceInputs:
         """Return the arguments of the recurrence over `inputs` (B, T, E) that starts in `state`, without dropout."""
         # The products of the inputs do not depend on h, so they are computed for all steps at once.
-        of_inputs, of_hidden = self.linear.split(shift, self.input_size)
-        input_gates, right = inputs @ cast(Tensor, of_inputs.matrix), of_hidden.right
-        reduced = None if of_inputs.left is None else inputs @ of_inputs.left
+        input_shift, hidden_shift = self.linear.split(shift, self.input_size)
+        input_gates, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right
+        reduced = None if input_shift.left is None else inputs @ input_shift.left
         if reduced is not None and right is not None and self.recurrent_step.separate_products:
             input_gates, reduced = input_gates + reduced @ right, None
-        if of_inputs.scale is not None and of_hidden.scale is not None:
+        if input_shift.scale is not None and hidden_shift.scale is not None:
             # Each step multiplies only its product of h with W by s.
-            input_gates = input_gates * of_inputs.scale[:, None]
-            right = None if right is None else right * of_hidden.scale[:, None]
+            input_gates = input_gates * input_shift.scale[:, None]
+            right = None if right is None else right * hidden_shift.scale[:, None]
         norm = None  # a row (H,) per index of `Norm`
         if self.gain is not None and self.offset is not None:
             norm = torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
@@ -136,11 +136,11 @@ class Cell(nn.Module):
             input_gates=input_gates,
             bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
             input_reduced=reduced,
-            weight=cast(Tensor, of_hidden.matrix),
-            left=of_hidden.left,
+            weight=cast(Tensor, hidden_shift.matrix),
+            left=hidden_shift.left,
             right=right,
             norm=norm,
-            scale=of_hidden.scale,
+            scale=hidden_shift.scale,
             hidden=state.hidden,
             memory=state.memory,
         )
