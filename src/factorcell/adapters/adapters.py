@@ -289,20 +289,14 @@ def _check_adapter_class(name: str, adapter: type[Adapter]) -> None:
 class AdapterGroup(nn.Module):
     """The adapters of several linear maps, whose linear adapters compute their changes in one product.
 
-    All contexts share a further change of each map of rank S, a LoRA; it is zero before training.
+    The group takes the values of the parameters of linear adapters, and the `others` themselves. All contexts share a
+    further change P Q of each map, with D inputs and O outputs (`shapes`), of rank S, a LoRA; it is zero before
+    training.
 
     Attributes:
-        weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; None without
-            linear adapters.
-        others: The other adapters, in the order of the maps.
-        shared_left: P (D, S) of the change that all contexts share, in the order of the maps; empty if S is 0.
-        shared_right: Q (S, O).
-
-    Args:
-        adapters: The adapters of each map. The group takes the values of the parameters of linear adapters, and the
-            other adapters themselves.
-        shapes: The numbers of inputs D and outputs O of each map with a change that all contexts share.
-        shared_rank: The rank S of this change.
+        weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; or None.
+        shared_left: P (D, S) of each map; empty if S is 0.
+        shared_right: Q (S, O) of each map.
     """
 
     def __init__(
