@@ -73,7 +73,7 @@ FAULTS = [
     Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
     Fault(
-        "hf/context_reading.py",
+        "hf/contexts.py",
         "categories.clamp(min=0)",
         "categories",
         "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",

@@ -138,10 +138,10 @@ class CompiledEngine:
         """Read `tokens` from the state `start` (2H + V); return the state after each token."""
         if not tokens:
             return ()
-        numbers = _request_numbers(k=1, max_tokens=len(tokens))
+        numbers = {"k": 1, "max_tokens": len(tokens)}
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        request = _checked_request(self.packed, context, numbers, REQUEST.sizes(numbers), arrays, "reading")
+        request = _checked_request(self.packed, context, numbers, REQUEST.sizes(numbers), arrays)
         _run_compiled_code(self.packed, [request], is_reading=True)
         return states.unbind()
 
@@ -154,13 +154,13 @@ class _Call:
     ) -> None:
         self.packed, self.request, self.k = packed, request, k
         self.max_expanded, self.max_waiting = max_expanded, max_waiting
-        numbers = _request_numbers(
-            k=k,
-            max_tokens=request.max_tokens,
-            allow_empty=int(request.text_of(()) is not None),
-            max_rows=max_expanded,
-            max_waiting=max_waiting,
-        )
+        numbers = {
+            "k": k,
+            "max_tokens": request.max_tokens,
+            "allow_empty": int(request.text_of(()) is not None),
+            "max_rows": max_expanded,
+            "max_waiting": max_waiting,
+        }
         sizes = REQUEST.sizes(numbers)  # raises an error for an invalid number before memory is allocated
         # The prefix and each expanded hypothesis yield at most one completion.
         max_completions = min(k, max_expanded + 1)
@@ -172,7 +172,7 @@ class _Call:
         arrays = {**self.arrays, "start": request.prefix_state.states[-1]}
         sizes["K"] = max_completions
         context = request.prefix_state.context
-        self.structure = _checked_request(packed, context, numbers, sizes, arrays, "a search", seconds)
+        self.structure = _checked_request(packed, context, numbers, sizes, arrays, seconds)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
         """Return the best accepted completions; return those of the `previous` call if there are more of them."""
@@ -218,18 +218,12 @@ def new_engine(model: Predictor, products: str) -> CompiledEngine | PlainEngine:
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
-def _request_numbers(**values: int) -> tuple[int, ...]:
-    """Return the integer fields of a request in the order of `REQUEST`; fields that are not among `values` are 0."""
-    return tuple(values.get(name, 0) for name in REQUEST.numbers)
-
-
 def _checked_request(
     packed: PackedModel,
     context: PackedContext,
-    numbers: tuple[int, ...],
+    numbers: Mapping[str, int],
     sizes: Mapping[str, int],
     arrays: Mapping[str, Tensor],
-    case: str,
     seconds: float = 0.0,
 ) -> Any:
     """Return the structure of a request, with the memory addresses of a packed context and of the `arrays`.
@@ -237,10 +231,9 @@ def _checked_request(
     Args:
         packed: The packed model.
         context: The packed context.
-        numbers: The integer fields, from `_request_numbers`.
+        numbers: The integer fields.
         sizes: The sizes of the request; for a search also K, the number of completions that the arrays can hold.
         arrays: The arrays by the names of `REQUEST`.
-        case: What the request is for, "reading" or "a search".
         seconds: The longest duration of a search.
 
     Raises:
@@ -250,9 +243,8 @@ def _checked_request(
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
     all_sizes = {**sizes, "V": layout.vocabulary_size, "S": layout.state_values}
-    lost_score = 0.0  # the compiled code sets it
-    addresses = REQUEST.checked_addresses(all_sizes, arrays, case)
-    return REQUEST.structure(seconds, lost_score, *numbers, *context.addresses, *addresses)
+    addresses = REQUEST.checked_addresses(all_sizes, arrays)
+    return REQUEST.structure(seconds=seconds, **numbers, **context.addresses, **addresses)
 
 
 def _run_compiled_code(
@@ -275,19 +267,21 @@ def _run_compiled_code(
         stops: For each request, a flag that ends its search early, or None.
     """
     layout, copies = packed.layout, (REQUEST.structure * len(requests))(*requests)
-    next_request = 0  # a counter of the compiled code
-    numbers = (  # the integer fields of `SEARCH` in order
-        len(requests),
-        *layout.dimensions,
-        packed.specials.end,
-        min(threads, len(requests)),
-        initial_batch_size,
-        GROWTH,
-        PRODUCT_TYPES.index(layout.products),
-        next_request,
-    )
+    numbers = {
+        "requests": len(requests),
+        "size": layout.vocabulary_size,
+        "width": layout.embedding_size,
+        "hidden": layout.hidden_size,
+        "rank": layout.rank,
+        "end": packed.specials.end,
+        "threads": min(threads, len(requests)),
+        "batch": initial_batch_size,
+        "growth": GROWTH,
+        "products": PRODUCT_TYPES.index(layout.products),
+    }
     SEARCH.sizes(numbers)
-    arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(copies), *packed.addresses)
+    pointers = {"request": ctypes.addressof(copies), **packed.addresses}
+    arguments = SEARCH.structure(margin=MARGIN[layout.products], **numbers, **pointers)
     with ExitStack() as stack:
         for index, stop in enumerate(stops):
             if stop is not None:  # a request with no seconds left ends
