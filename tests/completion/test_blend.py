@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell.completion import blend as blend_module
 from factorcell.completion.blend import (
     BOUNDS,
     DEFAULT_WEIGHTS,
@@ -149,16 +148,6 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
     # If most lists begin with wrong inventions, but the right ones are no more probable, none are removed.
     mixed = [example(-1.0, "new" if number % 3 else "other") for number in range(60)]
     assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])
-
-
-def test_an_invention_is_ranked_if_it_reaches_the_threshold() -> None:
-    ranking = blend_module._Ranking((0.5, 0.25), known=1, probability=0.25, is_invented=True, begins_invented=True)
-    ranks = {0.2: 4, 0.25: 4, 0.3: 0, 0.6: 0}
-    assert {threshold: ranking.reciprocal_rank(threshold) for threshold in ranks} == pytest.approx(
-        {threshold: 1 / rank if rank else 0 for threshold, rank in ranks.items()}
-    )
-    known = replace(ranking, is_invented=False)
-    assert [known.reciprocal_rank(threshold) for threshold in (0.25, 0.5, 0.6)] == pytest.approx([1 / 4, 1 / 3, 1 / 2])
 
 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:
