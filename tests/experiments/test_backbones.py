@@ -69,7 +69,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def frozen(data: Path, *methods: str) -> Backbone:
     folder = write_pretrained(data / "base", [row["text"] for row in text_rows(40)])
-    options = {**SIZES, "rank": 2, "base": str(folder), "max_prompt_tokens": 24, "base_precision": "float32"}
+    options = {**SIZES, "rank": 2, "base": str(folder)}
     return Backbone(frozen=True, sets=["tiny"], methods=methods, options=options, **BUDGET)
 
 

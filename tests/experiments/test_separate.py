@@ -17,8 +17,11 @@ from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
+from tests.checkpoints import checkpoints_every
 from tests.findings import logged_progress, parse_block
 from tests.small_runs import ROWS
+
+frequent_checkpoints = checkpoints_every(4)
 
 Rows = list[dict[str, Any]]
 
@@ -26,7 +29,7 @@ Rows = list[dict[str, Any]]
 def make_config(**training: Any) -> Config:
     """Return the config of a small model; values with fewer than ten texts get no run."""
     sizes = {"embedding_size": 8, "hidden_size": 10}
-    options = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
+    options = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, **training}
     data = {"min_count": 1, "min_context_count": 10}
     return Config.of(**{**data, **sizes, **options})
 

@@ -37,11 +37,12 @@ hidden_size = 4
 epochs = 6
 batch_tokens = 12
 evaluations = 3
-save_every = 1
 learning_rate = 1e-2
 """
 FAKE_SCRIPT = """
 import json, sys, time
+
+frequent_checkpoints = checkpoints_every(1)
 row = sys.argv[-3]
 if row == "bad":
     sys.exit("error: nothing works")

@@ -19,6 +19,7 @@ from factorcell.nn.kernels import softmax
 from factorcell.nn.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.nn.output_bias import TABLES
 from factorcell.options.option_fields import CharacterOptions, SoftmaxOptions
+from paper_kinds import SizedSoftmaxHead, SizedSoftmaxOptions
 from tests.small_runs import hash_bucket
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
@@ -35,8 +36,8 @@ COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinati
 
 def make_output(biases: tuple[str, ...]) -> SoftmaxHead:
     sizes = HeadSizes(H, ModelConfig(context_size=K, output_bias=biases), SCHEMA, SIZES, SPECIAL_IDS)
-    options = SoftmaxOptions(hash_size=40, bloom_size=0)
-    output = SoftmaxHead(options, torch.nn.Parameter(torch.randn(V, E)), sizes).double()
+    options = SizedSoftmaxOptions(hash_size=40, bloom_size=0)
+    output = SizedSoftmaxHead(options, torch.nn.Parameter(torch.randn(V, E)), sizes).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(0, 0.7)
