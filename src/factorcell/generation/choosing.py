@@ -10,15 +10,13 @@ of them, and in the smallest set of most probable tokens whose probabilities p(w
 Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary, M forbidden pairs.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from factorcell.data.tokenizers.vocabulary import Specials
-from factorcell.errors import UserError
 from factorcell.nn.kernels.drawing import ForbiddenTokens, SampleRequest, TokenRequest, TopRequest
-from factorcell.options import limits
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,6 @@ class Constraints:
         no_repeat_ngram: No sequence of this many tokens occurs twice in the prompt and the text; 0 permits repetitions.
         stops: Token sequences after which a text ends.
         end: The end token.
-
-    Raises:
-        UserError: A number is out of range.
     """
 
     max_tokens: int = 100
@@ -44,26 +39,6 @@ class Constraints:
     stops: tuple[tuple[int, ...], ...] = ()
     end: int = Specials().end
 
-    def __post_init__(self) -> None:
-        limits.make_plain(self)
-        limits.check(max_tokens=self.max_tokens, min_tokens=self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
-        if self.min_tokens > self.max_tokens:
-            numbers = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
-            raise UserError(f"{numbers}; min_tokens must be at most max_tokens")
-
-    def limited_to(self, room: int | None) -> "Constraints":
-        """Return the constraints for texts that have room for at most `room` tokens after the prompt; None: no limit.
-
-        Raises:
-            UserError: There is no room for the minimum number of tokens.
-        """
-        if room is None or self.max_tokens <= room:
-            return self
-        if room < (fewest := max(1, self.min_tokens)):
-            problem = f"the base can read {max(0, room):,} tokens after the prompt, expected at least {fewest:,}"
-            raise UserError(f"{problem}; shorten the prompt or lower min_tokens")
-        return replace(self, max_tokens=room)
-
     def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.
 
@@ -72,11 +47,10 @@ class Constraints:
             tokens: The texts so far (N, t).
             length: Number of tokens of each text after the prompt.
         """
+        forbidden = self.forbidden_tokens(tokens, length)
         if self.banned:
             log_probs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
-        if self.no_repeat_ngram:
-            rows, next_tokens = repeating_tokens(tokens, self.no_repeat_ngram)
-            log_probs[rows, next_tokens] = -torch.inf
+        log_probs[forbidden.rows, forbidden.tokens] = -torch.inf
         end_log_probs = log_probs[:, self.end].clone()
         if length < self.min_tokens:
             log_probs[:, self.end] = -torch.inf
@@ -86,20 +60,20 @@ class Constraints:
         return log_probs
 
     def forbidden_tokens(self, tokens: Tensor, length: int) -> ForbiddenTokens:
-        """Return the tokens that `forbid` forbids after the texts `tokens` (N, t), for the compiled code."""
+        """Return the tokens that are forbidden after the texts `tokens` (N, t), `length` of them after the prompt."""
         rows = next_tokens = tokens.new_zeros(0)
         if self.no_repeat_ngram:
             rows, next_tokens = repeating_tokens(tokens, self.no_repeat_ngram)
         banned = (*self.banned, self.end) if length < self.min_tokens else self.banned
         return ForbiddenTokens(banned, rows, next_tokens, self.end)
 
-    def ends_with_stop(self, tokens: Tensor, length: int) -> Tensor:
-        """Return for each text of `tokens` (N, t) whether it ends with a stop of at most `length` tokens (N,)."""
-        has_stop = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    def is_finished(self, tokens: Tensor, length: int) -> Tensor:
+        """Return whether each of the texts (N, t) has ended (N,), `length` tokens after the prompt."""
+        is_finished: Tensor = tokens[:, -1] == self.end
         for stop in self.stops:
             if 0 < len(stop) <= length:
-                has_stop |= (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
-        return has_stop
+                is_finished = is_finished | (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
+        return is_finished
 
 
 def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -123,32 +97,6 @@ def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
         has_same_start &= tokens[:, offset : offset + ngram_count] == last_tokens[:, offset, None]
     rows, ngram_starts = has_same_start.nonzero(as_tuple=True)
     return rows, tokens[rows, ngram_starts + n - 1]
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Options of the distribution from which tokens are sampled.
-
-    Attributes:
-        temperature: The temperature; a lower temperature samples probable tokens more often.
-        top_k: Number of most probable tokens among which to sample; 0 means all.
-        top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
-
-    Raises:
-        UserError: A number is out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        limits.make_plain(self)
-        limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-
-    def request_draws(self, places: Tensor) -> SampleRequest:
-        """Return a request for S tokens per text, which are sampled by the random numbers `places` (N, S) in [0, 1)."""
-        return SampleRequest(places, self.temperature, self.top_k, self.top_p)
 
 
 def choose_tokens(request: TokenRequest, log_probs: Tensor) -> Tensor:
