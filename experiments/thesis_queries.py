@@ -8,6 +8,7 @@ only a perplexity. The FactorCell also has figures of the user's earlier texts a
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,9 +23,18 @@ from corpora import Tables
 from factorcell.completion.blend import Blend, BlendWeights, save_settings
 from factorcell.completion.online import Learner, LearningRule, distinguishes_users
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay import Stream, System, model_system, open_systems, read_streams, replay
+from factorcell.completion.replay import (
+    Stream,
+    System,
+    model_system,
+    open_systems,
+    popular_texts_system,
+    read_streams,
+    replay,
+)
 from factorcell.completion.tuning import candidate_lists
 from factorcell.config import Config
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.runs.run import Run
 from figures import LENGTHS, TEXTS_SEEN
@@ -36,6 +46,7 @@ TEXTS = 6000  # minimum for dev and for the test
 MIN_USER_TEXTS, MAX_USER_TEXTS = 20, 400  # limits for users of dev and of the test
 DEV_TEXTS_PER_USER, TEST_TEXTS_PER_USER = 100, 200  # the first texts of each user
 EVERY = 1  # every text is completed
+MIN_POPULAR = 3  # texts that occur less often are not popular
 LATE = 50  # figure 5.3 leaves out the first texts of each user
 
 Condition = Callable[[Row], bool]
@@ -98,11 +109,18 @@ def replay_test_users(
     return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, rows_by_system
 
 
+def popular_texts(run: Run) -> Popularity:
+    """Return the training texts that occur at least `MIN_POPULAR` times, by any number of users."""
+    counts = TextCounts.open(run.folder / POPULARITY)
+    frequent = {text: count for text, count in counts.counts.items() if count >= MIN_POPULAR}
+    return Popularity(replace(counts, counts=frequent))
+
+
 def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bool) -> tuple[Row, dict[str, System]]:
     """Return the systems to replay, and figures of the online learning rules; the best rate on dev is used."""
     if not distinguishes_users(run):
-        opened = open_systems(run, ["plain", "mpc"], unknown="group")
-        return {}, {"mrr": opened["plain"], "mpc": opened["mpc"]}
+        plain = open_systems(run, ["plain"], unknown="group")["plain"]
+        return {}, {"mrr": plain, "mpc": popular_texts_system(popular_texts(run))}
     streams = read_streams(tables["dev"], run.config, max_rows_per_user=DEV_TEXTS_PER_USER)
     best: dict[str, Row] = {}
     for name in rules:
@@ -115,7 +133,7 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     opened = open_systems(run, ["online", "history"], unknown="group")
     systems: dict[str, System] = {"mrr": opened["online"]}
     if with_blend:
-        blend = Blend(run, Popularity.from_run(run), unknown="group")
+        blend = Blend(run, popular_texts(run), unknown="group")
         examples = chain.from_iterable(candidate_lists(blend, Learner(run), streams))
         systems["history"] = opened["history"]
         systems["blend"] = model_system(Blend(run, blend.popularity, BlendWeights.fit(list(examples)), unknown="group"))

@@ -62,12 +62,9 @@ def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
     embedded = clouds((10, 10, 3))
     result = hotels.predict_column(embedded, groups_of((10, 10, 3)))
     assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
-    with pytest.raises(UserError, match="in groups of at least 5"):
+    with pytest.raises(UserError, match=r"theme.*5"):
         hotels.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
-    with pytest.raises(
-        UserError,
-        match=r"groups of at least 5 with two or more different entries, got 23 values \(different entries: 1\)",
-    ):
+    with pytest.raises(UserError, match=r"theme.*5.*23.*1"):
         hotels.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
 
 
@@ -79,9 +76,7 @@ def test_numbers_are_predicted() -> None:
     assert result["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
     assert hotels.predict_column(embedded, noise)["r2"] < 0.2
-    with pytest.raises(
-        UserError, match="height: expected at least 10 values with two or more different entries, got 9 values"
-    ):
+    with pytest.raises(UserError, match=r"height.*10.*9"):
         hotels.predict_column(
             embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
         )
