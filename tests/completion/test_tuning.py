@@ -213,11 +213,12 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimizer") == "sgd"}
-    assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
+    rate = LearningRule.load(run.folder).rate
+    assert tried[rate] <= (1 + tuning.MIN_CHANGE) * min(tried.values())
     assert BlendWeights(rows[-1]["weights"], rows[-1]["threshold"]) == BlendWeights.load(run.folder)
     assert main([*command, "--max-norm", "0"]) == 0
     assert ", max_norm 0 (completion.json)" in capsys.readouterr().out
-    assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    assert LearningRule.load(run.folder) == LearningRule("sgd", rate, 0)
     before = (folder / "completion.json").read_bytes()
     assert main([*command, "--minutes", "0.0001"]) == 0
     assert (folder / "completion.json").read_bytes() != before
