@@ -154,7 +154,6 @@ def run_replay(arguments: argparse.Namespace) -> None:
         context_columns=context_columns(run, user_column),
         max_rows_per_user=arguments.rows_per_user,
         every=arguments.every,
-        seed=arguments.seed,
     )
     learner = Learner(run, unknown=arguments.unknown) if distinguishes_users(run) else None
     rows = list(replay(systems, streams, data.text, learner))
@@ -164,7 +163,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
         rare_filter = bytes.fromhex(variable.rare_filter)
         users = [stream.user for stream in streams]
         seen_users = {user: user in variable.values or may_contain(rare_filter, user) for user in users}
-    summary = summarise(rows, seen_users, seed=arguments.seed)
+    summary = summarise(rows, seen_users)
     files.create_new_folder(arguments.out)
     files.write_rows(arguments.out / "rows.jsonl", rows)
     files.write_json(arguments.out / "summary.json", summary)

@@ -140,7 +140,7 @@ class CompiledEngine:
                 min_score = best[-1].log_probability if len(best) == request.k else -math.inf
                 is_cut = structure.lost_score > min_score
             if len(best) == request.k or structure.count < k or structure.seconds <= 0:
-                above = tuple(found for found in best if found.log_probability > request.min_log_prob)
+                above = tuple(entry for entry in best if entry.log_probability > request.min_log_prob)
                 return SearchResult(above, expanded_count, is_cut)
             k, seconds = 2 * k, structure.seconds
 

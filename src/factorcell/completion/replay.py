@@ -2,8 +2,8 @@
 
 The texts of one user are a *stream*. For each text, every system completes a prefix, its suggestions are compared with
 the text, and then the text is learned. The prefix is drawn uniformly among those that have at least two graphemes and
-leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of the seed, the user, the text and its
-position in the stream determines the draw, so all systems, runs and machines complete the same prefixes.
+leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of the user, the text and its position in
+the stream determines the draw, so all systems, runs and machines complete the same prefixes.
 """
 
 import hashlib
@@ -36,6 +36,7 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
+SEED = 0  # part of the hash that draws prefixes
 SUGGESTION_COUNT = 10  # number of suggestions that are compared with a text
 # The first number of each range by which queries are grouped; the last range has no end.
 RANGES = {
@@ -64,14 +65,14 @@ class Stream:
     prefixes: tuple[str | None, ...]
 
 
-def draw_prefix(user: str, text: str, position: int, every: int = 1, seed: int = 0) -> str | None:
+def draw_prefix(user: str, text: str, position: int, every: int = 1) -> str | None:
     """Draw a prefix of the text at `position` of a stream.
 
     Return None if the text is too short, or not among the texts, about one in `every`, that the hash selects.
     """
     graphemes = GRAPHEME.findall(text)
     choice_count = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
-    digest = hashlib.sha256(json.dumps([seed, user, text, position]).encode()).digest()
+    digest = hashlib.sha256(json.dumps([SEED, user, text, position]).encode()).digest()
     selection_hash, length_hash = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
     if choice_count < 1 or selection_hash % every:
         return None
@@ -87,7 +88,6 @@ def read_streams(
     context_columns: Sequence[str] = (),
     max_rows_per_user: int | None = None,
     every: int = 1,
-    seed: int = 0,
 ) -> list[Stream]:
     """Read a table and return one stream for each user, sorted by user.
 
@@ -102,12 +102,11 @@ def read_streams(
             is computed from the texts of the user.
         max_rows_per_user: Maximum number of rows of each user; the earliest are used.
         every: About one in `every` texts gets a prefix.
-        seed: The seed of the draws of prefixes.
 
     Raises:
         UserError: A column is missing or a value cannot be read.
     """
-    max_rows_per_user, every, seed = limits.check(rows_per_user=max_rows_per_user, every=every, seed=seed)
+    max_rows_per_user, every = limits.check(rows_per_user=max_rows_per_user, every=every)
     data, tokenizer, table = config.data, new_tokenizer(config), open_table(source)
     columns = list(dict.fromkeys([data.text, user_column, *([time_column] if time_column else []), *context_columns]))
     reads_history = HISTORY_COLUMN in columns and HISTORY_COLUMN not in table.columns
@@ -141,7 +140,7 @@ def read_streams(
                 row[HISTORY_COLUMN] = earlier_texts[-MAX_PROMPT_HISTORY:]
                 if is_public(row[data.text]):
                     earlier_texts.append(row[data.text])
-        prefixes = (draw_prefix(user, row[data.text], position, every, seed) for position, row in enumerate(rows))
+        prefixes = (draw_prefix(user, row[data.text], position, every) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
     return streams
 
@@ -267,13 +266,12 @@ def _length(text: str) -> int:
     return len(GRAPHEME.findall(text))
 
 
-def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None, *, seed: int = 0) -> list[Row]:
+def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None) -> list[Row]:
     """Compute the figures of each system, for all texts and for groups of texts.
 
     Args:
         rows: The rows of `replay`.
         seen_users: User -> whether training saw this user; None: unknown.
-        seed: The seed of the bootstrap over users.
 
     Returns:
         A row for each group and system: `by` and `value` name the group, `queries` and `users` count its texts and
@@ -309,7 +307,7 @@ def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None,
             figures = (1 / rank if rank else 0.0, rank == 1, rank is not None, row["saved"], 1)
             sums[places[row["user"]], systems.index(row["system"])] += figures
         user_count = int((sums[:, 0, -1] > 0).sum())
-        totals = bootstrap.resampled_sums(sums.reshape(len(users), -1), seed=seed).reshape(-1, *sums.shape[1:])
+        totals = bootstrap.resampled_sums(sums.reshape(len(users), -1)).reshape(-1, *sums.shape[1:])
         with np.errstate(invalid="ignore"):  # a draw may have no user of the group
             points = totals[..., :-1] / totals[..., -1:]
         for index, system in enumerate(systems):

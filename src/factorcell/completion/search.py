@@ -269,7 +269,7 @@ class Frontier:
         self._select(np.zeros(0, dtype=np.int64))
 
     def result(self) -> SearchResult:
-        completions = sorted(self.finished.values(), key=lambda found: (-found.log_probability, found.ids))
+        completions = sorted(self.finished.values(), key=lambda entry: (-entry.log_probability, entry.ids))
         return SearchResult(tuple(completions), self.expanded_count, is_cut=self.best_dropped > self.min_score)
 
     def _finish(self, ids: Ids, score: float) -> None:
@@ -280,7 +280,7 @@ class Frontier:
         if duplicate and (-score, ids) > (-duplicate.log_probability, duplicate.ids):
             return  # the duplicate is better
         self.finished[text] = Completion(ids, score, text)
-        ranked = sorted(self.finished.values(), key=lambda found: (found.log_probability, found.ids))
+        ranked = sorted(self.finished.values(), key=lambda entry: (entry.log_probability, entry.ids))
         if len(ranked) > self.request.k:
             worst, *ranked = ranked
             del self.finished[worst.text]

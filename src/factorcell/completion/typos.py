@@ -213,10 +213,7 @@ def find_corrections(
     model, end_time = run.predictor, math.inf if deadline is None else deadline
     typed_log_probs = zip(prefix_state.log_probs, prefix_state.ids, strict=False)
     typed_log_probability = sum(float(log_probs[0, token]) for log_probs, token in typed_log_probs)
-    vocabulary = set(run.tokenizer.tokens)
-    unknown_tokens = dict.fromkeys(token for token in tokens if token not in vocabulary)
-    names = [*run.tokenizer.tokens, *unknown_tokens]  # numbers from V on stand for out-of-vocabulary tokens
-    numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
+    names, numbers = _number_tokens(run, tokens)
     corrections, log_total, expanded_count = list[Correction](), -math.inf, 0
 
     def add_corrections(log_probs: Floats, is_candidate: Flags, *, is_whole_text: bool) -> None:
@@ -230,8 +227,7 @@ def find_corrections(
             correction = tuple(names[number] for number in beginnings[row])
             corrections.append(Correction(correction, int(typos[row]), float(scores[index]), is_whole_text))
 
-    # The beginnings of the current length, with their distances to the prefix and log probabilities
-    beginnings: list[Ids] = [()]
+    beginnings: list[Ids] = [()]  # of the current length, with their distances to the prefix and log probabilities
     distances, scores = Distances.start([numbers[token] for token in tokens], max_typos), np.zeros(1)
     next_log_probs, state = prefix_state.log_probs[0], prefix_state.states[0]
     width = MAX_EXPANDED // (len(tokens) + max_typos)
@@ -259,6 +255,13 @@ def find_corrections(
         add_corrections(scores + end_log_probs, np.ones(len(rows), dtype=np.bool_), is_whole_text=True)
     best = heapq.nlargest(MAX_CORRECTIONS, corrections, key=lambda correction: correction.log_probability)
     return Corrections(tuple(best), log_total, typed_log_probability, expanded_count)
+
+
+def _number_tokens(run: Run, tokens: Sequence[str]) -> tuple[list[str], dict[str, int]]:
+    """Return the token of each number, and the number of each token; numbers from V on are typed unknown tokens."""
+    vocabulary = set(run.tokenizer.tokens)
+    names = [*run.tokenizer.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary)]
+    return names, {name: number for number, name in enumerate(names) if number not in run.predictor.specials}
 
 
 def _children(model: Predictor, next_log_probs: Tensor, nearby_tokens: Ints, width: int) -> tuple[Ints, Ints, Floats]:

@@ -303,13 +303,19 @@ def generate(
                             "number": text_number,
                             "context": dict(contexts[index]),
                             "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
-                            "tokens": len(text.tokens),
-                            "log_probability": text.log_probability,
-                            "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
-                            "ended": text.has_ended,
+                            **_figures(text),
                         }
 
     return write()
+
+
+def _figures(text: GeneratedText) -> files.Row:
+    return {
+        "tokens": len(text.tokens),
+        "log_probability": text.log_probability,
+        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
+        "ended": text.has_ended,
+    }
 
 
 def _split_prompt(run: Run, prompt: str) -> list[str]:

@@ -260,20 +260,14 @@ def search_beams(
         return finished[context][-1][0] if len(finished[context]) == num_texts else -math.inf
 
     def finish(unfinished: Sequence[int], tokens: Tensor, log_probs: Tensor) -> None:
-        """Add the texts that have ended to the results of their contexts.
-
-        Row b of `log_probs` (B, K) has the log probabilities of K texts of the context `unfinished[b]`, or -inf for
-        texts that have not ended. `tokens` (B K, t) are the tokens of all these texts.
-        """
+        """Add the texts with `tokens` (B K, t) whose `log_probs` (B, K) are not -inf to the results."""
         tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
         for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
             text = GeneratedText.of(tokens_by_context[row, k].tolist(), float(log_probs[row, k]), constraints)
             score = text.log_probability / max(1, text.target_count) ** length_penalty
             if score > min_score(unfinished[row]):
-                texts = finished[unfinished[row]]
-                texts.append((score, text))
-                texts.sort(key=lambda scored_text: -scored_text[0])
-                del texts[num_texts:]
+                texts = sorted([*finished[unfinished[row]], (score, text)], key=lambda scored_text: -scored_text[0])
+                finished[unfinished[row]] = texts[:num_texts]
 
     hypotheses, unfinished = task.begin(), list(range(context_count))
     log_probs = torch.zeros(context_count, 1, dtype=torch.double, device=device)  # of the hypotheses (B, K)

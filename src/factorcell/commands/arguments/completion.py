@@ -56,7 +56,6 @@ def add_replay_arguments(parser: Parser) -> None:
     help_text = "column that identifies the user (default: the run's user column, else user)"
     parser.add_argument("--user", metavar="COLUMN", help=help_text)
     _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
-    options.add_seed(parser, "the random prefixes and the bootstrap intervals")
     options.add_no_ngram_mixture(parser)
     options.add_computing(parser)
 
