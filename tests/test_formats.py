@@ -11,7 +11,6 @@ from factorcell import Completer, Run, UserError
 from factorcell import config as options
 from factorcell.completion import Blend, Popularity, User, learn_one, online
 from factorcell.completion.blend import BlendWeights
-from factorcell.completion.online import Learner
 from factorcell.config import Config
 from factorcell.io import files
 from factorcell.ngram import mixture, ngram
@@ -122,7 +121,6 @@ def test_a_user_of_another_run_is_refused(folder: Path) -> None:
     )
     completer, popularity = Completer(run), Popularity.from_run(run)
     assert refusal(learn_one, run, user, "bat") == line
-    assert refusal(Learner(run).largest_gains, user, ["bat"]) == line
     assert refusal(completer.begin, user) == line
     assert refusal(completer.complete, "ba", user) == line
     assert refusal(Blend(run, popularity).complete, "ba", user) == line

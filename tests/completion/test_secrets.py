@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, User
+from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay import open_systems
 from factorcell.completion.typos import TypoTolerantLookup
@@ -81,7 +81,6 @@ def test_no_source_suggests_texts_of_too_few_users(run: Run) -> None:
         count += len(suggestions)
         assert SECRET not in [s.text for s in suggestions]
     assert count > 100
-    assert SECRET not in [text for text, *_ in Learner(run).largest_gains(new_user, popular.most_popular(100), 100)]
     assert {s.text for s in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
 
 

@@ -29,8 +29,6 @@ from factorcell.io.extras import missing_package_error
 from factorcell.options.choices import ONLINE_OPTIMIZERS
 from factorcell.runs.run import Run
 
-# Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
-COMPARED_POPULAR_TEXTS = 1500
 # Groups of texts whose mean reciprocal rank `replay` shows -> their title
 REPLAY_GROUPS = {"prefix_length": "prefix length", "position": "earlier texts", "user": "user"}
 
@@ -62,18 +60,12 @@ def run_complete(arguments: argparse.Namespace) -> None:
         {**dataclasses.asdict(suggestion), "probability": None if math.isnan(log_prob) else math.exp(log_prob)}
         for suggestion, log_prob in zip(result.written(run.tokenizer), log_probs, strict=True)
     ]
-    gains = []
-    popularity = suggester.popularity if isinstance(suggester, Blend) else None
-    if arguments.explain and popularity is not None and user is not None and user.text_count:
-        popular_texts = popularity.most_popular(COMPARED_POPULAR_TEXTS)
-        largest_gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
-        gains = [(text, nats) for text, nats in largest_gains if nats > 0]
     if result.is_cut:
         terminal.notify(f"the search stopped after {result.expanded_count:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
         needs = "a blend needs a new user, and a run with popular texts that distinguishes users"
         terminal.notify(f"--explain: all suggestions are from the model alone; {needs}")
-    return _show(rows, gains, arguments)
+    return _show(rows, arguments)
 
 
 def run_tune_online(arguments: argparse.Namespace) -> None:
@@ -263,21 +255,16 @@ def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> U
     return user
 
 
-def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
-    """Print the suggestions, and the popular texts with the nats that the history added to their log probabilities."""
+def _show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        return terminal.show_json([*rows, *({"risen": text, "nats": nats} for text, nats in gains)])
+        return terminal.show_json(rows)
     if not rows:
         return terminal.notify("no suggestion")
     # The scores of a blend, or with typing errors, are not the probabilities that the model gives to the texts.
     score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *INDICATORS)
-    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
-    if gains:
-        terminal.show("", "popular texts whose log probability the history raised most")
-        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
-    return None
+    return terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
 
 
 def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details: bool) -> dict[str, str | None]:

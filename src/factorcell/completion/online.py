@@ -307,27 +307,6 @@ class Learner:
             nats = self._nats(self.run.predictor, user_vectors, texts, contexts or [{}] * len(texts))
             return nats.double().cpu().numpy()
 
-    def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the texts whose log probability has risen most since the user was a new user.
-
-        Args:
-            user: The user.
-            texts: Candidate texts.
-            count: Number of texts to return.
-
-        Returns:
-            Pairs of a text and the rise of its log probability in nats, the largest rise first.
-
-        References:
-            Thesis 2018, tables 5.3 to 5.5.
-        """
-        user.check(self.run)
-        batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-        gains = [self.nats(self.unknown_vector[None], batch) - self.nats(user.vector[None], batch) for batch in batches]
-        all_gains = np.concatenate(gains) if gains else np.zeros(0)
-        best = np.argsort(-all_gains, kind="stable")[:count]
-        return [(texts[index], float(all_gains[index])) for index in best]
-
     def _nats(
         self, predictor: Predictor, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Contexts
     ) -> torch.Tensor:

@@ -17,8 +17,7 @@ def add_complete_arguments(parser: Parser) -> None:
     options.add_context(parser)
     help_text = "earlier text of the user (repeatable; the texts are learned in this order)"
     parser.add_argument("--history", action="append", default=[], metavar="TEXT", help=help_text)
-    help_text = "show what the model, the popular texts and the history add to each score, "
-    help_text += "and which popular texts the history made more probable"
+    help_text = "show what the model, the popular texts and the history add to each score"
     parser.add_argument("--explain", action="store_true", help=help_text)
     help_text = "number of suggestions"
     parser.add_argument("--count", type=int, default=10, help=help_text)
