@@ -21,14 +21,13 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.generation.choosing import Constraints
 from factorcell.generation.generate import (
     GenerationOptions,
     category_values,
     generate,
     new_task,
 )
-from factorcell.generation.writing import MAX_TEXTS_PER_STEP
+from factorcell.generation.writing import MAX_TEXTS_PER_STEP, Constraints
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
-from factorcell.generation.choosing import Constraints
 from factorcell.generation.generate import GenerationOptions, random_generator
-from factorcell.generation.writing import GeneratedText, WritingTask, search_beams
+from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, search_beams
 from factorcell.nn.backbones.recurrent import RecurrentState
 from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
 from tests.kernels import compiled

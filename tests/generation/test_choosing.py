@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.data.tokenizers.vocabulary import START
-from factorcell.generation.choosing import (
+from factorcell.generation.writing import (
     Constraints,
     choose_tokens,
     draw_tokens,

@@ -10,9 +10,8 @@ import torch
 
 from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
 from factorcell.errors import UserError
-from factorcell.generation.choosing import Constraints
 from factorcell.generation.generate import GenerationOptions
-from factorcell.generation.writing import GeneratedText, WritingTask, write_texts
+from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, write_texts
 from tests.brute_force import conditioning, enumerate_texts
 from tests.kernels import compiled
 from tests.small_runs import make_letters, make_run

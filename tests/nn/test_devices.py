@@ -19,9 +19,8 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.generation.choosing import Constraints
 from factorcell.generation.generate import GenerationOptions
-from factorcell.generation.writing import WritingTask, search_beams, write_texts
+from factorcell.generation.writing import Constraints, WritingTask, search_beams, write_texts
 from factorcell.nn import devices
 from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
 from factorcell.runs.run import Run

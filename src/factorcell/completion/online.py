@@ -46,7 +46,6 @@ FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC = b"fcu"  # first bytes of every stored user
 HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
-BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from factorcell import bootstrap
 from factorcell.completion.blend import ORDERS, Blend, BlendWeights, Example, rank_alone
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
+from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import MIN_PROPOSALS, Popularity
 from factorcell.completion.replay import SUGGESTION_COUNT, Stream, rank_of
 from factorcell.errors import UserError
@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 
 # Optimizer -> the learning rates that are tried, the default first
 RATES = {"adagrad": (LearningRule.rate, 0.03, 0.3), "adadelta": (5.0, 1.5, 15.0), "sgd": (0.003, 0.001, 0.01)}
+BATCH_SIZE = 200  # maximum number of texts that are learned at once
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
 RULE_SHARE = 0.5  # share of the time after which no further learning rule is tried

@@ -22,8 +22,8 @@ from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import sentence_case
 from factorcell.errors import UserError, check_choice
-from factorcell.generation.choosing import Constraints
 from factorcell.generation.writing import (
+    Constraints,
     GeneratedText,
     RequestTokens,
     WritingTask,
