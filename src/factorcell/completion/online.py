@@ -154,7 +154,7 @@ class User:
             types = f"{vector.dtype} {vector.shape} and {state.dtype} {state.shape}"
             raise UserError(f"invalid user: expected a vector and rows of state of 32-bit floats, got {types}")
         if not np.isfinite(vector).all() or not (np.isfinite(state) & (state >= 0)).all():
-            raise UserError("invalid user: the vector or the state has numbers that are negative or not finite")
+            raise UserError("invalid user: the state has negative numbers, or a number is not finite")
         if not 0 <= self.text_count <= MAX_TEXT_COUNT or len(self.fingerprint) not in (0, FINGERPRINT_BYTES):
             count, size = self.text_count, len(self.fingerprint)
             raise UserError(f"invalid user: text count {count:,}, fingerprint of {size} bytes")

@@ -371,7 +371,8 @@ class TypoTolerantLookup:
     def _find_matches(self, prefix: str, max_typos: int) -> tuple[Ints, TypoCounts, Floats]:
         """Return the texts that begin with a correction of `prefix`, with the number and the cost of their typos."""
         distances = Distances.start([ord(character) for character in prefix], max_typos)
-        matches: list[tuple[Ints, TypoCounts, Floats]] = []
+        no_rows: Ints = np.zeros(0, dtype=np.int64)
+        matches: list[tuple[Ints, TypoCounts, Floats]] = [(no_rows, no_rows.astype(np.int16), np.zeros(0))]
         rows = np.arange(len(self.texts))  # the texts that are not settled yet (R,)
         beginnings = np.zeros(len(rows), dtype=np.int64)  # for each of them, the row of its beginning in `distances`
 
@@ -384,18 +385,20 @@ class TypoTolerantLookup:
 
         for length in range(1, len(prefix) + max_typos + 1):
             has_ended = self.lengths[rows] < length
-            add_matches(has_ended)
-            rows, beginnings = rows[~has_ended], beginnings[~has_ended]
+            if has_ended.any():
+                add_matches(has_ended)
+                rows, beginnings = rows[~has_ended], beginnings[~has_ended]
             characters = self.characters[self.text_starts[rows] + length - 1].astype(np.int64)
             differs = np.ones(len(rows), dtype=np.bool_)  # whether a text has another beginning than the text before it
             differs[1:] = (characters[1:] != characters[:-1]) | (beginnings[1:] != beginnings[:-1])
             distances = distances.extend(beginnings[differs], characters[differs])
             beginnings = np.cumsum(differs) - 1
             is_open = ~distances.is_settled
-            add_matches(~is_open[beginnings])
-            is_open_text = is_open[beginnings]
-            rows, beginnings = rows[is_open_text], (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
-            distances = distances.select(np.flatnonzero(is_open))
+            if not is_open.all():
+                is_open_text = is_open[beginnings]
+                add_matches(~is_open_text)
+                rows, beginnings = rows[is_open_text], (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
+                distances = distances.select(np.flatnonzero(is_open))
             if not rows.size:
                 break
         all_rows, typos, costs = (np.concatenate(columns) for columns in zip(*matches, strict=True))
