@@ -161,7 +161,7 @@ def serve(axis: str, size: int, folder: Path) -> Figures:
         def complete() -> None:
             typed = completer.type_text(completer.begin(None, context), text[:5])
             request = SearchRequest(typed.prefix_state, 100, 100)
-            (result,) = completer.engine.search([request], max_expanded=HYPOTHESES)
+            result = completer.engine.search(request, max_expanded=HYPOTHESES)
             assert result.expanded_count == HYPOTHESES
 
         works["completion"] = complete

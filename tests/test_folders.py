@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture")),
     "rescore RUN lists.jsonl": (RUN, ("ngram",)),
     "mix RUN --dev table.jsonl --out new": (RUN, ("ngram", "mixture")),
-    "replay RUN table.jsonl --out new --user city": ("a run folder or a folder of runs", ("study",)),
+    "replay RUN table.jsonl --out new --user city": (RUN, ()),
     "report RUN --out new.html": (RUNS_EXPECTED, ("ngram", "study")),
     "users migrate RUN --store sqlite:///users.db": (RUN, ()),
     "serve RUN --port 0 --store sqlite:///users.db": (RUN, ()),

@@ -85,15 +85,15 @@ def replay(arguments: Arguments, folder: Path) -> Table:
 
     with run_server(arguments.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
         return replaying.run(
-            arguments.run, port, arguments.table, folder, arguments.rows_per_user, arguments.every
+            arguments.run, port, arguments.table, arguments.rows_per_user, arguments.every
         ), replaying.COLUMNS
 
 
-def limits(arguments: Arguments, folder: Path) -> Table:
+def limits(arguments: Arguments, _folder: Path) -> Table:
     """Measure the suggestions of searches that are cut."""
     from benchmarks.service import limits as cutting
 
-    rows = cutting.measure(arguments.run, arguments.table, folder, arguments.rows_per_user, arguments.every)
+    rows = cutting.measure(arguments.run, arguments.table, arguments.rows_per_user, arguments.every)
     return list(rows), cutting.COLUMNS
 
 

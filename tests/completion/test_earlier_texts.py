@@ -10,8 +10,7 @@ from factorcell.commands.cli.main import main
 from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
-from factorcell.completion.replay.streams import read_streams
-from factorcell.completion.replay.systems import Personalised
+from factorcell.completion.replay import context_columns, read_streams
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.private_content import is_public
 from factorcell.runs.run import Run
@@ -69,11 +68,13 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
     columns = run.schema.columns(without="who")
     streams = read_streams(rows, run.config, user_column="who", time_column="time", context_columns=columns)
     assert [row[HISTORY_COLUMN] for row in streams[0].rows[:3]] == [[], ["abba"], ["abba", "cab"]]
-    plain = Personalised(run, Completer(run), learns=False)
-    state = plain.start("eve")
-    assert plain.columns == ["city", HISTORY_COLUMN]
+    learner = Learner(run)
+    assert context_columns(run, "who") == learner.columns == ["city", HISTORY_COLUMN]
     for row, expected_nats in zip(streams[0].rows, expected[::2], strict=True):
-        assert plain.nats(state, row) == pytest.approx((expected_nats, len(row["text"]) + 1), rel=1e-4)
+        contexts = [{name: row[name] for name in learner.columns}]
+        assert learner.nats(learner.unknown_vector[None], [row["text"]], contexts) == pytest.approx(
+            expected_nats, rel=1e-4
+        )
 
 
 def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
+from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import TextCounts
@@ -127,7 +127,7 @@ def test_a_model_suggests_no_variants(tokenizer: str, typos: int) -> None:
         assert texts == [same_text(text) for text in texts]
         assert all(s.typos or s.text.startswith(same_prefix(prefix)) for s in suggestions)
         assert suggestions == completer.complete(same_prefix(prefix), k=30)
-    assert completer.fits("a" + " " * 100)
+    assert completer.type_text(completer.begin(), "a" + " " * 100).fits
 
 
 def test_both_searches_return_the_same_texts() -> None:

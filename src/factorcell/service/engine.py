@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from factorcell.completion.completer import TypedText
+from factorcell.completion.popularity import Suggestion
 from factorcell.completion.search import Stop
-from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import check_text, clean_text
 from factorcell.errors import UserError
 from factorcell.service import changes

@@ -14,7 +14,7 @@ from typing import Any
 from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
-from factorcell.completion.popularity import History
+from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.conditional_prior import load_priors
@@ -143,7 +143,7 @@ class ServedModel:
 
     def _with_history(self, user: User, texts: Sequence[StoredText]) -> User:
         """Return the user with the newest of `texts` as history."""
-        newest_texts = texts[-History.max_texts :]
+        newest_texts = texts[-MAX_HISTORY:]
         return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:

@@ -10,9 +10,9 @@ from typing import Any, Unpack
 
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
-from factorcell.completion.replay.streams import Stream, read_streams
-from factorcell.completion.replay.tuning import fit_settings
+from factorcell.completion.replay import Stream, read_streams
 from factorcell.completion.texts import is_valid_text
+from factorcell.completion.tuning import fit_settings
 from factorcell.config import Config, Options, options_by_section
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
@@ -300,8 +300,8 @@ def save_other_models(
         TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)
     max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
     if settings := fit_settings(run, streams, max_texts, seconds):
-        save_settings(run, settings.rule, settings.weights)
-        facts["completion"] = settings.to_row()
+        rule, weights, facts["completion"] = settings
+        save_settings(run, rule, weights)
     return facts
 
 

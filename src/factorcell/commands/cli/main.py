@@ -77,7 +77,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
                 "tune-online", "choose how a run learns from new users, using texts of held-out users", "completion"
             ),
             Command(
-                "replay", "evaluate completion on a log: complete, score and learn its texts in order of time", "replay"
+                "replay", "evaluate completion on a log: complete and learn its texts in order of time", "completion"
             ),
         ),
     ),

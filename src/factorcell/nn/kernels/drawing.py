@@ -1,6 +1,6 @@
 """Choice of the next tokens of many texts in one compiled call: sampled tokens, or the most probable tokens.
 
-The call does not return logits. `generation/choosing.py` specifies sampling and constraints, and implements them in
+The call does not return logits. `generation/writing.py` specifies sampling and constraints, and implements them in
 PyTorch.
 
 Shapes: N texts, V vocabulary, D size of a vector, C contexts, S tokens per text, M forbidden pairs of text and token.
