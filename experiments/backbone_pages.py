@@ -13,7 +13,7 @@ from backbone_measures import BITS, FREQUENCIES, POSITIONS
 from backbones import BACKBONES, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import Ratios
 from figures import Read
 
 Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell

@@ -12,10 +12,10 @@ from factorcell.completion.replay import summary as replay_summary
 from factorcell.completion.replay import systems
 from factorcell.completion.replay.streams import PrefixDraw, estimate_seconds, find_seen_prefixes, read_streams, replay
 from factorcell.errors import UserError
-from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.io import files
 from factorcell.runs.run import Run
+from factorcell.runs.saved_results import BEST_MARK
 
 Row = Mapping[str, Any]
 
