@@ -229,7 +229,7 @@ RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text
     "agnews_words": (
         {
             **{"embedding_size": 150, "hidden_size": 110, "rank": 12, "context_size": 8, "variable_size": 8},
-            **{"dropout_recurrent": 0.1, "dropout_input": 0.1, "dropout_output": 0.2, "loss": "sampled"},
+            **{"dropout_recurrent": 0.1, "dropout_input": 0.1, "dropout_output": 0.2, "samples": 1000},
         },
         58,
         50_000,
@@ -237,13 +237,13 @@ RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text
     "commits_small": (
         {
             **{"embedding_size": 24, "hidden_size": 300, "rank": 50, "context_size": 20, "variable_size": 20},
-            **{"layer_norm": True, "dropout_context": 0.2, "loss": "full", "output_bias": ()},
+            **{"layer_norm": True, "dropout_context": 0.2, "samples": 0, "output_bias": ()},
         },
         100,
         120,
     ),
     "new Llama": (
-        {"architecture": "llama", "layers": 4, "hidden_size": 256, "loss": "full", "output_bias": (), "rank": 8},
+        {"architecture": "llama", "layers": 4, "hidden_size": 256, "samples": 0, "output_bias": (), "rank": 8},
         58,
         50_000,
     ),
@@ -331,13 +331,12 @@ def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
         options = {
             **{
                 "base": folder.name,
-                "base_precision": "bfloat16",
                 "adapt": ("factor",),
                 "rank": 8,
                 "shared_rank": 0,
                 "output_bias": (),
             },
-            **{"context_size": 8, "variable_size": 8, "loss": "full", "batch_tokens": batch_tokens},
+            **{"context_size": 8, "variable_size": 8, "samples": 0, "batch_tokens": batch_tokens},
             "precision": precision,
         }
         batch = corpus.batch(corpus.batches(batch_tokens)[0]).to(torch.device(DEVICE))

@@ -127,7 +127,7 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
     """Return the trainer of a FactorCell of the published size before its first step."""
     sizes = {"embedding_size": 200, "hidden_size": 240, "rank": 12, "context_size": CONTEXT}
-    training = {"loss": "sampled", "samples": 150, "batch_tokens": 100 * length, "epochs": 1e3, "precision": precision}
+    training = {"samples": 150, "batch_tokens": 100 * length, "epochs": 1e3, "precision": precision}
     run = Run(Path(), Config.of(**sizes, **training), corpus.tokenizer, corpus.schema)
     return Trainer(run, corpus, corpus.select(np.arange(2)))
 

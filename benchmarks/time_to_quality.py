@@ -30,6 +30,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.options.option_fields import RecurrentOptions
 from factorcell.runs.run import Run
 from factorcell.training.loop import train
+from factorcell.training.trainer import MAX_GRADIENT_NORM
 
 EVALUATIONS = 2  # per pass
 PLAIN = "nn.LSTM, cross_entropy"
@@ -74,7 +75,7 @@ def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Evaluation]:
             group["lr"] = training.learning_rate * (1 + math.cos(math.pi * step / len(order))) / 2
         optimizer.zero_grad()
         model.train()(corpus.batch(rows)).mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         optimizer.step()
         if step % interval == 0:
             with torch.no_grad():

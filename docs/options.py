@@ -7,7 +7,7 @@ from typing import Any
 
 from factorcell.config import section_types
 from factorcell.options.choices import AUTOMATIC_OPTIONS
-from factorcell.options.option_fields import KIND_HELP, OPTION_KINDS
+from factorcell.options.option_fields import KIND_HELP, OPTION_KINDS, option_fields
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options
@@ -41,7 +41,7 @@ def _section(section: str) -> Iterator[str]:
     yield from (f"## {section}", "", "| option | meaning | default | in a `Config` |", "|---|---|---|---|")
     fields: dict[str, dict[str, dataclasses.Field[Any]]] = {}
     for kind, options in kinds.items():
-        for field in dataclasses.fields(options):
+        for field in option_fields(options):
             fields.setdefault(field.name, {})[kind] = field
     for name, by_kind in fields.items():
         first = next(iter(by_kind.values()))

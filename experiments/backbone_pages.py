@@ -1,27 +1,27 @@
-"""The tables of the study of backbones from its rows; a line for each method, or each set.
+"""The tables of the study of backbones from its rows.
 
 A table without rows says that nothing was measured. A difference is followed by its 95 % interval over texts and
 trainings.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
 from aggregate import Rows, interval, number
-from backbone_measures import BITS, FREQUENCIES, POSITIONS
+from backbone_measures import BITS, POSITIONS
 from backbones import BACKBONES, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import Ratios
 from figures import Read
 
-Cell = Callable[[Rows, str], str]  # the rows of a set and a backbone by method, and the method -> text of a cell
 METHODS, SETS = tuple(SPEC["methods"]), tuple(SPEC["sets"])
 CURVE_METHOD = "factor+concat+bias"
 MIN_SEEDS, FIRST_SEED = 3, 0
 DETERMINISTIC = "linear"  # the method that is trained with one seed
 UNSEEN = f"unseen_{BITS}"
+ON_PAGE = tuple(name for name in BACKBONES if BACKBONES[name].on_page)
 NOT_MEASURED = "Not measured.\n"
 
 
@@ -73,9 +73,9 @@ def with_ends(value: Interval | None, form: str, scale: float = 1.0) -> str:
     return f"{number(value.point, form, scale)}{ends}"
 
 
-def difference(rows: Rows, name: str, key: str, base: str, form: str = "+.3f", scale: float = 1.0) -> str:
+def difference(rows: Rows, name: str, key: str, base: str, form: str = ".3f", scale: float = 1.0) -> str:
     """Format the difference from the method `base`."""
-    return interval(difference_from(rows, name, key, base), form.removeprefix("+"), scale)
+    return interval(difference_from(rows, name, key, base), form, scale)
 
 
 def difference_from(rows: Rows, name: str, key: str, base: str) -> Interval | None:
@@ -96,7 +96,7 @@ def with_common_seeds(rows: Rows, name: str, base: str) -> Rows:
 def best_methods(read: Read) -> str:
     """Return, for each backbone and set, the methods whose bits per byte are not significantly above the lowest."""
     lines = []
-    for backbone in (name for name in BACKBONES if BACKBONES[name].on_page):
+    for backbone in ON_PAGE:
         cells = [lowest(rows_of(read, name, backbone)) for name in SETS]
         lines.append([backbone, *cells])
     return table(["backbone", *SETS], [line for line in lines if any(line[1:])])
@@ -119,21 +119,24 @@ def excess(rows: Rows, name: str, base: str) -> float:
     return fmean(row[BITS] for row in trainings[name]) - fmean(row[BITS] for row in trainings[base])
 
 
-def by_method(read: Read, backbone: str, cell: Cell) -> str:
-    """Return a table with a line for each method and a column for each set that has a figure."""
-    columns: dict[str, list[str]] = {}
-    for name in BACKBONES[backbone].sets:
-        rows = rows_of(read, name, backbone)
-        if any(column := [cell(rows, method) for method in METHODS]):
-            columns[name] = column
-    lines = list(zip(METHODS, *columns.values(), strict=True))
-    return table(["method", *columns], [line for line in lines if any(line[1:])])
-
-
-def compared(read: Read, backbone: str, key: str, against: str, scale: float = 1.0, form: str = ".3f") -> str:
-    """Return the differences of all methods from the method `against`; the empty name stands for the baseline."""
-    base = against or baseline_of(backbone)
-    return by_method(read, backbone, lambda rows, name: difference(rows, name, key, base, form, scale))
+def methods_table(read: Read, backbone: str) -> str:
+    """Return a table with a line for each method on each set."""
+    base, lines = baseline_of(backbone), []
+    for set_name in BACKBONES[backbone].sets:
+        rows = rows_of(read, set_name, backbone)
+        for method in METHODS:
+            cells = [
+                figure(rows, method, BITS),
+                difference(rows, method, BITS, base),
+                difference(rows, method, BITS, "text"),
+                accuracy(rows, method),
+                difference(rows, method, "accuracy", "text", ".1f", 100.0),
+                *(control(rows, method, suffix) for suffix in ("shuffled", "without")),
+            ]
+            if any(cells):
+                lines.append([set_name, method, *cells])
+    differences = [f"minus `{base}`", "minus `text`", "accuracy, %", "minus `text`, points"]
+    return table(["data set", "method", "bits per byte", *differences, "other contexts", "no contexts"], lines)
 
 
 def control(rows: Rows, name: str, suffix: str) -> str:
@@ -141,24 +144,25 @@ def control(rows: Rows, name: str, suffix: str) -> str:
     return interval(rows.difference_within(name, f"{BITS}_{suffix}", BITS), ".3f", 1.0) if name in rows else ""
 
 
-def by_range(read: Read, backbone: str, keys: Mapping[str, str]) -> str:
-    """Return the differences between `factor` and the baseline in ranges (key -> head of the column)."""
-    sets = {name: rows_of(read, name, backbone) for name in BACKBONES[backbone].sets}
-    base = baseline_of(backbone)
-    lines = [[name, *(difference(rows, "factor", key, base) for key in keys)] for name, rows in sets.items()]
-    return table(["data set", *keys.values()], [line for line in lines if any(line[1:])])
+def positions(read: Read) -> str:
+    """Return the differences between `factor` and the baseline by position in the text."""
+    keys = {f"bits_from_{begin}": f"from {begin} tokens" for begin in POSITIONS[:-1]}
+    lines = []
+    for backbone in ON_PAGE:
+        for name in BACKBONES[backbone].sets:
+            rows = rows_of(read, name, backbone)
+            lines.append([backbone, name, *(difference(rows, "factor", key, baseline_of(backbone)) for key in keys)])
+    return table(["backbone", "data set", *keys.values()], [line for line in lines if any(line[2:])])
 
 
-def unseen_users(read: Read, backbone: str) -> str:
+def unseen_users(read: Read) -> str:
     """Return the bits per byte of users who are not in training, with online learning and without."""
-    rows = rows_of(read, "commits", backbone)
-    keys = UNSEEN, f"{UNSEEN}_not_learned"
-    lines = [[method, *(figure(rows, method, key) for key in keys)] for method in METHODS]
-    return table(["method", "bits per byte", "without learning"], [line for line in lines if any(line[1:])])
-
-
-def ranges(prefix: str, begins: Iterable[int], unit: str) -> dict[str, str]:
-    return {f"{prefix}_{begin}": f"from {begin:,} {unit}" for begin in begins}
+    lines = []
+    for backbone in ON_PAGE:
+        rows = rows_of(read, "commits", backbone)
+        for method in METHODS:
+            lines.append([backbone, method, *(figure(rows, method, key) for key in (UNSEEN, f"{UNSEEN}_not_learned"))])
+    return table(["backbone", "method", "bits per byte", "without learning"], [line for line in lines if any(line[2:])])
 
 
 def runs(read: Read) -> str:
@@ -187,37 +191,10 @@ def curve(read: Read) -> str:
     return table(["training tokens", "device", "test texts", "bits per byte", "accuracy in %"], lines)
 
 
-def parameters(rows: Rows, name: str) -> str:
-    row = rows.first(name)
-    sizes = ", ".join(f"{option} {size}" for option, size in row.get("size", {}).items())
-    count = number(row.get("trained_parameters"), ",.0f")
-    return f"{count} ({sizes})" if sizes and count != "0" else count
-
-
 FINDINGS: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs}
-TABLES: dict[str, Callable[[Read], str]] = {"curve": curve}
-for backbone in BACKBONES:
-    if not BACKBONES[backbone].on_page:
-        continue
-    tables: dict[str, Callable[[Read], str]] = {
-        "bits per byte": partial(by_method, backbone=backbone, cell=partial(figure, key=BITS)),
-        "minus baseline": partial(compared, backbone=backbone, key=BITS, against=""),
-        "minus text": partial(compared, backbone=backbone, key=BITS, against="text"),
-        "accuracy": partial(by_method, backbone=backbone, cell=accuracy),
-        "accuracy minus text": partial(
-            compared, backbone=backbone, key="accuracy", against="text", scale=100.0, form=".1f"
-        ),
-        "calibration": partial(
-            by_method,
-            backbone=backbone,
-            cell=lambda rows, name: number((rows.mean(name, "calibration_error") or (None,))[0], ".3f"),
-        ),
-        "shuffled": partial(by_method, backbone=backbone, cell=partial(control, suffix="shuffled")),
-        "without": partial(by_method, backbone=backbone, cell=partial(control, suffix="without")),
-        "position": partial(by_range, backbone=backbone, keys=ranges("bits_from", POSITIONS[:-1], "tokens")),
-        "frequency": partial(by_range, backbone=backbone, keys=ranges(f"{BITS}_texts", FREQUENCIES[:-1], "texts")),
-        "parameters": partial(by_method, backbone=backbone, cell=parameters),
-    }
-    if "commits" in BACKBONES[backbone].sets:
-        tables["unseen users"] = partial(unseen_users, backbone=backbone)
-    TABLES |= {f"{name}, {backbone}": maker for name, maker in tables.items()}
+TABLES: Mapping[str, Callable[[Read], str]] = {
+    **{backbone: partial(methods_table, backbone=backbone) for backbone in ON_PAGE},
+    "positions": positions,
+    "unseen users": unseen_users,
+    "curve": curve,
+}

@@ -48,10 +48,9 @@ REFERENCE = "factor"  # the method whose number of trained parameters the other 
 SHARED_OPTIONS: Mapping[str, Any] = {
     "max_tokens": 400,
     "ngram_mixture": False,
-    "loss": "full",
+    "samples": 0,
     "patience": 0,
     "evaluations": 1,
-    "save_every": 100_000,
 }
 CONTEXT = "context"
 MAX_SIZE = 2048  # the largest rank or size that is tried
@@ -144,11 +143,13 @@ class Case:
     def config(self) -> Config:
         """Return the options before the size is fitted to the number of parameters of the reference."""
         data_set, method = self.data_set, self.method
-        columns: dict[str, Any] = {"min_context_count": data_set.min_context_count}
-        if CONTEXT in method.reads:
-            columns |= {"context": tuple(f"{name}:category" for name in data_set.context), "user": data_set.user}
-        if prompts := tuple(column for column in method.reads if column != CONTEXT):
-            columns["prompt"] = prompts
+        context = tuple(f"{name}:category" for name in data_set.context if CONTEXT in method.reads)
+        prompts = tuple(f"{name}:prompt" for name in method.reads if name != CONTEXT)
+        columns: dict[str, Any] = {
+            "context": context + prompts,
+            "user": data_set.user if CONTEXT in method.reads else "",
+            "min_context_count": data_set.min_context_count,
+        }
         options = {**SHARED_OPTIONS, **columns, **as_tuples(self.backbone.options), **method.options}
         return Config.of(**options)
 
@@ -284,9 +285,7 @@ def fit_size(
     config: Config, option: str, parameters: int, vocabulary_size: int, schema: ContextSchema
 ) -> tuple[Config, int]:
     """Return the options with the size whose number of trained parameters is nearest to `parameters`, and this size."""
-    backbone = config.backbone
-    heads = backbone.heads if option == "hidden_size" and isinstance(backbone, HuggingFaceOptions) else 0
-    step = max(1, 2 * heads)
+    step = 8 if option == "hidden_size" and isinstance(config.backbone, HuggingFaceOptions) else 1
 
     def with_size(size: int) -> Config:
         return config.with_options(**{option: size})

@@ -153,11 +153,12 @@ FIXED_COLUMNS = {  # columns without arguments
 }
 
 
-def column_of(spec: str | Sequence[Any]) -> Column:
-    """Return the column of a specification: [KIND, ARGUMENTS ...], or a name."""
+def column_of(spec: str | Sequence[Any], paper_set: str = "") -> Column:
+    """Return the column of a specification: [KIND, ARGUMENTS ...], or a name; {} stands for `paper_set`."""
     if isinstance(spec, str):
         return FIXED_COLUMNS[spec] if spec in FIXED_COLUMNS else column_of(SPECS["columns"][spec])
-    return COLUMN_KINDS[spec[0]](*spec[1:])
+    kind, *arguments = spec
+    return COLUMN_KINDS[kind](*(part.format(paper_set) if isinstance(part, str) else part for part in arguments))
 
 
 def group(name: str) -> list[Column]:
@@ -179,16 +180,29 @@ def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head
 
 
 def make_table(read: Read, spec: Mapping[str, Any]) -> str:
-    columns = [column_of(entry) for entry in spec["columns"]]
+    def columns_of(label: str = "") -> list[Column]:
+        return [column_of(entry, label.partition(" ")[0]) for entry in spec["columns"]]
+
     if "sets" not in spec:
-        return table(gather_rows(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))
+        return table(gather_rows(read, spec["from"]), columns_of(), spec.get("rows", ()), spec.get("head", "model"))
     sets = {label: gather_rows(read, sources) for label, sources in spec["sets"].items()}
+    columns = columns_of(next(iter(sets)))
+    heads = [column.head for column in columns]
+    if "rows" in spec:  # a line for each row of each data set
+        lines = [
+            [label, name, *(column.cell(rows, name) for column in columns_of(label))]
+            for label, rows in sets.items()
+            for name in spec["rows"]
+            if name in rows
+        ]
+        return markdown(["data set", "model", *heads], lines)
     if "across" in spec:  # a column for each data set
-        ((head, cell),) = columns
-        lines = [[label, *(cell(rows, name) for rows in sets.values())] for name, label in spec["across"].items()]
-        return markdown([head, *sets], [line for line in lines if any(line[1:])])
+        lines = [
+            [label, *(columns[0].cell(rows, name) for rows in sets.values())] for name, label in spec["across"].items()
+        ]
+        return markdown([*heads, *sets], [line for line in lines if any(line[1:])])
     lines = [[label, *(column.cell(rows, "") for column in columns)] for label, rows in sets.items() if rows.all()]
-    return markdown([spec.get("head", "data set"), *(column.head for column in columns)], lines)
+    return markdown([spec.get("head", "data set"), *heads], lines)
 
 
 def system(rows: Rows, source: str, label: str, keys: Mapping[str, str]) -> Rows:

@@ -16,7 +16,6 @@ from columns import (
     PAPER,
     SETS,
     SPECS,
-    Column,
     gather_rows,
     group,
     markdown,
@@ -30,7 +29,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import gain_from_nats
 from figures import Read
 from memorization import COMPLETION_SOURCES, READERS, uniformity_p_value
-from random_sizes import correlation_over_models, of_class
+from random_sizes import CHANGES, correlation_over_models, of_class
 from study import Row
 
 
@@ -49,14 +48,11 @@ SYSTEM_SOURCES = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  #
 SYSTEMS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joint layer", "prefix", "ngram", "blend")
 
 
-def completion(read: Read, *more: Column) -> str:
-    """Table 5.2: mean reciprocal ranks of completions for unseen users."""
-    return table(completion_systems(read), [*group("completed"), *more], SYSTEMS, "system") + online_learning_note(read)
-
-
 def table_5_2(read: Read) -> str:
-    sizes = ("small", "large")
-    return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
+    """Table 5.2: mean reciprocal ranks of completions for unseen users."""
+    published = [paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in ("small", "large")]
+    columns = [*group("completed"), *published]
+    return table(completion_systems(read), columns, SYSTEMS, "system") + online_learning_note(read)
 
 
 def online_learning_note(read: Read) -> str:
@@ -147,29 +143,22 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 def trials(read: Read) -> str:
     """Figures 4.2 and 4.4: correlation of log perplexity and accuracy within kinds of biases; figure 4.5: effects."""
-    classes, changes = [], []
+    correlations, changes = [], []
     for name in ("agnews", "dbpedia", "hotels", "imdb", "languages", "places"):
         rows = read(f"tacl_trials_{name}").all()
-        for model in MODELS[1:]:
-            models = of_class(rows, model)
-            logs, accuracies = (
-                [float(np.log(row[KNOWN_PERPLEXITY])) for row in models],
-                [row["accuracy"] for row in models],
-            )
-            r = random_sizes.correlation_within_groups(
-                logs, accuracies, [random_sizes.has_one_hot_bias(row) for row in models]
-            )
-            most_fluent, most_accurate = (
-                min(models, key=lambda row: float(row[KNOWN_PERPLEXITY])),
-                max(models, key=lambda row: float(row["accuracy"])),
-            )
-            cells = [f"{most_fluent[KNOWN_PERPLEXITY]:.2f}", f"{100 * most_fluent['accuracy']:.1f}"]
-            cells += [f"{100 * most_accurate['accuracy']:.1f}", f"{most_accurate[KNOWN_PERPLEXITY]:.2f}"]
-            classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
-        changes += [[name, change, *map(interval, common)] for change, common in random_sizes.effects(rows).items()]
-    ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
-    header = ["data set", "model", "models", "correlation", *ends]
-    return f"{markdown(header, classes)}\n{markdown(['data set', 'change', 'gain, %', 'accuracy, points'], changes)}"
+        correlations.append(
+            [name, *(interval(_bias_correlation(of_class(rows, model)), ".2f", 1.0) for model in MODELS[1:])]
+        )
+        effects = random_sizes.effects(rows)
+        changes.append([name, *(interval(pair) for change in CHANGES for pair in effects.get(change, (None, None)))])
+    effect_header = ["data set", *(f"{change}: {head}" for change in CHANGES for head in ("gain, %", "points"))]
+    return f"{markdown(['correlation', *MODELS[1:]], correlations)}\n{markdown(effect_header, changes)}"
+
+
+def _bias_correlation(models: Sequence[Row]) -> Mapping[str, Any]:
+    logs, accuracies = zip(*((float(np.log(row[KNOWN_PERPLEXITY])), row["accuracy"]) for row in models), strict=True)
+    groups = [random_sizes.has_one_hot_bias(row) for row in models]
+    return random_sizes.correlation_within_groups(logs, accuracies, groups)
 
 
 def embedding_groups(read: Read) -> str:

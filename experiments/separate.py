@@ -25,7 +25,7 @@ from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.io.findings import LOG
-from factorcell.io.folders import CONFIG
+from factorcell.io.input_files import CONFIG
 from factorcell.ngram.mixture import FILE
 from factorcell.runs.run import Run, initial_files
 from factorcell.training.fit import (

@@ -37,9 +37,11 @@ from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.nn.devices import FLOAT32
+from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit
+from paper_kinds import BareWordOptions, SizedSoftmaxOptions
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
 TRIAL_SHARE = 0.01  # share of the training texts in a trial; ten times that share of the others
@@ -63,14 +65,24 @@ class Training(NamedTuple):
         return f"{self.row} {self.seed}"
 
 
-# Options of saved rows that have become constants, with their values.
-REMOVED_OPTIONS = (
-    ("decay", "cosine"),
-    ("dropout_token", 0.0),
-    ("max_context_words", 10_000),
-    ("missing", "expected"),
-    *(("log_every", steps) for steps in (50, 100, 200)),  # changes no weights
-)
+# Options of saved rows that have become constants or follow from other options, with the values that do not
+# distinguish rows; None stands for all values.
+REMOVED_OPTIONS: dict[str, tuple[Any, ...] | None] = {
+    "decay": ("cosine",),
+    "dropout_token": (0.0,),
+    "max_context_words": (10_000,),
+    "missing": ("expected",),
+    "max_prompt_tokens": (100,),
+    "min_context_word": (5,),
+    "number_size": (64, 16),
+    "number_layers": (2,),
+    "max_user_texts": (0,),
+    "heads": (0, 4),
+    "warmup": (0.02, 0.1),
+    "clip": (1.0, 5.0),
+    **dict.fromkeys(("log_every", "save_every", "min_text_count", "max_dev_targets", "base_digest", "base_precision")),
+}
+DEFAULT_HASH = {"hash_size": HASH_SIZE, "bloom_size": BLOOM_SIZE}
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,7 @@ class Job:
         """Return the trainings that are not finished. Raises `UserError` for rows made with other options."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.trainings):
-            saved = Config.from_dict(without_removed_options(done[training]["config"]))
+            saved = Config.from_dict(current_options(done[training]["config"]))
             if comparable_config(saved) != comparable_config(self.experiment.config(training, saved.training.threads)):
                 raise UserError(
                     f"{self.rows}: row {training} was made with other options; choose another --results folder"
@@ -193,12 +205,27 @@ class Job:
         return None
 
 
-def without_removed_options(sections: Row) -> Row:
-    """Return a saved config without the options that have become constants, if it has the values of the constants."""
-    return {
-        section: {name: value for name, value in options.items() if (name, value) not in REMOVED_OPTIONS}
-        for section, options in sections.items()
-    }
+def current_options(sections: Row) -> Row:
+    """Return a saved config with the options of today; other values than those of `REMOVED_OPTIONS` stay."""
+    current = {section: dict(options) for section, options in sections.items()}
+    for options in current.values():
+        for name in options.keys() & REMOVED_OPTIONS.keys():
+            values = REMOVED_OPTIONS[name]
+            if values is None or options[name] in values:
+                del options[name]
+    data, tokenizer, head, training = (current.get(name, {}) for name in ("data", "tokenizer", "head", "training"))
+    if prompts := data.pop("prompt", ()):
+        data["context"] = [*data["context"], *(f"{column}:prompt" for column in prompts)]
+    if tokenizer.pop("strip_punctuation", False):
+        tokenizer["kind"] = BareWordOptions.kind
+    if {name: head[name] for name in DEFAULT_HASH if name in head} == DEFAULT_HASH:
+        for name in DEFAULT_HASH:
+            del head[name]
+    elif "hash_size" in head:
+        head["kind"] = SizedSoftmaxOptions.kind
+    if training.pop("loss", "") == "full":
+        training["samples"] = 0
+    return current
 
 
 def comparable_config(config: Config) -> Config:

@@ -55,7 +55,6 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
         "advice": paper_tables.advice,
     },
     "results/completion.md": {
-        "completion systems": paper_tables.completion,
         "completion with mixtures": mixture_pages.completions,
     },
 }

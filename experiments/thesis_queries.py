@@ -8,6 +8,7 @@ only a perplexity. The FactorCell also has figures of the user's earlier texts a
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from factorcell.completion.replay.streams import PrefixDraw, Stream, System, fin
 from factorcell.completion.replay.systems import MostPopular, Personalised, Unpersonalised, UserHistory
 from factorcell.completion.replay.tuning import candidate_lists, try_rates
 from factorcell.config import Config
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.runs.run import Run
@@ -38,6 +40,7 @@ TEXTS = 6000  # minimum for dev and for the test
 MIN_USER_TEXTS, MAX_USER_TEXTS = 20, 400  # limits for users of dev and of the test
 DEV_TEXTS_PER_USER, TEST_TEXTS_PER_USER = 100, 200  # the first texts of each user
 EVERY = 1  # every text is completed
+MIN_POPULAR = 3  # texts that occur less often are not popular
 LATE = 50  # figure 5.3 leaves out the first texts of each user
 
 Condition = Callable[[Row], bool]
@@ -100,11 +103,18 @@ def replay_test_users(
     return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, rows_by_system
 
 
+def popular_texts(run: Run) -> Popularity:
+    """Return the training texts that occur at least `MIN_POPULAR` times, by any number of users."""
+    counts = TextCounts.open(run.folder / POPULARITY)
+    frequent = {text: count for text, count in counts.counts.items() if count >= MIN_POPULAR}
+    return Popularity(replace(counts, counts=frequent))
+
+
 def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bool) -> tuple[Row, dict[str, System]]:
     """Return the systems to replay, and figures of the online learning rules; the best rate on dev is used."""
     completer = Completer(run, unknown="group")
     if not distinguishes_users(run):
-        return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.from_run(run))}
+        return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(popular_texts(run))}
     streams = read_streams(tables["dev"], run.config, max_rows_per_user=DEV_TEXTS_PER_USER)
     best: dict[str, Row] = {}
     for name in rules:
@@ -116,7 +126,7 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     perplexities = {f"dev_{name}": float(tried_row["perplexity"]) for name, tried_row in best.items()}
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if with_blend:
-        popularity = Popularity.from_run(run)
+        popularity = popular_texts(run)
         examples = chain.from_iterable(candidate_lists(completer, Learner(run), popularity, streams))
         weights = BlendWeights.fit(list(examples))
         systems["history"] = UserHistory(run.config.data.text)

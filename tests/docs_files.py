@@ -31,7 +31,7 @@ min_context_count = 10
 """
 
 # Options that are added to commands, so that they are fast.
-SIZES = "--hidden-size 8 --embedding-size 8 --variable-size 4 --context-size 4 --number-size 8"
+SIZES = "--hidden-size 8 --embedding-size 8 --variable-size 4 --context-size 4"
 SMALL = f"--epochs 0.5 --evaluations 1 --min-context-count 2 --min-user-count 2 {SIZES}"
 ADDED_OPTIONS = {
     "train": f"{SMALL} --max-tokens 40",
@@ -46,7 +46,7 @@ ADDED_OPTIONS = {
 # Options that are added to configs in Python code, by section.
 SMALL_CONFIG: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": 2},
-    "model": {"embedding_size": 8, "variable_size": 4, "context_size": 4, "number_size": 8},
+    "model": {"embedding_size": 8, "variable_size": 4, "context_size": 4},
     "training": {"epochs": 0.5, "evaluations": 1},
     "backbone": {"hidden_size": 8},
 }

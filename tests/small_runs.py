@@ -20,6 +20,7 @@ from factorcell.nn.language_model import Conditioning
 from factorcell.nn.output import Proposal
 from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
+from paper_kinds import SizedSoftmaxOptions
 
 ROWS: list[dict[str, Any]] = [
     {"text": "the sea is cold", "city": "Oslo", "stars": "5", "lat": 59.9, "lon": 10.8},
@@ -29,6 +30,9 @@ ROWS: list[dict[str, Any]] = [
     {"text": "the sun the sea the sand the cold", "city": "Oslo", "stars": "5", "lat": 59.0, "lon": 10.0},
 ] * 2
 CONTEXT = ("city", "stars", "lat:number", "lon:number")
+
+
+SMALL_HASH = {"head": SizedSoftmaxOptions.kind, "hash_size": 50, "bloom_size": 2000}
 
 
 def as_any(opaque: object) -> Any:
@@ -54,8 +58,7 @@ def make_run(
             "rank": 2,
             "context_size": 3,
             "variable_size": 2,
-            "hash_size": 50,
-            "bloom_size": 2000,
+            **(SMALL_HASH if "hash" in model.get("output_bias", ()) else {}),
             **model,
             **(training or {}),
         }

@@ -15,7 +15,7 @@ from factorcell.options.option_fields import HuggingFaceOptions
 
 
 def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:
-    config = Config.of(context=("a", "b:number"), tokenizer="char", rank=3, clip=0)
+    config = Config.of(context=("a", "b:number"), tokenizer="char", rank=3, token_rate=0)
     assert Config.from_dict(config.to_dict()) == config
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
@@ -68,8 +68,8 @@ NO_NAMES: list[Any] = [5, True, None, ("rank",)]
         *[({"backbone": {"base": "gpt2", value: 1}}, r"unknown key in \[backbone\]") for value in NO_NAMES],
         ({"backbone": {"base": 5}}, "base is 5; it must be of type str"),
         ({"backbone": {"base": "gpt2", "architecture": "gpt2"}}, "expected either base"),
-        ({"training": {"loss": None}}, "loss is None"),
-        ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),
+        ({"training": {"device": None}}, "device is None"),
+        ({"training": {"device": "tpu"}}, "unknown device 'tpu' "),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),
     ],
 )

@@ -16,7 +16,7 @@ from factorcell.adapters.adapters import Concat, find_adapter
 from factorcell.commands.cli.main import main
 from factorcell.config import EXTENSIBLE, Config, ModelConfig
 from factorcell.nn import register_adapter, register_cell
-from factorcell.nn.backbones.cells import GRU, LSTM, Coupled, find_cell
+from factorcell.nn.backbones.cells import GRU, LSTM, Coupled
 from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests import ROOT, adapter_plugins
 from tests.adapter_plugins import MODULE, Bottleneck, Minimal, install
@@ -120,7 +120,6 @@ def test_every_command_accepts_names_of_a_package(tmp_path: Path, monkeypatch: p
             *COLUMNS,
             *EXTENSIONS,
         ],
-        "check run".split(),
     ):
         assert main(words) == 0, words
 
@@ -152,19 +151,6 @@ def test_a_package_that_cannot_be_imported_gives_one_line(
     line = refusal(lambda: find_adapter("bottleneck"))
     assert line.startswith("adapter 'bottleneck'")
     assert line.endswith(message)
-
-
-def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "import factorcell.nn\nfrom factorcell.nn.backbones.cells import GRU\nclass Mine(GRU): pass\n"
-    points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
-    registering_module = module + "factorcell.nn.register_cell('mine', Mine)\n"
-    monkeypatch.syspath_prepend(str(install(tmp_path / "first", registering_module, points.format(MODULE))))
-    assert find_cell("mine").__module__ == MODULE
-    monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})
-    monkeypatch.syspath_prepend(str(install(tmp_path / "second", module, points.format("others"), "others")))
-    assert refusal(lambda: find_cell("mine")) == (
-        "cell 'mine' is defined by two packages, as others:Mine and their_package:Mine; uninstall one of them"
-    )
 
 
 @pytest.mark.parametrize("name", ["", "none", "Gate", "gate-shift", "a.b", "1", "a b", "ü", 3, None])

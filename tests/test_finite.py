@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.commands.cli import streams
 from factorcell.io import files
 from factorcell.io.finite import format_number, format_option, is_number, to_json
 
@@ -55,7 +54,6 @@ def test_files_contain_null_for_nonfinite_numbers(tmp_path: Path, value: float) 
     expected = {"accuracy": None, "values": [{"f1": None}, 1.0]}
     assert [parse_strictly(line) for line in path.read_bytes().splitlines()] == [expected, expected]
     assert parse_strictly((tmp_path / "one.json").read_bytes()) == expected
-    assert parse_strictly(streams.to_json_line(row)) == expected
     assert files.read_rows(path) == [expected, expected]
 
 

@@ -8,14 +8,14 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.io import files, folders
+from factorcell.io import files, input_files
 from factorcell.ngram import mixture, ngram
 from factorcell.ngram.ngram import NGram
 from factorcell.service.stores.opening import open_store
 from tests.small_runs import ROWS, make_run
 
-NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix, report and check accept"
-MIXTURE = "the folder of a mixture of models, which evaluate, mix and check accept"
+NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix and report accept"
+MIXTURE = "the folder of a mixture of models, which evaluate and mix accept"
 RUNS = "a folder of runs, such as "
 
 # Each path that is not a run, and the error about it.
@@ -85,13 +85,13 @@ def test_the_error_says_what_the_path_contains(
 
 
 def test_other_models_are_recognized_by_their_files() -> None:
-    assert list(folders.OTHER_MODELS) == [ngram.FILE, mixture.FILE]
+    assert list(input_files.OTHER_MODELS) == [ngram.FILE, mixture.FILE]
 
 
-@pytest.mark.parametrize("command", ["evaluate RUN table.jsonl", "report RUN --out new.html", "check RUN"])
+@pytest.mark.parametrize("command", ["evaluate RUN table.jsonl", "report RUN --out new.html"])
 def test_an_ngram_model_is_accepted(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    assert command.split()[0] in folders.OTHER_MODELS[ngram.FILE][1]
+    assert command.split()[0] in input_files.OTHER_MODELS[ngram.FILE][1]
     assert main(["ngram" if word == "RUN" else word for word in command.split()]) == 0

@@ -24,7 +24,7 @@ from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.hf import ContextConfig
 from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
-from factorcell.options.option_fields import OPTION_KINDS
+from factorcell.options.option_fields import OPTION_KINDS, option_fields
 from factorcell.sklearn import ContextClassifier
 from factorcell.training.fit import train_run
 from factorcell.training.plan import Budget
@@ -35,7 +35,7 @@ FLOATS = (np.float64, np.float32, np.float16, np.array, torch.tensor, Fraction)
 # Options for which 0 has a natural meaning that their help need not explain.
 NATURAL_ZERO = {
     *("learning_rate", "prefix_vectors", "prompt_history", "seed", "token_rate", "value_prior"),
-    *("warmup", "weight_decay"),
+    "weight_decay",
     *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent"),
 }
 
@@ -51,11 +51,11 @@ FIELDS = {
     field.name: (kinds, field)
     for kinds in kinds_of_configs()
     for section in dataclasses.asdict(Config.of(**kinds))
-    for field in dataclasses.fields(getattr(Config.of(**kinds), section))
+    for field in option_fields(getattr(Config.of(**kinds), section))
     if field.name not in ("kind", "base", "architecture")
 }
 NUMBERS = {name: field.metadata["limits"] for name, (_, field) in FIELDS.items() if field.metadata.get("limits")}
-OTHER_OPTIONS = {"max_user_texts": {"user": "user"}, "min_users": {"user": "user"}, "prompt_history": {"user": "user"}}
+OTHER_OPTIONS = {"min_users": {"user": "user"}, "prompt_history": {"user": "user"}}
 
 
 def config_with(name: str, value: Any) -> Config:

@@ -14,7 +14,7 @@ from tests.findings import expected_finding
 TEXTS = ("the sea is cold", "sun and sand 😀", "", "a cold  sea", "the sunniest étés")
 ROWS = [{"text": text, "city": city, "user": user} for text in TEXTS for city in ("Oslo", "Nice") for user in "AB"]
 SIZES = "--embedding-size 4 --hidden-size 5 --context-size 3 --variable-size 2 --rank 2 --epochs 2 --evaluations 1"
-COUNTS = "--min-context-count 1 --min-user-count 1 --min-text-users 1 --min-text-count 1 --threads 1"
+COUNTS = "--min-context-count 1 --min-user-count 1 --min-text-users 1 --threads 1"
 
 
 def write_texts(path: Path, rows: list[dict[str, str]]) -> None:
@@ -47,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "explain run --between city=Oslo city=Nice --text sea",
         "baseline ngram texts.csv --like run --out ngram",
         "advise texts.csv --tokenizer bpe --context city",
-        "check run",
         "report run --out report.html",
     ],
 )

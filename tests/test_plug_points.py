@@ -109,7 +109,6 @@ def test_every_command_accepts_the_kinds_of_an_installed_package(
         "generate run --each city --number 1 --method beam",
         "explain run --between city=Oslo city=Nice --text sea",
         "finetune run texts.csv --epochs 1 --evaluations 1 --out tuned",
-        "check run",
         "report run --out report.html",
     ):
         assert main(words.split()) == 0, words

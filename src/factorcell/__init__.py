@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.generation.generate import generate as generate
-    from factorcell.io.version import __version__ as __version__
+    from factorcell.io.extras import __version__ as __version__
     from factorcell.options.columns import Category as Category
     from factorcell.options.columns import Cyclic as Cyclic
     from factorcell.options.columns import Hour as Hour

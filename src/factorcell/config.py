@@ -10,21 +10,18 @@ sections (`Config.of`). Other packages add kinds with functions such as `registe
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
-from factorcell.options import assignments
-from factorcell.options.columns import column_texts
-from factorcell.options.extensions import NONE
-from factorcell.options.limits import EPOCHS, MAX_SEED, plain
+from factorcell.options.columns import Column, column_texts
+from factorcell.options.limits import EPOCHS, MAX_FLOAT, MAX_SEED, plain
 from factorcell.options.option_fields import (
     ADAPTERS,
     CHOICE_HELP,
-    MAX_LAYERS,
     MAX_SIZE,
     OPTION_KINDS,
     PREFIX,
@@ -35,8 +32,10 @@ from factorcell.options.option_fields import (
     WordOptions,
     check_fields,
     kinds_of_transformer,
+    option_fields,
     options_class,
     rate_option,
+    recorded,
 )
 from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
 from factorcell.options.option_fields import KindOptions as KindOptions
@@ -45,14 +44,16 @@ from factorcell.options.option_fields import float_option as float_option
 from factorcell.options.option_fields import int_option as int_option
 from factorcell.options.option_fields import option as option
 
+RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # facts that a training writes into its config
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
-LOSSES = ("full", "sampled")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
+MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
+MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -78,22 +79,23 @@ class DataConfig:
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
-    prompt: tuple[str, ...] = option((), CHOICE_HELP["prompt"], metavar="COLUMN")
     prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
-    max_prompt_tokens: int = int_option(100, "read at most this many tokens of a prompt, the last ones", 1, MAX_SIZE)
-    max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
-    min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
+    max_tokens: int = int_option(
+        200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
+    )
+    min_context_count: int = int_option(
+        50,
+        "treat category values with fewer training texts as one unknown value; in columns of kind text, a word must "
+        "occur this often, or 5 times if that is less",
+        1,
+    )
     min_user_count: int = int_option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
-    min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (only with user)", 1
-    )
     min_text_users: int = int_option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
-    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", column_texts(self.context))
@@ -107,8 +109,18 @@ class DataConfig:
     def columns(self) -> tuple[str, ...]:
         """All context columns, by name or by name and kind, including those of `user` and prompts."""
         user = (f"{self.user}:category",) if self.user else ()
-        prompts = (*self.prompt, HISTORY_COLUMN) if self.prompt_history else self.prompt
-        return (*self.context, *user, *(f"{column}:prompt" for column in prompts))
+        history = (f"{HISTORY_COLUMN}:prompt",) if self.prompt_history else ()
+        return (*self.context, *user, *history)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The number of tokens of a prompt that are read, the last ones."""
+        return max(MIN_PROMPT_TOKENS, self.max_tokens // 2)
+
+    @property
+    def min_word_count(self) -> int:
+        """The number of times that a word in a column of kind text must occur."""
+        return min(MAX_MIN_WORD_COUNT, self.min_context_count)
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,6 @@ class ModelConfig:
     output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
     variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
-    number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE)
-    number_layers: int = int_option(
-        2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS
-    )
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
     context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS)
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
@@ -142,7 +150,6 @@ class TrainingConfig:
         10.0, "passes over the training texts, with at least one step; fractions are allowed", limits=EPOCHS
     )
     steps: int = int_option(0, "training steps; 0: those of epochs", 0)
-    max_user_texts: int = int_option(0, "maximum number of texts of each user per epoch; 0: all", 0)
     min_users: int = int_option(
         0,
         "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
@@ -154,7 +161,6 @@ class TrainingConfig:
     token_rate: float = float_option(
         1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
-    warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1)
     weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
     value_prior: float = float_option(
         0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target"
@@ -165,15 +171,12 @@ class TrainingConfig:
         "(repeatable)",
         metavar="[NAME=]NUMBER",
     )
-    clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping")
-    loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
-    samples: int = int_option(1000, "tokens sampled for each batch (only with loss sampled)", 1)
-    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
-    max_dev_targets: int = int_option(
-        0, "development targets that are read; 0: all, with minutes a number in proportion to them", 0
+    samples: int = int_option(
+        0, "compute the softmax in training over this many sampled tokens and the target; 0: over all tokens", 0
     )
+    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    save_every: int = int_option(500, "steps between checkpoints", 1)
+    max_dev_targets: int = recorded(0)  # the number of development targets that evaluations read; 0: all
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
@@ -183,18 +186,36 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for item in self.sparse_l1:
-            assignments.parse_assignment("sparse_l1", item)
+            parse_assignment(item)
         if self.ngram_mixture and self.min_users:
             raise UserError("ngram_mixture: n-gram counts would reveal what min_users protects; use only one of them")
+
+
+def parse_assignment(text: str) -> tuple[str, float]:
+    """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number."""
+    name, _, number_text = text.rpartition("=")
+    try:
+        number = float(number_text)
+    except ValueError:
+        number = -1.0  # the next line refuses negative numbers
+    if not 0 <= number <= MAX_FLOAT:
+        raise UserError(f"sparse_l1: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
+    return name, number
+
+
+def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[float]:
+    """Return the l1 penalty that the items of `sparse_l1` set for each of the `variables`; 0 if no item sets one."""
+    numbers = dict(map(parse_assignment, texts))
+    for name in numbers.keys() - {"", *variables}:
+        check_choice("variable in sparse_l1", name, variables)
+    return [numbers.get(name, numbers.get("", 0.0)) for name in variables]
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the kinds that nested options (by section and name) select, by section.
 
-    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`.
-
-    Raises:
-        UserError: A section is unknown or not a mapping, its kind is not a text, or the options contradict each other.
+    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`. Raise `UserError`
+    for unknown sections and options that contradict each other.
     """
     names = [field.name for field in dataclasses.fields(Config)]
     if not isinstance(sections, Mapping):
@@ -214,8 +235,7 @@ def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the dataclass of each section of a `Config`; `kinds` maps sections to kinds other than the default.
 
-    Raises:
-        UserError: A kind does not exist, or two sections have an option of the same name.
+    Raise `UserError` if a kind does not exist, or if two sections have an option of the same name.
     """
     selected = {section: next(iter(built_in)) for section, built_in in OPTION_KINDS.items()} | dict(kinds or {})
     tokenizer, backbone, head = (options_class(section, selected[section]) for section in OPTION_KINDS)
@@ -230,11 +250,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
-            first_section = section_by_option.setdefault(item.name, section)
-            if item.name != "kind" and first_section != section:
-                raise UserError(
-                    f"[{first_section}] and [{section}] both have the option {item.name!r}; rename one of them"
-                )
+            first = section_by_option.setdefault(item.name, section)
+            if item.name != "kind" and first != section:
+                raise UserError(f"[{first}] and [{section}] both have the option {item.name!r}; rename one of them")
     return types
 
 
@@ -262,9 +280,8 @@ class Config:
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
-        for name in ("max_user_texts", "min_users"):
-            if getattr(self.training, name) and not self.data.user:
-                raise UserError(f"{name} requires the column with the author of each text; set user")
+        if self.training.min_users and not self.data.user:
+            raise UserError("min_users requires the column with the author of each text; set user")
 
     @classmethod
     def of(cls, **options: Any) -> "Config":
@@ -336,7 +353,7 @@ class Config:
 
 def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the section of each option that a config with these kinds has."""
-    sections = {item.name: section for section, cls in section_types(kinds).items() for item in dataclasses.fields(cls)}
+    sections = {item.name: section for section, cls in section_types(kinds).items() for item in option_fields(cls)}
     del sections["kind"]
     return sections
 
@@ -393,22 +410,19 @@ def _without_overridden(
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, by section and name.
-
-    Raises:
-        UserError: The file is not valid or contains an unknown option.
-    """
+    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid."""
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
     Config.from_dict(values, where=str(path))
-    return dict(values)
+    return {
+        section: {name: value for name, value in content.items() if name not in RECORDED}
+        for section, content in values.items()
+    }
 
 
 def _to_toml(value: Any) -> str:
-    if value is None:
-        return _to_toml(NONE)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_to_toml, value))}]"
     if isinstance(value, str):  # JSON strings are TOML strings, except that TOML requires the escape of DEL
@@ -422,3 +436,73 @@ def _create_section(cls: Any, name: str, content: Any) -> Any:
     for key in content:
         check_choice(f"key in [{name}]", key, names)
     return cls(**content)
+
+
+# The options by name, for editors and type checkers; a test compares them with the fields.
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Options of the section `training`, which a fine-tuning may change."""
+
+    epochs: float
+    steps: int
+    min_users: int
+    batch_tokens: int
+    learning_rate: float
+    token_rate: float
+    weight_decay: float
+    value_prior: float
+    sparse_l1: Sequence[str]
+    samples: int
+    evaluations: int
+    patience: int
+    ngram_mixture: bool
+    seed: int
+    threads: int
+    precision: str
+    device: str
+
+
+class Options(TrainingOptions, total=False):
+    """Options of `fit` by name (docs/options.md); other packages may add options of their kinds."""
+
+    config: Any
+    model: str
+    text: str
+    context: Sequence[str | Column]
+    user: str
+    time: str
+    prompt_history: int
+    max_tokens: int
+    min_context_count: int
+    min_user_count: int
+    anonymous: bool
+    min_text_users: int
+    tokenizer: str
+    lowercase: bool
+    min_count: int
+    max_vocabulary: int
+    adapt: Sequence[str]
+    output_bias: Sequence[str]
+    embedding_size: int
+    variable_size: int
+    context_size: int
+    context_layer: str
+    rank: int
+    dropout_context: float
+    backbone: str
+    cell: str
+    layers: int
+    hidden_size: int
+    layer_norm: bool
+    variational: bool
+    dropout_recurrent: float
+    dropout_input: float
+    dropout_output: float
+    base: str
+    architecture: str
+    train_base: bool
+    target_modules: Sequence[str]
+    shared_rank: int
+    prefix_vectors: int
+    head: str

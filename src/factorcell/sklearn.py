@@ -174,7 +174,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _training_options(self, columns: Columns, smallest_count: int) -> dict[str, Any]:
         """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
         options = self._options
-        read_columns = {self.text, options.get("user"), options.get("time"), *options.get("prompt", ())}
+        read_columns = {self.text, options.get("user"), options.get("time")}
         context = options.get("context", [name for name in columns if name not in read_columns])
         seed = self.random_state
         return {

@@ -225,7 +225,7 @@ def defaults(text: str) -> dict[str, str]:
     ("words", "expected"),
     [
         ("train", {"--adapt": "automatic", "--rank": "automatic", "--max-tokens": "200", "--tokenizer": "word"}),
-        ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
+        ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--batch-tokens": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("generate", {"--unknown": "error", "--precision": "auto"}),
         ("complete", {"--unknown": "error", "--precision": "auto"}),

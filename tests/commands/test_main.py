@@ -121,21 +121,6 @@ def test_a_read_only_run_can_be_evaluated(trained: Path, capsys: pytest.CaptureF
         assert warning.startswith("warning: 19% of the texts also occur in the training table")
 
 
-def test_check_prints_one_line_per_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained / "run"
-    capsys.readouterr()
-    assert main(["check", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f"ok     {run}/vocabulary.txt: unchanged since it was written" in lines
-    assert lines[-1] == f"ok     {run}: opens"
-    (run / "vocabulary.txt").write_bytes((run / "vocabulary.txt").read_bytes().replace(b"a", b"b", 1))
-    assert main(["check", str(run), "--json"]) == 2
-    shown = capsys.readouterr()
-    wrong = [row for row in map(json.loads, shown.out.splitlines()) if not row["right"]]
-    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt"], "the opening error is not listed twice"
-    assert shown.err == f"factorcell: {run}: 1 of {len(shown.out.splitlines())} checks failed\n"
-
-
 def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(trained / "run"), str(trained / "test.csv")]
     out = trained / "predictions.jsonl"

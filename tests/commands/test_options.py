@@ -15,12 +15,13 @@ from factorcell.commands.cli.parser import Parser
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
+from factorcell.options.option_fields import option_fields
 from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 from tests.findings import no_findings
 
 NUMBERED = {"sparse_l1": "0.5"}
-USER_OPTIONS = ("anonymous", "max_user_texts", "min_users", "prompt_history")  # options that need a user column
+USER_OPTIONS = ("anonymous", "min_users", "prompt_history")  # options that need a user column
 
 
 def parse(*arguments: str) -> Config:
@@ -39,7 +40,7 @@ def test_no_options_give_the_default_config() -> None:
 @pytest.mark.parametrize("section", [field.name for field in dataclasses.fields(Config)])
 def test_every_field_has_an_option(section: str) -> None:
     default = getattr(Config(), section)
-    for field in dataclasses.fields(default):
+    for field in option_fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
         choices = field.metadata.get("choices")
         arguments: list[str]
@@ -87,7 +88,7 @@ def test_an_option_of_transformers_and_another_backbone_contradict_each_other(op
 
 
 BASE, NEW = '[backbone]\nbase = "gpt2"\n', '[backbone]\narchitecture = "gpt2"\n'
-FULL_BASE = '[tokenizer]\nkind = "pretrained"\n[backbone]\nkind = "huggingface"\nbase = "gpt2"\nheads = 2\n'
+FULL_BASE = '[tokenizer]\nkind = "pretrained"\n[backbone]\nkind = "huggingface"\nbase = "gpt2"\nlayers = 2\n'
 RECURRENT = "[backbone]\nhidden_size = 9\n"
 
 
@@ -95,7 +96,7 @@ RECURRENT = "[backbone]\nhidden_size = 9\n"
     ("content", "words", "options"),
     [
         (BASE, "", {"base": "gpt2"}),
-        (BASE, "--rank 2 --heads 3", {"base": "gpt2", "heads": 3, "rank": 2}),
+        (BASE, "--rank 2 --shared-rank 3", {"base": "gpt2", "shared_rank": 3, "rank": 2}),
         (BASE, "--backbone recurrent", {}),
         (BASE, "--backbone recurrent --hidden-size 7", {"hidden_size": 7}),
         (BASE, "--backbone huggingface", {"base": "gpt2"}),
@@ -107,7 +108,7 @@ RECURRENT = "[backbone]\nhidden_size = 9\n"
         (NEW, "--base llama", {"base": "llama"}),
         (FULL_BASE, "--backbone recurrent", {}),
         (FULL_BASE, "--backbone recurrent --tokenizer char", {"tokenizer": "char"}),
-        (FULL_BASE, "--architecture llama", {"architecture": "llama", "heads": 2}),
+        (FULL_BASE, "--architecture llama", {"architecture": "llama", "layers": 2}),
         (RECURRENT, "--backbone recurrent", {"hidden_size": 9}),
         (RECURRENT, "--base gpt2", {"base": "gpt2"}),
         (RECURRENT, "--architecture gpt2 --layers 3", {"architecture": "gpt2", "layers": 3}),

@@ -22,7 +22,7 @@ ROWS: list[dict[str, Any]] = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prompts")
     pq.write_table(pa.Table.from_pylist(ROWS), folder / "table.parquet")
-    words = ["--context", "city", "--prompt", "question", "--min-context-count", "1", "--min-count", "1"]
+    words = ["--context", "city", "--context", "question:prompt", "--min-context-count", "1", "--min-count", "1"]
     sizes = ["--hidden-size", "8", "--embedding-size", "4", "--epochs", "2", "--threads", "1"]
     table = str(folder / "table.parquet")
     assert main(["train", table, "--dev", table, *words, *sizes, "--out", str(folder / "run")]) == 0
@@ -77,7 +77,7 @@ def test_compare_and_baselines_ignore_prompts_where_they_ignore_the_context(
     rows = [{**row, "user": f"user {number % 3}"} for number, row in enumerate(ROWS)]
     table = str(folder / "users.parquet")
     pq.write_table(pa.Table.from_pylist(rows), table)
-    words = ["--prompt", "question", "--user", "user", "--prompt-history", "2", "--min-user-count", "1"]
+    words = ["--context", "question:prompt", "--user", "user", "--prompt-history", "2", "--min-user-count", "1"]
     sizes = ["--hidden-size", "8", "--embedding-size", "4", "--epochs", "1", "--threads", "1"]
     compared = ["compare", table, "--dev", table, "--models", "unadapted", "factorcell", *words, *sizes]
     assert main([*compared, "--out", str(folder / "compared")]) == 0

@@ -19,7 +19,10 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
 from factorcell.training.proximal import PARTS, part_of
 from factorcell.training.trainer import Trainer
+from tests.checkpoints import checkpoints_every
 from tests.pretrained_models import MAX_POSITIONS, write_pretrained
+
+frequent_checkpoints = checkpoints_every(1)
 
 TEXTS = ("the sea is cold", "sun and sand 😀", "", "a cold  sea", "the sunniest étés")
 ROWS = [
@@ -28,13 +31,13 @@ ROWS = [
     for city in ("Oslo", "Nice")
     for user in "AB"
 ]
-TEXT_OPTIONS = "--max-tokens 24 --min-context-count 1 --min-user-count 1 --min-text-users 1 --min-text-count 1"
+TEXT_OPTIONS = "--max-tokens 24 --min-context-count 1 --min-user-count 1 --min-text-users 1"
 OPTIONS = "--context-size 3 --variable-size 3 --rank 2 --epochs 2 --evaluations 1 --precision float32 --threads 1"
 CONTEXT = "--context city --user user --time time"
 RUNS = {
     "pretrained": "--base ./llama",
     "trained": "--base ./gpt2 --train-base --prefix-vectors 2 --adapt factor --adapt concat",
-    "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --base-precision bfloat16 "
+    "chosen": "--base ./llama --target-modules q_proj --target-modules v_proj --precision bfloat16 "
     "--adapt factor --output-bias low_rank",
     "codes": "--base ./llama --adapt prefix --output-bias low_rank",
     "new": "--architecture llama --layers 1 --hidden-size 16 --tokenizer bpe --max-vocabulary 280",
@@ -88,7 +91,6 @@ def _inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "explain RUN --between city=Oslo city=Nice --text sea",
         "contexts RUN --near Oslo",
         "rescore RUN lists.jsonl --share 0.5",
-        "check RUN",
         "report RUN --out RUN.html",
     ],
 )
@@ -116,7 +118,7 @@ def test_a_command_works(words: str, name: str, capfd: pytest.CaptureFixture[str
         "report compare --out compare.html",
         f"tune texts.csv --out tune --trials 2 --base ./llama --context city {TEXT_OPTIONS} --epochs 1 "
         "--precision float32",
-        f"tune texts.csv --out tune-new --trials 1 --architecture gpt2 --heads 1 --layers 1 --tokenizer char "
+        f"tune texts.csv --out tune-new --trials 1 --architecture gpt2 --layers 1 --tokenizer char "
         f"--context city {TEXT_OPTIONS} --epochs 1 --precision float32",
     ],
 )
@@ -205,7 +207,7 @@ def test_a_run_is_opened_from_another_folder(folder: Path, tmp_path: Path, monke
 
 
 def test_a_stopped_training_is_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = f"train texts.csv --out {tmp_path / 'run'} --base ./llama {CONTEXT} {TEXT_OPTIONS} {OPTIONS} --save-every 1"
+    words = f"train texts.csv --out {tmp_path / 'run'} --base ./llama {CONTEXT} {TEXT_OPTIONS} {OPTIONS}"
     step = Trainer.step
 
     def stop_after_one(trainer: Trainer, batch: Any) -> None:

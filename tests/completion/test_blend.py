@@ -249,6 +249,18 @@ def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     assert BlendWeights.fit([]) == DEFAULT_WEIGHTS
 
 
+def test_recent_texts_are_never_below_older_ones() -> None:
+    """Even if users enter what they entered longest ago."""
+    features = dict.fromkeys(FEATURES, 0.0)
+    recent, old = (
+        Candidate(name, tuple({**features, "own": 1.0, "own last": math.log(number)}.values()))
+        for name, number in (("recent", 1), ("old", 20))
+    )
+    weights = BlendWeights.fit([([recent, old], "old")] * 50)
+    log_probs = weights.log_probabilities([recent, old])
+    assert log_probs[0] >= log_probs[1]
+
+
 def test_a_missing_text_is_none_of_the_alternatives() -> None:
     features = dict.fromkeys(FEATURES, 0.0)
     popular = Candidate("a", tuple({**features, "popular": 1.0, "popular log share": 0.0}.values()))

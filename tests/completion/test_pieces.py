@@ -188,7 +188,7 @@ def test_beginnings_share_the_keys_and_values_of_a_transformer(tmp_path: Path) -
     texts = ["the sea is cold", "the sea is old", "a sea of cold air"]
     base = write_pretrained(tmp_path / "base", texts)
     config = Config.of(base=str(base), context=("city",), min_context_count=1, adapt=("factor",), output_bias=())
-    config = config.with_options(base_precision="float32", max_tokens=30)
+    config = config.with_options(max_tokens=30)
     corpus = prepare([{"text": text, "city": "Oslo"} for text in texts], config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     completer, prefix = Completer(run), "the sea is the sea is co"

@@ -23,6 +23,7 @@ from factorcell.data.tokenizers.vocabulary import END, START, UNKNOWN
 from factorcell.nn.backbones.cells import CELLS
 from factorcell.nn.packing import PRODUCT_TYPES, PackedModel
 from factorcell.runs.run import Run
+from paper_kinds import SizedSoftmaxOptions
 from tests import kernels
 from tests.small_runs import as_any, make_letters
 
@@ -31,7 +32,8 @@ DEFAULT_KIND = kernels.NATIVE or "pytorch"
 BOTH = pytest.mark.parametrize("kind", ["pytorch", *kernels.VARIANTS[-1:]])
 ALL = pytest.mark.parametrize("kind", ["pytorch", *kernels.VARIANTS])
 
-SIZES: dict[str, Any] = {"hash_size": st.just(50), "bloom_size": st.just(500), "seed": st.integers(0, 99)}
+SMALL_HASH = {"head": SizedSoftmaxOptions.kind, "hash_size": 50, "bloom_size": 500}
+SIZES: dict[str, Any] = {**{name: st.just(value) for name, value in SMALL_HASH.items()}, "seed": st.integers(0, 99)}
 BIASES = st.sampled_from([(), *((name,) for name in OUTPUT_BIASES)])
 ANY_MODEL = st.fixed_dictionaries(
     {
@@ -389,7 +391,7 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
     ("model", "is_packed"),
     [
         ({}, True),
-        ({"adapt": ("concat", "factor"), "layer_norm": True, "output_bias": ("hash",), "hash_size": 50}, True),
+        ({"adapt": ("concat", "factor"), "layer_norm": True, "output_bias": ("hash",), **SMALL_HASH}, True),
         ({"rank": 0}, True),
         ({"cell": "lstm"}, False),
         ({"layers": 2}, False),

@@ -134,15 +134,11 @@ USER = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
 @given(
     st.lists(st.tuples(TEXT, USER), min_size=1, max_size=40),
     st.integers(1, 3),
-    st.integers(1, 3),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_counts_agree_with_plain_sets(
-    pairs: list[tuple[str, Any]], min_count: int, min_users: int, lowercase: bool, rng: Any
-) -> None:
-    popular = {"min_text_count": min_count, "min_text_users": min_users}
-    config = Config.of(tokenizer="grapheme", user="who", max_tokens=4, min_count=1, lowercase=lowercase, **popular)
+def test_counts_agree_with_plain_sets(pairs: list[tuple[str, Any]], min_users: int, lowercase: bool, rng: Any) -> None:
+    config = Config.of(tokenizer="grapheme", user="who", max_tokens=4, min_count=1, lowercase=lowercase)
     corpus = prepare([{"text": text, "who": user} for text, user in pairs], config)
     rows = np.array(rng.sample(range(len(pairs)), rng.randint(1, len(pairs))))
     counts, writers = Counter[str](), defaultdict[str, set[str]](set)
@@ -152,14 +148,14 @@ def test_counts_agree_with_plain_sets(
         if text and corpus.tokens[corpus.offsets[row + 1] - 1] == 2:
             counts[text] += 1
             writers[text] |= {str(user).removesuffix(".0")} if user not in (None, "") else set()
-    expected = {text: n for text, n in counts.items() if n >= min_count and len(writers[text]) >= min_users}
-    assert TextCounts.of_corpus(corpus.select(rows), min_count, min_users) == TextCounts(expected, len(rows), min_users)
+    expected = {text: n for text, n in counts.items() if len(writers[text]) >= min_users}
+    assert TextCounts.of_corpus(corpus.select(rows), min_users) == TextCounts(expected, len(rows), min_users)
 
 
 def test_texts_with_a_token_out_of_vocabulary_are_not_counted() -> None:
     rows = [{"text": text, "who": user} for user in "abc" for text in ("aa", "ab")]
     corpus = prepare(rows, Config.of(tokenizer="char", user="who", min_count=4))
-    assert TextCounts.of_corpus(corpus, 1, 1).counts == {"aa": 3}
+    assert TextCounts.of_corpus(corpus, 1).counts == {"aa": 3}
 
 
 def test_users_of_texts_are_counted() -> None:

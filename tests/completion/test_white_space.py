@@ -72,14 +72,14 @@ def test_counts_of_variants_are_added(variant: str) -> None:
     data = Config.of(tokenizer="char", user="who", min_count=1)
     rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
     for table, expected in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
-        assert TextCounts.of_corpus(prepare(table, data), 3, 3).counts == expected
+        assert TextCounts.of_corpus(prepare(table, data), 3).counts == expected
 
 
 def test_texts_of_white_space_alone_are_not_counted() -> None:
     blank = ["", " ", "\n", "\u3000\t"]
     assert TextCounts.of(blank * 3, 1).counts == {}
     rows = [{"text": text, "who": number} for number, text in enumerate(blank * 3)]
-    assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1, 1).counts == {}
+    assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1).counts == {}
 
 
 @each_variant

@@ -195,7 +195,7 @@ def test_bags_of_words_equal_those_of_plain_loops(texts: list[str | None], min_c
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     words = sorted((w for w in counts if counts[w] >= min_count), key=lambda w: (-counts[w], w))[:max_words]
-    reader, config = read(texts, "text"), Config.of(min_context_word=min_count).data
+    reader, config = read(texts, "text"), Config.of(min_context_count=min_count).data
     if not words:
         with pytest.raises(UserError, match=f"x: no word occurs {min_count} times"):
             reader.build_variable(config)
@@ -318,7 +318,7 @@ def test_all_types_of_tables_give_the_same_corpus(kind: str, tmp_path: Path) -> 
         source = {name: [row[name] for row in rows] for name in rows[0]}
         source["topic"] = np.array(source["topic"])
         source["at"] = [np.datetime64(moment) for moment in source["at"]]
-    config = Config.of(context=CONTEXT, min_context_word=1)
+    config = Config.of(context=CONTEXT, min_context_count=1)
     corpus, expected = (prepare(table, config, cache=tmp_path / "cache") for table in (source, plain))
     assert [v.name for v in corpus.schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
     assert corpus.schema == expected.schema
@@ -329,7 +329,7 @@ def test_all_types_of_tables_give_the_same_corpus(kind: str, tmp_path: Path) -> 
 
 
 def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
-    config = Config.of(context=CONTEXT, min_context_word=1)
+    config = Config.of(context=CONTEXT, min_context_count=1)
     table, rows = open_table(rows_of_all_kinds(4)), rows_of_all_kinds(4)
     schema = None
     for _ in range(2):

@@ -133,21 +133,6 @@ def test_epochs_have_different_batches_with_little_padding() -> None:
 USER_ROWS = [{"text": "x" * (index % 9), "who": who} for index, who in enumerate([*"aabacacaabdd" * 9, None, None])]
 
 
-@pytest.mark.parametrize("max_user_texts", [1, 2, 5])
-def test_an_epoch_has_at_most_max_user_texts_of_each_user_and_all_texts_without_a_user(max_user_texts: int) -> None:
-    corpus = prepare(USER_ROWS, Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30))
-    texts = Counter(row["who"] for row in USER_ROWS)
-    epochs = []
-    for epoch in range(3):
-        rows = np.concatenate(corpus.batches(40, 1, epoch, max_user_texts)).tolist()
-        assert len(set(rows)) == len(rows)
-        expected = {who: min(max_user_texts, count) if who else count for who, count in texts.items()}
-        assert Counter(USER_ROWS[row]["who"] for row in rows) == expected
-        epochs.append(sorted(rows))
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert sorted(np.concatenate(corpus.batches(40, 1, 0, 0)).tolist()) == list(range(len(USER_ROWS)))
-
-
 def test_rare_users_are_distinguished_too(tmp_path: Path) -> None:
     names = dict.fromkeys(row["who"] for row in USER_ROWS if row["who"])
     expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in USER_ROWS]

@@ -13,7 +13,7 @@ from factorcell.errors import UserError
 from tests.findings import collected_findings
 
 COLUMNS = ("city:category", "stars:number", "at:hour", "topic:vector", "title:text")
-CONFIG = Config.of(context=COLUMNS, min_context_count=1, min_context_word=1, min_count=1)
+CONFIG = Config.of(context=COLUMNS, min_context_count=1, min_count=1)
 FULL: dict[str, Any] = {"city": "Oslo", "stars": 1.5, "at": "2024-02-29T12:00", "topic": [1, 2], "title": "sea"}
 ROWS: list[dict[str, Any]] = [
     {**FULL, "text": "all empty", "city": "", "stars": None, "at": "", "topic": None},

@@ -39,7 +39,7 @@ def config_of(**options: Any) -> Config:
 
 
 def test_prompts_are_texts_or_lists_of_texts_each_after_a_start_token() -> None:
-    config = config_of(prompt=("title", "dialogue"))
+    config = config_of(context=("title:prompt", "dialogue:prompt"))
     for source in (ROWS, pa.Table.from_pylist(ROWS)):
         corpus = prepare(source, config)
         assert texts_of(corpus) == ["<s>ba", "", "", "<s><unk>a<unk>"]
@@ -61,9 +61,10 @@ def test_long_prompts_retain_their_last_tokens(segments: list[list[int]], max_to
     assert all(first or second for first, second in itertools.pairwise(actual))
 
 
-def test_prompts_of_pieces_are_those_of_the_trained_tokenizer(tmp_path: Path) -> None:
+def test_prompts_of_pieces_are_those_of_the_trained_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 4)
     rows = [{"text": "the sea and the sun", "title": "the sea"}, {"text": "the sand", "title": "unseen sands"}] * 5
-    config = Config.of(tokenizer="bpe", prompt=("title",), max_prompt_tokens=4)
+    config = Config.of(tokenizer="bpe", context=("title:prompt",), max_tokens=8)
     corpus = prepare(rows, config)
     run = Run(tmp_path, config, corpus.tokenizer, corpus.schema)
     again = run.prepare(rows)
@@ -76,20 +77,22 @@ def test_prompts_of_pieces_are_those_of_the_trained_tokenizer(tmp_path: Path) ->
 def test_a_prompt_that_is_not_a_text_is_an_error() -> None:
     for value in (3, 2.5, ["a", 3]):
         with pytest.raises(UserError, match=r"row 2: title is .{,20}, not a text or a list of texts"):
-            prepare([{"text": "a", "title": "b"}, {"text": "a", "title": value}], config_of(prompt=("title",)))
+            prepare([{"text": "a", "title": "b"}, {"text": "a", "title": value}], config_of(context=("title:prompt",)))
     with pytest.raises(UserError, match="no column 'title'"):
-        prepare([{"text": "a"}], config_of(prompt=("title",)))
+        prepare([{"text": "a"}], config_of(context=("title:prompt",)))
 
 
-def test_of_a_prompt_of_a_megabyte_the_last_tokens_are_read() -> None:
-    corpus = prepare([{"text": "ab", "title": "b" * 2**20 + "a"}], config_of(prompt=("title",), max_prompt_tokens=3))
-    assert texts_of(corpus) == ["<s>bba"]
+@pytest.mark.parametrize(("max_tokens", "length"), [(50, 100), (300, 150)])
+def test_of_a_prompt_of_a_megabyte_the_last_tokens_are_read(max_tokens: int, length: int) -> None:
+    config = config_of(context=("title:prompt",), max_tokens=max_tokens)
+    corpus = prepare([{"text": "ab", "title": "b" * 2**20 + "a"}], config)
+    assert texts_of(corpus) == [f"<s>{'b' * (length - 1)}a"]
 
 
 def test_cached_and_selected_corpora_have_the_same_prompts(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(pa.Table.from_pylist(ROWS), path)
-    config = config_of(prompt=("title", "dialogue"))
+    config = config_of(context=("title:prompt", "dialogue:prompt"))
     for _ in range(2):  # the second time, from the cache
         corpus = prepare(path, config, cache=tmp_path / "cache")
         assert texts_of(corpus, 1) == ["<s>a<s>cb", "", "", "<s>c"]
@@ -102,7 +105,7 @@ def test_cached_and_selected_corpora_have_the_same_prompts(tmp_path: Path) -> No
 
 def test_the_batches_of_texts_with_prompts_have_at_most_the_specified_tokens() -> None:
     rows = [{"text": "a" * (row % 7), "title": "b" * (row % 11)} for row in range(50)]
-    corpus = prepare(rows, config_of(prompt=("title",)))
+    corpus = prepare(rows, config_of(context=("title:prompt",)))
     batches = corpus.batches(40, seed=1)
     assert sorted(np.concatenate(batches).tolist()) == list(range(50))
     assert all(corpus.read_lengths[rows].max() * len(rows) <= 40 or len(rows) == 1 for rows in batches)
@@ -154,8 +157,9 @@ def test_earlier_texts_are_those_of_the_user_in_order_of_time(count: int) -> Non
     assert texts_of(by_row) == earlier_texts_by_loops(without_times, count)
 
 
-def test_a_column_of_earlier_texts_replaces_those_of_the_table(tmp_path: Path) -> None:
-    config = config_of(user="user", prompt_history=2, max_tokens=4, max_prompt_tokens=6)
+def test_a_column_of_earlier_texts_replaces_those_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 6)
+    config = config_of(user="user", prompt_history=2, max_tokens=4)
     rows = [{"text": "abc", "user": "ann"}, {"text": "cccccc", "user": "ann"}, {"text": "b", "user": "ann"}]
     corpus = prepare(rows, config)
     assert texts_of(corpus) == ["", "<s>abc", "<s>c<s>cccc"]  # `max_tokens` cuts the second text

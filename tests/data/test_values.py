@@ -358,7 +358,7 @@ def test_similar_names_begin_with_those_that_differ_only_in_case() -> None:
 
 
 def test_a_text_without_a_known_word_is_unseen() -> None:
-    config = Config.of(context=("genres:text",), min_count=1, min_context_word=1)
+    config = Config.of(context=("genres:text",), min_count=1, min_context_count=1)
     corpus = prepare([{"text": "a", "genres": "Dramas, Comedies"}], config)
     rows = [{"text": "a", "genres": genres} for genres in ("Comedies, Westerns", "", "Dramaz", "Westerns")]
 

@@ -93,7 +93,7 @@ def test_parts_are_written_once(tmp_path: Path) -> None:
         assert corpora.read(trial[part])["text"].to_pylist() == whole[part][:count]
     pq.write_table(pa.table({"text": ["mine"]}), trial["train"])
     assert corpora.read(corpora.parts(data, tmp_path, "x", 0.01)["train"])["text"].to_pylist() == ["mine"]
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="--data"):
         corpora.parts(data, tmp_path, "y", 0.01)
 
 

@@ -24,7 +24,7 @@ def test_models_with_control_codes_do_not_learn_users(tmp_path: Path) -> None:
     texts = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
     corpus = prepare(texts, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
-    TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
+    TextCounts.of_corpus(corpus, 1).save(run.folder / POPULARITY)
     row, systems = thesis_queries.build_systems(run, {}, tuple(thesis_queries.RULES), with_blend=False)
     assert row == {}
     assert isinstance(systems["mrr"], Unpersonalised)

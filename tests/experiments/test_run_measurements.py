@@ -112,7 +112,7 @@ def test_the_replayed_perplexity_is_that_of_scoring(tmp_path: Path) -> None:
     )
     corpus = prepare(texts_by_user, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
-    TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
+    TextCounts.of_corpus(corpus, 1).save(run.folder / POPULARITY)
     parts = {
         part: corpora.write_table(tmp_path / f"{part}.parquet", pa.Table.from_pylist(texts_by_user))
         for part in ("train", "test")

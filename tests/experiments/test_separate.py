@@ -17,8 +17,11 @@ from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
+from tests.checkpoints import checkpoints_every
 from tests.findings import logged_progress, parse_block
 from tests.small_runs import ROWS
+
+frequent_checkpoints = checkpoints_every(4)
 
 Rows = list[dict[str, Any]]
 
@@ -26,7 +29,7 @@ Rows = list[dict[str, Any]]
 def make_config(**training: Any) -> Config:
     """Return the config of a small model; values with fewer than ten texts get no run."""
     sizes = {"embedding_size": 8, "hidden_size": 10}
-    options = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
+    options = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, **training}
     data = {"min_count": 1, "min_context_count": 10}
     return Config.of(**{**data, **sizes, **options})
 
@@ -58,7 +61,7 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: MixedModels) ->
         assert np.allclose(whole[begin : begin + len(nats)], nats, atol=1e-5)
         begin += len(nats)
     assert begin == len(whole)
-    with pytest.raises(UserError, match="dialect 'island' was never seen in training; "):
+    with pytest.raises(UserError, match=r"dialect.*island"):
         trained.prepare(rows, unknown="error")
     assert len(trained.prepare(rows[:-1], unknown="error")) == len(rows) - 1  # a rare value is accepted
 
@@ -103,14 +106,14 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
         patch.setattr(Trainer, "step", interrupted_step)
         with pytest.raises(KeyboardInterrupt):
             separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
-    with pytest.raises(UserError, match="expected a run folder, got a folder of runs"):
+    with pytest.raises(UserError, match=folder.name):
         open_scorer(folder)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=folder.name):
         separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
     for existing in (folder, trained.folder):
-        with pytest.raises(UserError, match=r"expected epochs = 6\.0 as before, got 2\.0"):
+        with pytest.raises(UserError, match=r"epochs.*6\.0.*2\.0"):
             separate(texts(300, 1), texts(60, 2), make_config(epochs=2.0), existing, by="dialect", resume=True)
-    with pytest.raises(UserError, match="cannot resume with other training data"):
+    with pytest.raises(UserError, match="training data"):
         separate(texts(300, 2), texts(60, 2), make_config(), folder, by="dialect", resume=True)
     before = (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns
     separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect", resume=True)
@@ -123,15 +126,15 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
 def test_a_refused_resume_leaves_the_folder_as_it_was(trained: MixedModels) -> None:
     before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
     changes = (
-        ({"town": "coast"}, "town", "cannot resume; expected context = "),
-        ({"dialect": "coast"}, "dialect", "cannot resume with other training data"),
+        ({"town": "coast"}, "town", "context"),
+        ({"dialect": "coast"}, "dialect", "training data"),
     )
     for change, by, message in changes:
         train, dev = ([{**row, **change} for row in rows] for rows in (texts(300, 1), texts(60, 2)))
         with pytest.raises(UserError, match=message):
             separate(train, dev, make_config(), trained.folder, by=by, resume=True)
     run = trained.folder / "value-0001"
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=run.name):
         separate(texts(300, 1), texts(60, 2), make_config(), run, by="dialect", resume=True)
     assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == before
 
@@ -150,9 +153,9 @@ def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path
 
 
 def test_a_column_without_frequent_values_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dialect: no value has at least 10 texts; lower .*--min-context-count"):
+    with pytest.raises(UserError, match=r"dialect.*10.*--min-context-count"):
         separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="dialect")
-    with pytest.raises(UserError, match="no column 'accent'"):
+    with pytest.raises(UserError, match="accent"):
         separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="accent")
     assert not (tmp_path / "runs").exists()
 
@@ -177,4 +180,4 @@ def test_the_script_trains_the_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert any(line.startswith("all texts -> ") for line in lines)
     assert isinstance(open_scorer(tmp_path / "runs"), MixedModels)
     assert main(words) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert str(tmp_path / "runs") in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_judge_reads_neither_users_nor_times() -> None:
 
 def test_a_judge_needs_two_values() -> None:
     table = [{**row, "stars": "5"} for row in texts(100, 1)]
-    with pytest.raises(UserError, match="expected at least two values"):
+    with pytest.raises(UserError, match="two"):
         make_judge(table, table)
 
 
@@ -119,7 +119,7 @@ def test_runs_are_listed_recursively(runs: list[Path], tmp_path: Path) -> None:
         shutil.copytree(runs[0], parent / hidden, dirs_exist_ok=True)
     assert find_models([parent]) == sorted(runs)
     assert find_models([runs[1], parent]) == [runs[1], *(run for run in sorted(runs) if run != runs[1])]
-    with pytest.raises(UserError, match="expected a trained run or a folder of trained runs"):
+    with pytest.raises(UserError, match=tmp_path.name):
         find_models([tmp_path])
 
 
@@ -134,5 +134,5 @@ def test_a_file_of_texts_is_resumed(runs: list[Path], tmp_path: Path, monkeypatc
     assert [row["text"] for row in again] == [row["text"] for row in rows]
     monkeypatch.setattr(specificity, "generate", lambda *positional, **keywords: iter(()))
     assert write_texts(run, contexts, options, file) == again
-    with pytest.raises(UserError, match="nothing resumed"):
+    with pytest.raises(UserError, match=file.name):
         write_texts(run, contexts[3:], options, file)

@@ -48,7 +48,6 @@ CONFIG = Config.of(
     min_count=1,
     min_context_count=1,
     min_user_count=1,
-    min_context_word=1,
 )
 ROLES = ("train", "dev", "score")
 ROLE = ["train", pytest.param("dev", marks=pytest.mark.slow), pytest.param("score", marks=pytest.mark.slow)]

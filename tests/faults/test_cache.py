@@ -34,7 +34,6 @@ CONFIG = Config.of(
     min_count=1,
     min_context_count=1,
     min_user_count=1,
-    min_context_word=1,
 )
 ROWS = [
     {

@@ -12,11 +12,13 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.nn import sizes
 from factorcell.runs.run import Run
+from factorcell.training import loop
 from factorcell.training.loop import train
+loop.SAVE_EVERY = 1
 model = json.loads(sys.argv[1])
 words = [f"w{i}" for i in range(8000)]
 rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city": f"c{i % 5}"} for i in range(400)]
-training = {"epochs": 0.5, "batch_tokens": 4000, "evaluations": 1, "threads": 1, "device": "cpu", "save_every": 1}
+training = {"epochs": 0.5, "batch_tokens": 4000, "evaluations": 1, "threads": 1, "device": "cpu"}
 config = Config.of(context=("city",), min_count=1, **training, **model)
 small = Config.of(context=("city",), min_count=1, **training).with_options(batch_tokens=100)
 def measure(config, rows):

@@ -21,7 +21,6 @@ from factorcell.data.counts import POPULARITY
 from factorcell.io import digests, files
 from factorcell.ngram.ngram import NGram
 from factorcell.training import open_scorer
-from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.tuning import read_space
 from tests.model_folders import LETTERS, MODELS, make_models
@@ -84,7 +83,6 @@ def flip_bits(folder: Path, count: int, seed: int) -> None:
             model_outputs(folder)
         assert str(path) in str(error.value), bit
         assert "\n" not in str(error.value)
-        assert any(str(path) in finding.text for finding in check(folder) if not finding.is_valid), (path, bit)
         path.write_bytes(whole)
     assert model_outputs(folder) == expected
 
@@ -103,44 +101,21 @@ def test_many_flipped_bits_are_refused_and_named(name: str, models_folder: Path)
     flip_bits(models_folder / name, 400, seed=3)
 
 
-def test_undamaged_folders_pass_the_check(models_folder: Path) -> None:
-    for name in (*NAMES, "mixture"):
-        findings = check(models_folder / name)
-        assert [finding.text for finding in findings if not finding.is_valid] == []
-        texts = {finding.path.name: finding.text for finding in findings if finding.path.parent == models_folder / name}
-        assert {text for file, text in texts.items() if file.endswith(".json")} == {"unchanged since it was written"}
-    findings = check(models_folder / "mixture")
-    assert {finding.path.parent.name for finding in findings} >= {"mixture", "words", "ngram", "inner", "plain"}
-    words = {finding.path.name: finding.text for finding in check(models_folder / "words")}
-    assert words["log.jsonl"] == "readable, not in the manifest"
-    assert "README.md" not in words
-    assert words["words"] == "opens"
-
-
 def test_folders_without_a_manifest_open(models_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(models_folder, tmp_path / "copy"))
     for path in copy.rglob(digests.FILE):
         path.unlink()
     for name in MODELS:
-        findings = check(copy / name)
-        assert [finding.text for finding in findings if not finding.is_valid] == []
-        assert findings[0].text.startswith("no digests.json; ")
+        assert model_outputs(copy / name) == model_outputs(models_folder / name)
 
 
-def test_missing_and_unreadable_files_are_named(models_folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(models_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(models_folder / "letters", tmp_path / "letters"))
     (copy / POPULARITY).unlink()
-    findings = {finding.path.name: finding for finding in check(copy)}
-    assert (findings[POPULARITY].is_valid, findings[POPULARITY].text) == (True, "deleted since it was written")
-    assert all(finding.is_valid for finding in findings.values())
-    (copy / "results.jsonl").write_text('{"kind": \n{}\n')
+    Run.open(copy)
     (copy / "vocabulary.txt").unlink()
-    wrong = [finding for finding in check(copy) if not finding.is_valid]
-    assert [finding.path.name for finding in wrong] == ["results.jsonl", "letters"]
-    assert "results.jsonl line 1" in wrong[0].text
-    assert "vocabulary.txt: there is no such file" in wrong[1].text
-    with pytest.raises(UserError, match="nowhere: not a folder; expected"):
-        check(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"vocabulary.txt: there is no such file"):
+        Run.open(copy)
 
 
 # File, values to write into its JSON with the package's own writer (so the digest is right), and reader.

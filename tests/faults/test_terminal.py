@@ -24,9 +24,7 @@ LISTS = f"lists{NOT_UTF8}.jsonl"
 TABLE = f"ta\x1bb{NOT_UTF8}le.jsonl"
 TEXTS = [f"the sea {hostile_text} is cold" for hostile_text in HOSTILE_TEXTS.values()] + ["sun and sand", "the sun"]
 SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
-MIN_COUNTS = (
-    "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
-)
+MIN_COUNTS = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-users 1 --threads 1".split()
 
 # Commands and their arguments; {words} is a run of words, {letters} a run of characters with users.
 COMMANDS: dict[str, str] = {
@@ -41,7 +39,6 @@ COMMANDS: dict[str, str] = {
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column}",
     "rescore": "rescore {words} {lists} --context {oslo}",
-    "check": "check {letters}",
     "resume": "train {table} --dev {table} --context {column} --out {words} {small} --resume",
     "baseline": "baseline ngram {table} --out {fresh}",
 }
@@ -52,7 +49,7 @@ SLOW: dict[str, str] = {
     "tune": "tune {table} --dev {table} --context {column} --out {fresh} --trials 1 {small}",
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
 }
-UNTHREADED = ("report", "check", "baseline")
+UNTHREADED = ("report", "baseline")
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
     write_base(tmp_path, architecture)
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     config = Config.of(base=str(tmp_path), context=("city",), min_context_count=1, adapt=(), output_bias=())
-    config = config.with_options(base_precision="float32", max_tokens=20, shared_rank=0)
+    config = config.with_options(max_tokens=20, shared_rank=0)
     corpus = prepare(ROWS, config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     ids = corpus.tokenizer.encode(corpus.tokenizer.split("a bc"))
@@ -97,7 +97,7 @@ def test_run_without_adapters_computes_as_the_library(architecture: str, tmp_pat
 def test_peft_reads_an_exported_lora_as_the_run_computes(architecture: str, tmp_path: Path) -> None:
     write_base(tmp_path / "base", architecture)
     config = Config.of(base=str(tmp_path / "base"), context=("city",), min_context_count=1)
-    config = config.with_options(adapt=("factor",), output_bias=(), base_precision="float32", max_tokens=20)
+    config = config.with_options(adapt=("factor",), output_bias=(), max_tokens=20)
     corpus = prepare(ROWS, config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     randomize(run)

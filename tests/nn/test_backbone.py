@@ -27,7 +27,7 @@ def recurrent(**options: Any) -> Callable[[int], Any]:
 
 
 def transformer(architecture: str, **options: Any) -> Callable[[int], Any]:
-    options = {"layers": 2, "hidden_size": 8, "heads": 2, **options}
+    options = {"layers": 2, "hidden_size": 8, **options}
     return lambda context: HuggingFaceBackbone(
         HuggingFaceOptions(architecture=architecture, **options), replace(sizes(context), inputs=8)
     )

@@ -21,7 +21,6 @@ SIZE: dict[str, Any] = {
     "hidden_size": 4,
     "context_size": 3,
     "variable_size": 2,
-    "number_size": 3,
     "rank": 2,
 }
 SCHEMA = ContextSchema(

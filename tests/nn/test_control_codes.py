@@ -25,7 +25,6 @@ SIZE: dict[str, Any] = {
     "hidden_size": 5,
     "context_size": 3,
     "variable_size": 2,
-    "number_size": 3,
     "rank": 2,
 }
 CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4))

@@ -19,7 +19,7 @@ from factorcell.data.columns.readers import TextReader
 from factorcell.data.columns.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.errors import UserError
 
-CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
+CONFIG = ModelConfig(variable_size=3, context_size=5)
 CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(2, 3, 5), rare_count=2, min_count=50)
 STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(0, 10))
 LAT = Variable("lat", "number", mean=10.0, deviation=4.0, low=0.0, high=20.0)
@@ -163,7 +163,7 @@ def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> Non
     features = NumberInputs((variable,))(torch.from_numpy(reader.encode(variable))[:, None].float())
     torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.ones(2 * HARMONICS), atol=1e-4, rtol=0)
-    encoder = ContextEncoder(ModelConfig(number_size=4000), ContextSchema((LAT, variable)))
+    encoder = ContextEncoder(ModelConfig(), ContextSchema((LAT, variable)))
     assert encoder.network is not None
     first = encoder.network.get_parameter("0.weight").detach()
     assert float(first[:, 0].pow(2).mean()) == pytest.approx(4, rel=0.1)
@@ -173,7 +173,7 @@ def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> Non
 def test_expected_text_is_the_mean_of_all_texts() -> None:
     reader = TextReader(Variable("t", "text"), "rows")
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], range(1, 6))
-    variable = reader.build_variable(DataConfig(min_context_word=1))
+    variable = reader.build_variable(DataConfig(min_context_count=1))
     bags = reader.encode(variable)
     words = IdLists(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
     embedded = WordBag(variable, 3, 1.0).double()(words)

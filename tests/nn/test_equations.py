@@ -23,12 +23,14 @@ from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal, Samples
 from factorcell.options.option_fields import ADAPTERS
+from paper_kinds import SizedSoftmaxOptions
 from tests.nn import oracles
 from tests.nn.oracles import Array
 from tests.small_runs import as_any, hash_bucket
 
-V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
-SIZE |= {"hash_size": 11, "bloom_size": 300}  # few buckets, so that pairs collide
+V = 6
+SIZE: dict[str, Any] = {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "rank": 2}
+SIZE |= {"head": SizedSoftmaxOptions.kind, "hash_size": 11, "bloom_size": 300}  # few buckets, so that pairs collide
 TRAINING_PAIRS = [(0, 1, 3), (0, 2, 3), (0, 2, 4), (0, 0, 5), (1, 0, 0), (1, 1, END)]  # variable, value, token
 CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4))
 STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(2, 6))
@@ -113,7 +115,7 @@ class NumpyModel:
         parts = [self.pick(self.p[f"encoder.tables.{column}"], column) for column in range(len(self.rows))]
         if self.numbers:
             z = self.standardized_numbers()
-            for layer in range(self.config.number_layers):
+            for layer in range(2):
                 name = f"encoder.network.{2 * layer}"
                 z = np.tanh(self.p[f"{name}.weight"] @ z + self.p[f"{name}.bias"])
             parts.append(z)
@@ -338,7 +340,6 @@ def test_override_of_a_model_with_control_codes_is_rejected() -> None:
 
 
 WITHOUT_HASH = tuple(name for name in OUTPUT_BIASES if name != "hash")
-NUMBER_LAYERS = (0, 1, 2, 3)
 
 
 def assert_equals_equations(model: LanguageModel, schema: ContextSchema) -> None:
@@ -346,19 +347,15 @@ def assert_equals_equations(model: LanguageModel, schema: ContextSchema) -> None
 
 
 @pytest.mark.parametrize("schema", ["numbers", "categories", "both"])
-@pytest.mark.parametrize("number_layers", NUMBER_LAYERS)
 @pytest.mark.parametrize("context_layer", ACTIVATIONS)
-def test_context_layers_and_number_layers_equal_the_equations(
-    context_layer: str, number_layers: int, schema: str
-) -> None:
-    layers: dict[str, Any] = {"context_layer": context_layer, "number_layers": number_layers}
-    assert_equals_equations(make(SCHEMAS[schema], ADAPTERS, WITHOUT_HASH, **layers), SCHEMAS[schema])
+def test_context_layers_equal_the_equations(context_layer: str, schema: str) -> None:
+    model = make(SCHEMAS[schema], ADAPTERS, WITHOUT_HASH, context_layer=context_layer)
+    assert_equals_equations(model, SCHEMAS[schema])
 
 
 SINGLE_VARIABLES: dict[str, tuple[ContextSchema, dict[str, int]]] = {
     "category": (ContextSchema((CITY,)), {"variable_size": 3}),
-    "number": (SCHEMAS["numbers"], {"number_layers": 0, "context_size": 1}),
-    **{f"number of {layers}": (SCHEMAS["numbers"], {"number_layers": layers}) for layers in NUMBER_LAYERS[1:]},
+    "number": (SCHEMAS["numbers"], {"context_size": 4}),
 }
 
 
@@ -369,8 +366,6 @@ def test_embedding_of_a_single_variable_can_be_the_context_vector(name: str, ada
     schema, sizes = SINGLE_VARIABLES[name]
     model = make(schema, adapt, WITHOUT_HASH, context_layer="none", **sizes)
     assert_equals_equations(model, schema)
-    assert model.encoder is not None
-    assert bool(list(model.encoder.parameters())) == (name != "number")
 
 
 @pytest.mark.parametrize("adapt", ADAPTS)

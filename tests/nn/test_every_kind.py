@@ -26,7 +26,7 @@ from tests.small_runs import nats_of
 
 EVERY = ("city", "lat:number", *CONTEXT)
 ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
-DATA = Config.of(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
+DATA = Config.of(context=EVERY, min_count=1, min_context_count=1)
 
 
 def write_jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
@@ -41,7 +41,6 @@ def run(tmp_path: Path) -> Run:
         context=EVERY,
         min_count=1,
         min_context_count=1,
-        min_context_word=1,
         embedding_size=5,
         hidden_size=6,
         rank=2,
@@ -129,12 +128,11 @@ def test_example_of_the_model_card_is_scored(run: Run) -> None:
 
 
 def config(*context: str, **model: Any) -> Config:
-    sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 6, "variable_size": 6, "number_size": 24}
+    sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 6, "variable_size": 6}
     return Config.of(
         **{
             "context": context,
             "min_count": 1,
-            "min_context_word": 1,
             **sizes,
             **model,
             "epochs": 20,

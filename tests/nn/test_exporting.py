@@ -174,7 +174,7 @@ def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "gpt2"), ("bpe", "gpt2"), ("word", "gpt2")])
 def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architecture: str, tmp_path: Path) -> None:
-    sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "context_size": 3, "variable_size": 3, "rank": 2}
+    sizes = {"layers": 1, "hidden_size": 16, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.of(architecture=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
     config = config.with_options(tokenizer=tokenizer, max_vocabulary=280)
     rows = [{"text": text, "city": city} for text in ("the sea, is cold", "sun 😀") for city in ("Oslo", "Rome")]
@@ -233,7 +233,7 @@ def test_lora_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_a_base_in_bfloat16_is_exported_within_its_precision(architecture: str, tmp_path: Path) -> None:
-    run = random_run(tmp_path, architecture, base_precision="bfloat16", adapt=("factor",))
+    run = random_run(tmp_path, architecture, precision="bfloat16", adapt=("factor",))
     export(run, tmp_path / "lora", context=OSLO)
     model = load_lora(tmp_path / architecture, tmp_path / "lora", dtype=torch.bfloat16)
     assert_same(run, OSLO, model, tolerance=0.1)
@@ -369,7 +369,16 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
         "--adapt factor --output-bias low_rank"
     )
     words = f"train texts.csv --dev texts.csv --out run --base ./llama {options} --precision float32 --threads 1"
-    assert main([*words.split(), "--precision", "float32", "--base-precision", "float32"]) == 0
+    assert (
+        main(
+            [
+                *words.split(),
+                "--precision",
+                "float32",
+            ]
+        )
+        == 0
+    )
     assert main("export run lora --context city=Oslo --to lora".split()) == 0
     assert "put the token <|endoftext|> (id 0) before each text" in capsys.readouterr().err
     run = Run.open("run")

@@ -14,7 +14,6 @@ from factorcell.io import files
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run
-from factorcell.training.check import check
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained
@@ -181,4 +180,3 @@ def test_a_snapshot_of_symbolic_links_opens_and_results_do_not_change_its_target
     assert (
         len(saved_results.read(snapshot)) == 1 + 2
     )  # of training, of `evaluate` (twice the same table), of `classify`
-    assert all(finding.is_valid for finding in check(snapshot))

@@ -1,6 +1,7 @@
 """Tests of the softmax head: logits, losses and biases against plain sums, and the proposal distribution."""
 
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from factorcell.nn.kernels import softmax
 from factorcell.nn.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.nn.output_bias import TABLES
 from factorcell.options.option_fields import CharacterOptions, SoftmaxOptions
+from paper_kinds import SizedSoftmaxHead, SizedSoftmaxOptions
 from tests.small_runs import hash_bucket
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
@@ -34,8 +36,8 @@ COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinati
 
 def make_output(biases: tuple[str, ...]) -> SoftmaxHead:
     sizes = HeadSizes(H, ModelConfig(context_size=K, output_bias=biases), SCHEMA, SIZES, SPECIAL_IDS)
-    options = SoftmaxOptions(hash_size=40, bloom_size=0)
-    output = SoftmaxHead(options, torch.nn.Parameter(torch.randn(V, E)), sizes).double()
+    options = SizedSoftmaxOptions(hash_size=40, bloom_size=0)
+    output = SizedSoftmaxHead(options, torch.nn.Parameter(torch.randn(V, E)), sizes).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(0, 0.7)
@@ -166,6 +168,11 @@ def test_proposal_by_rank_decreases_with_rank() -> None:
     others = torch.cat([proposal.probabilities[:START], proposal.probabilities[START + 1 :]])
     assert bool((others[1:] < others[:-1]).all())
     assert float(proposal.probabilities.sum()) == pytest.approx(1)
+    # Zipf's law: the tokens a, ..., b - 1 together have a probability proportional to log((b + 1) / (a + 1))
+    shares = [
+        float(proposal.probabilities[a:b].sum()) / math.log((b + 1) / (a + 1)) for a, b in ((0, 1), (3, 5), (9, 50))
+    ]
+    assert shares == pytest.approx([shares[0]] * 3)
 
 
 def test_sampled_loss_has_the_same_minimum_as_the_exact_loss() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.config import Config, ModelConfig
+from factorcell.config import Config, ModelConfig, sparse_penalties
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS
@@ -19,10 +19,9 @@ from factorcell.errors import UserError
 from factorcell.nn import output_bias
 from factorcell.nn.head import HeadSizes
 from factorcell.nn.output_bias import HashBias, OneHotBias, _next_prime
-from factorcell.options.assignments import parse_assignments
-from factorcell.options.option_fields import SoftmaxOptions
 from factorcell.runs.run import Run
 from factorcell.training.loop import train
+from paper_kinds import SizedSoftmaxOptions
 from tests.small_runs import ROWS, as_any, make_run
 
 V = 30
@@ -33,7 +32,7 @@ SIZES = HeadSizes(4, ModelConfig(), SCHEMA, (), SPECIAL_IDS)
 
 
 def make_hash_bias(hash_size: int = 50, bloom_size: int = 0, schema: ContextSchema = SCHEMA) -> HashBias:
-    bias = HashBias(V, SoftmaxOptions(hash_size=hash_size, bloom_size=bloom_size), schema)
+    bias = HashBias(V, schema, hash_size, bloom_size)
     torch.nn.init.normal_(bias.weight)
     return bias
 
@@ -175,18 +174,18 @@ def test_count_nonzero_counts_coefficients() -> None:
 
 
 def test_penalties_are_parsed_per_variable() -> None:
-    assert parse_assignments("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
-    assert parse_assignments("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
-    assert parse_assignments("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
+    assert sparse_penalties(("0.5",), ["a", "b"]) == [0.5, 0.5]
+    assert sparse_penalties(("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
+    assert sparse_penalties(("b=0.1",), ["a", "b"]) == [0.0, 0.1]
     with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
-        parse_assignments("sparse_l1", ("ci=1",), ["city"])
+        sparse_penalties(("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
-        Config.of(hash_size=2_000_000_000)
+        Config.of(head=SizedSoftmaxOptions.kind, hash_size=2_000_000_000)
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_filter_is_filled_by_training_and_saved(loss: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", training={"loss": loss, "samples": 5, "epochs": 6}, output_bias=["hash"], adapt=[])
+@pytest.mark.parametrize("samples", [0, 5])
+def test_filter_is_filled_by_training_and_saved(samples: int, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", training={"samples": samples, "epochs": 6}, output_bias=["hash"], adapt=[])
     corpus = run.prepare(ROWS)
     hashed = as_any(run.model.head).hashed
     before, bits = hashed.weight.detach().clone(), hashed.bits.clone()

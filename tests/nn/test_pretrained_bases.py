@@ -40,7 +40,7 @@ LAYERS: dict[str, Any] = {
 
 def config_of(folder: Path, **options: Any) -> Config:
     config = Config.of(base=str(folder), context=("city",), min_context_count=1, adapt=("factor",), output_bias=())
-    return config.with_options(base_precision="float32", max_tokens=20, **options)
+    return config.with_options(max_tokens=20, **options)
 
 
 def write_byte_fallback_tokenizer(folder: Path) -> Any:
@@ -150,10 +150,13 @@ def test_scaled_embeddings_are_those_of_the_library(tmp_path: Path, architecture
     assert run.score(["a bc"])[0] == pytest.approx(nats, abs=0.01)  # without the added tokens in the softmax
 
 
-def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(tmp_path: Path) -> None:
+def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Padding does not count, and a cut prompt begins with a start token."""
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 20)
     write_pretrained(tmp_path, ["a b"], vocabulary=260)
-    config = config_of(tmp_path, prompt=("question",), max_prompt_tokens=20)
+    config = config_of(tmp_path, context=("city", "question:prompt"))
     rows = [{"text": "a", "question": "b" * 50, "city": "Oslo"}, {"text": "b" * 60, "question": "", "city": "Nice"}]
     corpus = prepare(rows, config)
     run = Run(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
@@ -161,7 +164,7 @@ def test_texts_and_prompts_may_have_as_many_tokens_as_the_base_reads(tmp_path: P
     assert together == pytest.approx([run.score([row])[0] for row in rows], abs=1e-4)
     with pytest.raises(UserError, match=r"rows row 1: .* expected at most 64 with the start token and prompts, got 71"):
         run.score_rows([{**rows[1], "text": "b" * 70}])
-    largest = 64 - 1 - 20
+    largest = 64 - 1 - 21  # prompts have at most half of these tokens, so 21
     Run(tmp_path / "run", config.with_options(max_tokens=largest), corpus.tokenizer, corpus.schema)
     with pytest.raises(UserError, match=f"expected at most {largest}"):
         Run(tmp_path / "run", config.with_options(max_tokens=largest + 1), corpus.tokenizer, corpus.schema)

@@ -16,6 +16,7 @@ from factorcell.nn import sizes
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.option_fields import ADAPTERS, CELLS
 from factorcell.runs.run import Run
+from paper_kinds import SizedSoftmaxOptions
 from tests.small_runs import make_run
 
 NUMBERS = (0.0,) * 6
@@ -28,7 +29,7 @@ VARIABLES = (
     Variable("topics", "vector", means=NUMBERS[:4], deviations=(1.0,) * 4),
 )
 SCHEMAS = [(), VARIABLES, VARIABLES[:1], VARIABLES[2:3], VARIABLES[3:]]
-SMALL = {"embedding_size": 5, "hidden_size": 7, "context_size": 3, "variable_size": 2, "number_size": 4, "rank": 2}
+SMALL = {"embedding_size": 5, "hidden_size": 7, "context_size": 3, "variable_size": 2, "rank": 2}
 OPTIONS: list[dict[str, Any]] = [
     *({"cell": cell, "layer_norm": norm, "layers": 2} for cell, norm in itertools.product(CELLS, (False, True))),
     *({"adapt": (name,), "output_bias": ()} for name in ADAPTERS),
@@ -36,14 +37,14 @@ OPTIONS: list[dict[str, Any]] = [
     {"adapt": ADAPTERS, "output_bias": OUTPUT_BIASES, "layers": 3},
     {"adapt": (), "output_bias": ()},
     {"rank": 0},
-    *({"number_layers": layers, "context_layer": "relu"} for layers in (0, 1, 3)),
+    {"context_layer": "relu"},
     {"bloom_size": 0, "output_bias": ("hash",)},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: json.dumps(options)[:60])
 def test_tensor_shapes_equal_those_of_the_model(options: dict[str, Any]) -> None:
-    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **options})
+    config = Config.of(**{**SMALL, "head": SizedSoftmaxOptions.kind, "hash_size": 50, "bloom_size": 500, **options})
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
         shapes = sizes.tensor_shapes(config, 60, schema)

@@ -83,7 +83,6 @@ def test_every_command_works(
         f"explain run --between group={rows[0]['group']} group={rows[1]['group']} --text room",
         "rescore run lists.jsonl --share 0.9",
         "report run --out run.html",
-        "check run",
     ):
         assert main(words.split()) == 0, words
     captured = capfd.readouterr()

@@ -12,7 +12,6 @@ from factorcell.evaluation.results import save_result
 from factorcell.io import files, lock
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run
-from factorcell.training.check import check
 from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
@@ -37,22 +36,6 @@ def test_warnings_say_running_while_the_lock_is_held_and_stopped_afterwards(run:
         assert RUNNING in finding.text
     (finding,) = run_findings(run)
     assert STOPPED in finding.text
-
-
-def test_check_finds_nothing_wrong_with_a_running_training(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for has_weights in (True, False):
-        if not has_weights:
-            (run.folder / "weights.safetensors").unlink()
-        with lock.training_lock(run.folder):
-            results = check(run.folder)
-            assert all(result.is_valid for result in results)
-            assert RUNNING in results[-1].text
-            assert main(["check", str(run.folder)]) == 0
-        output = capsys.readouterr().out
-        assert RUNNING in output
-        assert "WRONG" not in output
-        assert main(["check", str(run.folder)]) == (0 if has_weights else 2)
-        assert (STOPPED if has_weights else "WRONG") in capsys.readouterr().out
 
 
 def test_a_run_without_weights_says_whether_its_training_is_running(tmp_path: Path) -> None:

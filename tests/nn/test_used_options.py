@@ -1,7 +1,6 @@
 """Used options: a size is used if it changes the shape of a parameter that the nats of texts depend on."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from factorcell.nn.language_model import LanguageModel
 from factorcell.options.option_fields import PREFIX
 from factorcell.runs.used_options import unused_options
 from factorcell.training.trainer import observe
-from tests.small_runs import ROWS, make_run
+from tests.small_runs import ROWS, SMALL_HASH, make_run
 
 ADAPTATIONS = list(
     itertools.product(
@@ -43,7 +42,7 @@ def read_shapes(config: Config, corpus: Corpus) -> dict[str, tuple[int, ...]]:
 def test_a_size_is_used_if_it_changes_a_parameter_with_a_gradient(context: tuple[str, ...], tmp_path: Path) -> None:
     corpus = make_run(tmp_path / "run", context).prepare(ROWS[:3])
     for adapt, output_bias in ADAPTATIONS:
-        sizes = {"embedding_size": 5, "hidden_size": 6, "hash_size": 50, "bloom_size": 2000}
+        sizes = {"embedding_size": 5, "hidden_size": 6, **SMALL_HASH}
         config = Config.of(adapt=adapt, output_bias=output_bias, **sizes)
         used = {
             name
@@ -53,10 +52,3 @@ def test_a_size_is_used_if_it_changes_a_parameter_with_a_gradient(context: tuple
         assert unused_options(config, corpus.schema) & {"rank", "context_size", "variable_size"} == (
             {"rank", "context_size", "variable_size"} - used
         ), (adapt, output_bias)
-
-
-def test_the_number_of_samples_is_used_by_the_sampled_loss_only(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", ("city",))
-    for loss, is_used in (("full", False), ("sampled", True)):
-        config = replace(run.config, training=replace(run.config.training, loss=loss))
-        assert ("samples" not in unused_options(config, run.schema)) == is_used

@@ -27,7 +27,7 @@ ADAPTATIONS: list[dict[str, Any]] = [
     {"adapt": ("names",), "output_bias": ()},
     {"adapt": ("names", "factor", "concat"), "output_bias": ("low_rank", "hash")},
     {"adapt": ("prefix", "names"), "output_bias": ()},
-    {"adapt": ("names",), "output_bias": (), "prompt": ("title",)},
+    {"adapt": ("names",), "output_bias": (), "context": ("city", "stars", "title:prompt")},
 ]
 
 
@@ -59,7 +59,7 @@ def names_of(row: dict[str, Any]) -> str:
 def nats_after_names(run: Run, row: dict[str, Any]) -> list[float]:
     """Compute the nats of the targets of a text, with the names and the prompt as the beginning of the same text."""
     specials, encode = run.tokenizer.specials, run.tokenizer.encode
-    prompts = [names_of(row), *([row["title"]] if run.config.data.prompt else [])]
+    prompts = [names_of(row), *([row["title"]] if run.schema.prompts else [])]
     ids = [token for prompt in prompts if prompt for token in (specials.start, *encode(prompt))]
     names, run.model.names = run.model.names, None
     conditioning = run.model.condition(batch_of(run, [{**row, "title": ""}]).context)
@@ -103,8 +103,9 @@ def test_unknown_missing_and_rare_values_have_an_empty_name(tmp_path: Path) -> N
     assert "names read before each text" in render(run)
 
 
-def test_a_name_has_at_most_max_prompt_tokens_with_its_column(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", max_prompt_tokens=7)
+def test_a_name_has_at_most_max_prompt_tokens_with_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 7)
+    run = make(tmp_path / "run", max_tokens=14)
     context = run.read([""], [{"city": "Oslo"}]).context(np.array([0]))
     assert run.model.names is not None
     expected = [run.tokenizer.specials.start, *run.tokenizer.encode("city: Ostars:\n")]
@@ -195,7 +196,7 @@ def test_training_learns_to_read_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["prompt", "text"])
 def test_a_column_that_the_model_also_reads_as_text_cannot_be_classified(kind: str, tmp_path: Path) -> None:
     run = make(
-        tmp_path / "run", context=("city:category", f"city:{kind}", "stars"), adapt=("factor",), min_context_word=1
+        tmp_path / "run", context=("city:category", f"city:{kind}", "stars"), adapt=("factor",), min_context_count=1
     )
     with pytest.raises(UserError, match=f"run also reads the column city as {kind}, which would reveal the answer"):
         run.predict(make_rows(), "city.category")

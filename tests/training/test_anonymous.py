@@ -22,7 +22,7 @@ ROWS: list[dict[str, Any]] = [
     for text, place in (("the sea", "Graz"), ("the sun", "Wien"), ("a wave", "Graz"))
 ]
 DATA = {"tokenizer": "char", "user": "who", "context": ["place"], "min_count": 1, "min_user_count": 7,
-        "min_context_count": 1, "min_text_count": 1}  # fmt: skip
+        "min_context_count": 1}  # fmt: skip
 MODEL = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
 
 

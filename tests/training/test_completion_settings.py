@@ -18,7 +18,7 @@ from factorcell.training.fit import train_run
 
 TEXTS = ["abc", "abba", "cab", "bac", "acc"]
 OPTIONS: dict[str, Any] = {
-    "data": {"user": "user", "time": "time", "min_user_count": 3, "min_context_count": 1, "min_text_count": 2},
+    "data": {"user": "user", "time": "time", "min_user_count": 3, "min_context_count": 1},
     "model": {"adapt": ["factor"], "output_bias": [], "embedding_size": 4, "rank": 2, "context_size": 3,
               "variable_size": 3},
     "backbone": {"hidden_size": 6},

@@ -9,20 +9,20 @@ import pytest
 
 import factorcell
 from factorcell import Category, Cyclic, Number, Run, UserError, fit
-from factorcell.config import Config, TrainingConfig, options_by_section, section_types
+from factorcell.config import Config, Options, TrainingConfig, TrainingOptions, options_by_section, section_types
 from factorcell.options.columns import Column
-from factorcell.options.option_fields import OPTION_KINDS, OptionType, option_types
-from factorcell.options.training_options import Options, TrainingOptions
+from factorcell.options.option_fields import OPTION_KINDS, option_fields, option_types
 from tests.small_runs import ROWS
 
 SIZES: dict[str, Any] = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1}
 STEPS: dict[str, Any] = {"steps": 3, "batch_tokens": 40, "threads": 1}
 
 
-def hint_of(option_type: OptionType) -> Any:
-    """Return the annotation in `Options` of an option of this type."""
-    hint: Any = Sequence[str] if option_type.is_list else option_type.scalar
-    return hint | None if option_type.is_optional else hint
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Return the annotations in `Options` of the options of a section, by name."""
+    types = option_types(cls)
+    hints: dict[str, Any] = {field.name: types[field.name] for field in option_fields(cls) if field.name != "kind"}
+    return {name: Sequence[str] if hint is tuple else hint for name, hint in hints.items()}
 
 
 def test_the_types_of_options_are_those_of_the_fields() -> None:
@@ -30,11 +30,9 @@ def test_the_types_of_options_are_those_of_the_fields() -> None:
     classes += [cls for kinds in OPTION_KINDS.values() for cls in kinds.values()]
     expected: dict[str, Any] = {"config": Any, "model": str, **dict.fromkeys(OPTION_KINDS, str)}
     for cls in classes:
-        for name, option_type in option_types(cls).items():
-            if name != "kind":
-                assert expected.setdefault(name, hint_of(option_type)) == hint_of(option_type)
-    training = {name: hint_of(option_type) for name, option_type in option_types(TrainingConfig).items()}
-    assert get_type_hints(TrainingOptions) == training
+        for name, hint in hints_of(cls).items():
+            assert expected.setdefault(name, hint) == hint
+    assert get_type_hints(TrainingOptions) == hints_of(TrainingConfig)
     assert get_type_hints(Options) == {**expected, "context": Sequence[str | Column]}
 
 
@@ -67,8 +65,8 @@ def test_options_train_the_same_model_as_a_config(tmp_path: Path) -> None:
 
 
 def test_options_of_a_kind_follow_it() -> None:
-    options = options_by_section({"architecture": "llama", "heads": 2, "lowercase": True, "adapt": ["none"]})
-    assert options["backbone"] == {"kind": "huggingface", "architecture": "llama", "heads": 2}
+    options = options_by_section({"architecture": "llama", "layers": 2, "lowercase": True, "adapt": ["none"]})
+    assert options["backbone"] == {"kind": "huggingface", "architecture": "llama", "layers": 2}
     assert options["tokenizer"] == {"lowercase": True}
     assert Config.from_dict(options).model.adapt == ()
     config = Config.of(tokenizer="bpe", min_count=3, rank=2)
@@ -82,7 +80,7 @@ def test_options_of_a_kind_follow_it() -> None:
         ({"rnk": 4}, "unknown option 'rnk' (did you mean 'rank'?)"),
         ({"minuts": 4}, "unknown option 'minuts' (did you mean 'minutes'?)"),
         ({"tokeniser": "char"}, "unknown option 'tokeniser' (did you mean 'tokenizer'?)"),
-        ({"heads": 4}, "unknown option 'heads'"),
+        ({"shared_rank": 4}, "unknown option 'shared_rank'"),
         ({"kind": "char"}, "unknown option 'kind'"),
         ({"rank": "4"}, "rank is '4'; it must be of type int"),
         ({"model": "factorcel"}, "unknown model 'factorcel' (did you mean 'factorcell'?)"),

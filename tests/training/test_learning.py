@@ -21,7 +21,7 @@ MODELS = ("unadapted", "softmaxbias", "factorcell")
 
 def make_config(model: str) -> Config:
     """Return the config of a model of the paper; the FactorCell is trained with the sampled softmax."""
-    loss = {"loss": "sampled", "samples": 30} if model == "factorcell" else {}
+    loss = {"samples": 30} if model == "factorcell" else {}
     return Config.of(
         **{
             "context": ("dialect",),

@@ -211,7 +211,7 @@ def test_each_model_reads_its_own_context_columns(tmp_path: Path) -> None:
     ]
     runs = []
     for number, context in enumerate((("title:text",), (), ("topic:vector",), ("topic:vector", "title:text"))):
-        data = {"context": context, "min_count": 1, "min_context_count": 1, "min_context_word": 1}
+        data = {"context": context, "min_count": 1, "min_context_count": 1}
         config = Config.of(**{**data, "embedding_size": 4, "hidden_size": 5})
         corpus = prepare(rows, config)
         run = Run.create(tmp_path / f"run{number}", config, corpus.tokenizer, corpus.schema)

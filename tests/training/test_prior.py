@@ -13,8 +13,8 @@ from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 from tests import small_runs
 
-CONVERGED = {"epochs": 200, "batch_tokens": 10_000, "learning_rate": 0.1, "clip": 0.0}
-FEW_ROWS = {"evaluations": 1, "save_every": 1000}
+CONVERGED = {"epochs": 200, "batch_tokens": 10_000, "learning_rate": 0.1}
+FEW_ROWS = {"evaluations": 1}
 
 
 def train_values(folder: Path, prior: float, rows: list[dict[str, Any]], **model: Any) -> tuple[Run, Corpus]:

@@ -26,6 +26,9 @@ from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
+from tests.checkpoints import checkpoints_every
+
+frequent_checkpoints = checkpoints_every(1)
 
 FULL_DEVICE = Path("/dev/full")  # every write to this device fails because there is no space
 TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds", "evaluation_steps")
@@ -43,7 +46,7 @@ def make_config(**training: Any) -> Config:
     """Return the config of a small model with all kinds of random numbers, trained for about 13 steps."""
     drop = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output")}
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
-    options = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "save_every": 3}
+    options = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3}
     return Config.of(
         **{
             "context": ["dialect"],
@@ -51,7 +54,6 @@ def make_config(**training: Any) -> Config:
             **sizes,
             **drop,
             **options,
-            "loss": "sampled",
             "samples": 8,
             **training,
         }
@@ -120,7 +122,7 @@ def test_options_that_a_resumed_training_leaves_out_have_their_saved_values(
 ) -> None:
     rows, dev = synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0]
     data, sizes = {"context": ["dialect"]}, {"embedding_size": 4, "context_size": 2, "rank": 1}
-    training = {"epochs": 1.0, "precision": "float32", "batch_tokens": 100, "save_every": 1}
+    training = {"epochs": 1.0, "precision": "float32", "batch_tokens": 100}
     options: dict[str, dict[str, Any]] = {"data": data, "model": sizes, "training": training}
     complete = {**options, "data": {**data, "max_tokens": 7}, "tokenizer": {"kind": "char"}}
     original = Trainer.step
@@ -182,7 +184,7 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
     The checkpoint before it has only finite numbers.
     """
     rows: list[dict[str, Any]] = [{"text": "a b a", "x": float(n), "y": float(n % 3)} for n in range(40)]
-    options = {"epochs": 3, "batch_tokens": 40, "save_every": 1}
+    options = {"epochs": 3, "batch_tokens": 40}
     config = Config.of(**{"context": ["x:number", "y:number"], "min_count": 1, **options})
     corpus = prepare(rows, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)

@@ -52,6 +52,12 @@ def test_larger_tables_get_fewer_passes(facts: TableFacts) -> None:
     assert passes == sorted(passes)
 
 
+def test_quick_trainings_make_a_third_and_the_best_twice_the_passes_of_good_ones() -> None:
+    facts = TableFacts(10**7, 100, is_character_level=True)
+    quick, good, best = (rules.default_passes(facts, preset) for preset in PRESETS)
+    assert (quick, best) == pytest.approx((good / 3, 2 * good), rel=0.02)  # passes have two digits
+
+
 @pytest.mark.parametrize("is_character_level", [False, True])
 def test_models_grow_with_the_number_of_targets(is_character_level: bool) -> None:
     facts = TableFacts(20_000, 10_000, is_character_level)

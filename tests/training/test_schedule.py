@@ -14,12 +14,16 @@ from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import loop
+from factorcell.training import trainer as trainer_module
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
 from factorcell.training.loop import train
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
+from tests.checkpoints import checkpoints_every
+
+frequent_checkpoints = checkpoints_every(7)
 
 SECONDS = 100.0  # the time limit of the trainings in this file
 LIMIT = TimeLimit(SECONDS, start=0.0)
@@ -61,8 +65,8 @@ def make_config(**options: Any) -> Config:
         context=["dialect"],
         min_count=1,
         **{"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1},
-        **{"epochs": 40.0, "batch_tokens": 300, "evaluations": 4, "save_every": 7, "threads": 1},
-        **{"precision": "float32", "loss": "sampled", "samples": 8, **options},
+        **{"epochs": 40.0, "batch_tokens": 300, "evaluations": 4, "threads": 1},
+        **{"precision": "float32", "samples": 8, **options},
     )
 
 
@@ -143,14 +147,14 @@ def test_a_training_takes_exactly_its_steps(monkeypatch: pytest.MonkeyPatch, tmp
     assert steps == list(range(run.log()[-1]["step"]))
 
 
-@pytest.mark.parametrize("loss", ["sampled", "full"])
+@pytest.mark.parametrize("samples", [8, 0])
 @pytest.mark.parametrize("step", [0, 1, 13, 14, 40])
 def test_an_interrupted_training_with_a_limit_resumes_to_the_same_result(
-    step: int, loss: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    step: int, samples: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
         Machine(patch, 1.5, 0.7)
-        rows = train_in(tmp_path / "whole", loss=loss)
+        rows = train_in(tmp_path / "whole", samples=samples)
     with monkeypatch.context() as patch:
         Machine(patch, 1.5, 0.7)
         timed_step = Trainer.step
@@ -162,9 +166,9 @@ def test_an_interrupted_training_with_a_limit_resumes_to_the_same_result(
 
         patch.setattr(Trainer, "step", interrupted_step)
         with pytest.raises(KeyboardInterrupt):
-            train_in(tmp_path / "run", loss=loss)
+            train_in(tmp_path / "run", samples=samples)
         patch.setattr(Trainer, "step", timed_step)
-        resumed_rows = train_in(tmp_path / "run", resume=True, loss=loss)
+        resumed_rows = train_in(tmp_path / "run", resume=True, samples=samples)
     speeds = ("tokens_per_second",)
     assert [{**row, **dict.fromkeys(speeds)} for row in resumed_rows] == [
         {**row, **dict.fromkeys(speeds)} for row in rows
@@ -191,7 +195,8 @@ def test_the_learning_rate_follows_the_share_of_the_time(
         rates.append(trainer.optimizer.param_groups[0]["lr"])
 
     monkeypatch.setattr(Trainer, "step", recorded_step)
-    train_in(tmp_path / "run", learning_rate=1.0, warmup=0.0)
+    monkeypatch.setattr(trainer_module, "WARMUP", 0.0)
+    train_in(tmp_path / "run", learning_rate=1.0)
     assert np.diff(shares).min() > 0
     np.testing.assert_allclose(
         rates[1:], (1 + np.cos(np.pi * np.array(shares[1:]))) / 2, atol=0.01

@@ -19,15 +19,17 @@ from factorcell.training import fit as fitting
 from factorcell.training import loop, tuning
 from factorcell.training.fit import fit
 from factorcell.training.loop import train
+from tests.checkpoints import checkpoints_every
 from tests.processes import requires_fork, run_and_kill
 from tests.small_runs import CONTEXT, ROWS
+
+frequent_checkpoints = checkpoints_every(1)
 
 CONFIG = Config.of(
     context=CONTEXT,
     min_count=1,
     min_context_count=1,
     variable_size=2,
-    number_size=4,
     epochs=3,
     batch_tokens=12,
     evaluations=3,
@@ -81,7 +83,7 @@ def test_a_resumed_search_samples_the_same_options(tmp_path: Path) -> None:
 
 def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "LOG_EVERY", 1)
-    config = CONFIG.with_options(dropout_input=0.2, save_every=1)
+    config = CONFIG.with_options(dropout_input=0.2)
     whole = search(tmp_path / "whole", 3, config)
     trained: list[tuple[str, list[int]]] = []
 

@@ -27,6 +27,7 @@ from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import MISSING, ContextSchema, Variable, wave_parameters
 from factorcell.errors import UserError, check_choice
 
+NUMBER_SIZE = 64  # hidden size of the network over numbers
 # Standard deviation of initial embeddings. It is small, because training hardly changes the embeddings of rare values:
 # their random initial values remain as noise.
 INITIAL_STD = 0.1
@@ -251,15 +252,14 @@ class ContextEncoder(VariableEmbeddings):
         if config.context_layer != "none":
             for table in self.tables:
                 table.data[0] = 0.0
-        widths: list[int] = []  # of the network over numbers: its inputs, then the outputs of each layer
-        if self.inputs is not None:
-            widths = [len(self.inputs.column), *[config.number_size] * config.number_layers]
-        layers: list[nn.Module] = []
-        for input_size, output_size in itertools.pairwise(widths):
-            layers += [nn.Linear(input_size, output_size), nn.Tanh()]
-        self.network = nn.Sequential(*layers) if layers else None
         embedded_count = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-        self.variable_sizes = [config.variable_size] * embedded_count + widths[-1:]
+        self.variable_sizes = [config.variable_size] * embedded_count
+        self.network: nn.Sequential | None = None
+        if self.inputs is not None:
+            size = NUMBER_SIZE if config.context_layer != "none" else config.context_size
+            self.variable_sizes.append(size)
+            first_layer = nn.Linear(len(self.inputs.column), size)
+            self.network = nn.Sequential(first_layer, nn.Tanh(), nn.Linear(size, size), nn.Tanh())
         self.activation = ACTIVATIONS[config.context_layer]
         self.joint = nn.Linear(sum(self.variable_sizes), config.context_size) if self.activation is not None else None
         if self.joint is None and self.variable_sizes != [config.context_size]:
@@ -267,15 +267,12 @@ class ContextEncoder(VariableEmbeddings):
                 f"context_layer: none expects one variable whose embedding has context_size ({config.context_size}) "
                 f"numbers, got {', '.join(map(str, self.variable_sizes))}"
             )
-        if self.network is not None and self.inputs is not None:
+        if self.inputs is not None and not first_layer.weight.is_meta:
             # Large initial weights let the network distinguish nearby numbers, as random Fourier features do.
-            first_layer = self.network[0]
-            assert isinstance(first_layer, nn.Linear)
-            if not first_layer.weight.is_meta:
-                nn.init.normal_(first_layer.weight, std=2.0)
-                nn.init.normal_(first_layer.bias, std=1.0)
-                with torch.no_grad():
-                    first_layer.weight.mul_(self.inputs.weight_factors())
+            nn.init.normal_(first_layer.weight, std=2.0)
+            nn.init.normal_(first_layer.bias, std=1.0)
+            with torch.no_grad():
+                first_layer.weight.mul_(self.inputs.weight_factors())
         self.add_texts_and_vectors(config.variable_size, initial_std)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -295,9 +292,9 @@ class ContextEncoder(VariableEmbeddings):
     def variable_embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers together."""
         parts = self.embeddings(context, override)
-        if self.inputs is not None:
+        if self.inputs is not None and self.network is not None:
             numbers = self.inputs(context.numbers)
             if self.joint is not None:
                 numbers = numbers.to(self.joint.weight.dtype)
-            parts.append(numbers if self.network is None else self.network(numbers))
+            parts.append(self.network(numbers))
         return parts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.bootstrap import Interval
-from factorcell.commands.cli import options, streams, terminal
+from factorcell.commands.cli import options, terminal
 from factorcell.completion import online
 from factorcell.completion.blend import INDICATORS, ORDERS, Blend, BlendWeights, new_suggester, save_settings
 from factorcell.completion.completer import Completer
@@ -275,10 +275,10 @@ def _complete_lines(
     typed_text = suggester.begin(user, context)
     failure_count = line_number = 0
     for line_number, line in enumerate(sys.stdin.buffer, 1):
-        where, prefix = f"{streams.STANDARD_INPUT} line {line_number}", None
+        where, prefix = f"{terminal.STANDARD_INPUT} line {line_number}", None
         row: dict[str, Any]
         try:
-            prefix = streams.decode(line, where).rstrip("\r\n")
+            prefix = terminal.decode_input(line, where).rstrip("\r\n")
             typed_text = suggester.type_text(typed_text, prefix)
             result = suggester.suggest(typed_text, arguments.count)
             suggestions = list(map(dataclasses.asdict, result.written(run.tokenizer)))
@@ -291,7 +291,7 @@ def _complete_lines(
         terminal.show_json([row])
         sys.stdout.flush()
     if failure_count:
-        raise UserError(f"{streams.STANDARD_INPUT}: {failure_count:,} of {line_number:,} lines could not be completed")
+        raise UserError(f"{terminal.STANDARD_INPUT}: {failure_count:,} of {line_number:,} lines could not be completed")
 
 
 def _complete_interactively(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from factorcell.commands.cli import options, streams, terminal
+from factorcell.commands.cli import options, terminal
 from factorcell.data.tables.tables import FORMATS
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import run_findings
@@ -107,7 +107,7 @@ def _read_texts(arguments: argparse.Namespace, run: Run, specified: Collection[s
         return read_texts(arguments.file, run.config.data.text, columns)
     else:
         is_stream = arguments.file == "-"
-        content = streams.decode(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
+        content = terminal.decode_input(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
         texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{arguments.file}: the file contains no text")

@@ -175,7 +175,6 @@ class Corpus:
         batch_tokens: int,
         seed: int | None = None,
         epoch: int = 0,
-        max_user_texts: int = 0,
         max_texts: int | None = None,
     ) -> list[NDArray[np.int64]]:
         """Divide the rows into batches of texts of similar length.
@@ -186,8 +185,6 @@ class Corpus:
             seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
                 `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
             epoch: The number of the epoch; each epoch has its own random order.
-            max_user_texts: The maximum number of texts of each user: the first of them in the random order are used.
-                Texts without a user are all used. 0 uses all texts, and so does any number if `seed` is None.
             max_texts: The maximum number of texts of a batch, if `seed` is None.
 
         Returns:
@@ -198,9 +195,6 @@ class Corpus:
             return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens, max_texts))
         generator = np.random.default_rng((seed, epoch))
         rows = generator.permutation(len(self))
-        if max_user_texts:
-            users = self.users[rows]
-            rows = rows[(_rank_in_group(users) < max_user_texts) | (users == 0)]
         pool_size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), pool_size):
@@ -339,16 +333,6 @@ def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) ->
 
 def _lists_of_kind(arrays: Mapping[str, NDArray[Any]], kind: str, count: int) -> tuple[Ragged, ...]:
     return tuple(Ragged(arrays[f"{kind}.{index}"], arrays[f"{kind}.{index}.offsets"]) for index in range(count))
-
-
-def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return, for each element of `groups`, how many equal elements precede it."""
-    order = np.argsort(groups, kind="stable")
-    sorted_groups = groups[order]
-    ranks = np.empty(len(groups), dtype=np.int64)
-    # In sorted order, `searchsorted` finds the position of the first element of each group.
-    ranks[order] = np.arange(len(groups)) - np.searchsorted(sorted_groups, sorted_groups)
-    return ranks
 
 
 def _split_batches(

@@ -79,8 +79,8 @@ class TextCounts:
         return cls(popular_counts, len(canonical_texts), min_users)
 
     @classmethod
-    def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
-        """Count the texts of a corpus that has a user column and a tokenizer whose `join` restores texts.
+    def of_corpus(cls, corpus: Corpus, min_users: int) -> "TextCounts":
+        """Count the texts that `min_users` wrote in a corpus with users and a tokenizer whose `join` restores texts.
 
         Texts that were cut and texts with an out-of-vocabulary token are not counted, because they cannot be restored.
         Texts with half of a surrogate pair are not counted either, because nobody can type them.
@@ -101,7 +101,7 @@ class TextCounts:
             hashes, return_index=True, return_inverse=True, return_counts=True
         )
         user_counts = count_users(text_indices, corpus.users, len(first_rows))
-        is_popular = (counts >= min_count) & (user_counts >= min_users)
+        is_popular = user_counts >= min_users
         rows_and_counts = zip(first_rows[is_popular].tolist(), counts[is_popular].tolist(), strict=True)
         texts_and_counts = ((restore_text(row), count) for row, count in rows_and_counts)
         popular_counts = {text: count for text, count in texts_and_counts if text and is_public(text)}

@@ -13,7 +13,7 @@ from factorcell.evaluation.diagnostics import training_difference
 from factorcell.evaluation.perplexity import Evaluation
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io import input_files, lock
-from factorcell.io.folders import not_a_run_error
+from factorcell.io.input_files import not_a_run_error
 from factorcell.ngram import ngram
 from factorcell.ngram.ngram import NGram
 from factorcell.nn.devices import AUTO

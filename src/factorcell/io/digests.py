@@ -19,11 +19,7 @@ Manifest = Mapping[str, tuple[str, ...]]  # the accepted digests of each file, b
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of `folder`; return an empty one if there is no manifest.
-
-    Raises:
-        UserError: The manifest cannot be read or was altered.
-    """
+    """Return the manifest of `folder`, empty if there is none; raise `UserError` if it is damaged or altered."""
     path = folder / FILE
     if not path.exists():
         return {}
@@ -44,19 +40,6 @@ def encode(manifest: Manifest) -> bytes:
     files = {name: list(accepted) for name, accepted in sorted(manifest.items())}
     content = {"format": FORMAT, "files": files, "sha256": _digest_of_manifest(files)}
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def with_replacement(manifest: Manifest, path: Path, digest: str) -> Manifest:
-    """Return a manifest that accepts `digest` for the file `path`, and the current content if it is valid now."""
-    current_digest = sha256_of(path.read_bytes()) if path.exists() else ""
-    digests = (current_digest, digest) if current_digest in manifest[path.name] else (digest,)
-    return {**manifest, path.name: tuple(dict.fromkeys(digests))}
-
-
-def accepts(path: Path, digest: str) -> bool:
-    """Whether the manifest accepts `digest` for the file `path`; true if the manifest has no digest of the file."""
-    accepted_digests = read(path.parent).get(path.name, ())
-    return not accepted_digests or digest in accepted_digests
 
 
 def sha256_of(content: bytes | memoryview) -> str:

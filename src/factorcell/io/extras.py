@@ -1,10 +1,11 @@
-"""The optional dependencies of the package, and the errors that say how to install them."""
+"""The version of the installed package, and the errors that say how to install its optional dependencies."""
 
 import re
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 
 from factorcell.errors import UserError
 
+__version__ = version("factorcell")
 EXTRA = re.compile(r"""extra == ['"]([^'"]+)['"]""")
 
 

@@ -31,21 +31,15 @@ PARTIAL = ".partial"  # suffix of a file that is being written
 
 
 def encode(text: str) -> bytes:
-    """Return `text` in UTF-8, with an escape for each lone surrogate, such as a byte of a file name that is not UTF-8.
-
-    The escape is the one of JSON, so that a JSON reader restores the surrogate.
-    """
+    """Return `text` in UTF-8, with the escape of JSON for each lone surrogate, as in a file name that is not UTF-8."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def write(path: str | Path, content: bytes | str) -> None:
     """Replace the file `path` atomically: the old file stays until the new file is on disk.
 
-    Text is encoded by `encode`. If the manifest of the folder lists the file, the manifest is updated first.
-    If `path` is a device or a pipe, the content is written to it directly.
-
-    Raises:
-        UserError: The file cannot be written.
+    If the manifest of the folder lists the file, the manifest is updated first. If `path` is a device or a pipe, the
+    content is written to it directly. Raise `UserError` if the file cannot be written.
     """
     path = Path(path)
     if path.is_dir():  # also true for an empty path, which means the working directory
@@ -58,20 +52,18 @@ def write(path: str | Path, content: bytes | str) -> None:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
     manifest = digests.read(path.parent)
-    if path.name in manifest:
-        manifest = digests.with_replacement(manifest, path, digests.sha256_of(content))
-        _replace(path.parent / digests.FILE, digests.encode(manifest))
+    if path.name in manifest:  # until the file is replaced, its old content stays valid
+        old_digest = digests.sha256_of(path.read_bytes()) if path.exists() else ""
+        old_digests = (old_digest,) if old_digest in manifest[path.name] else ()
+        accepted = tuple(dict.fromkeys((*old_digests, digests.sha256_of(content))))
+        _replace(path.parent / digests.FILE, digests.encode({**manifest, path.name: accepted}))
     _replace(path, content)
 
 
 def check_writable(path: str | Path, is_folder: bool = False) -> None:
-    """Check, before long work, that `path` can be written as a file or, if `is_folder`, created as a folder.
+    """Raise `UserError`, before long work, if `path` cannot be written as a file or, if `is_folder`, as a folder.
 
-    The check changes nothing. It does not open devices and pipes, because closing a pipe would end the input of the
-    reader of the pipe.
-
-    Raises:
-        UserError: `path` cannot be written.
+    Devices and pipes are not opened, because closing a pipe would end the input of its reader.
     """
     path = Path(path)
     if path.is_dir() and not is_folder:
@@ -94,15 +86,12 @@ def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
 
 
 def read(path: str | Path) -> bytes:
-    """Return the content of the file `path`.
-
-    Raises:
-        UserError: The file cannot be read or does not match the manifest of its folder.
-    """
+    """Return the content of a file; raise `UserError` if it is unreadable or does not match the folder's manifest."""
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
         content = input_files.read_bytes(path)
-        if digests.accepts(path, digests.sha256_of(content)):
+        accepted_digests = digests.read(path.parent).get(path.name, ())
+        if not accepted_digests or digests.sha256_of(content) in accepted_digests:
             return content
     raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
 
@@ -116,28 +105,22 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync(path.parent)
+        with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
     except OSError as error:
         partial.unlink(missing_ok=True)
         assurance = "; the previous file is unchanged" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
 
 
-def _sync(folder: Path) -> None:
-    """Write the directory entries of `folder` to disk, if the system supports it."""
-    with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
     """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
 
-    Such files are the manifest, files with names in `first_files`, and partly written files. Hidden files and hidden
-    folders at the top level are ignored.
+    Such files are the manifest, those in `first_files`, partly written files, and hidden ones.
     """
     folder = Path(folder)
     if not folder.exists():  # checked first, because another process may create the folder before the next check
@@ -159,11 +142,7 @@ def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserE
 
 
 def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
-    """Create `folder`, or empty it except for its lock and hidden files.
-
-    Raises:
-        UserError: The folder exists and is not new (`is_new`), or it cannot be created.
-    """
+    """Create `folder`, or empty it except for its lock and hidden files; raise `UserError` if it is not new."""
     folder = Path(folder)
     if not is_new(folder, first_files):
         raise folder_exists_error(folder, resumable=resumable)
@@ -199,15 +178,9 @@ def write_versioned(path: str | Path, content: Mapping[str, Any], file_format: i
 
 
 def read_versioned(path: str | Path, newest: int, source: str | Path | None = None) -> dict[str, Any]:
-    """Read a file that `write_versioned` wrote, and return its content without the format number.
+    """Return the content of a file that `write_versioned` wrote, without the format number.
 
-    Args:
-        path: The file.
-        newest: The newest format that the caller can read.
-        source: What error messages about the format name, such as the folder of the file; by default `path`.
-
-    Raises:
-        UserError: The file is damaged or has a newer format.
+    Raise `UserError` if the file is damaged or its format is newer than `newest`; then name `source` (default: `path`).
     """
     content = read_json(path)
     if not isinstance(content, dict):
@@ -233,12 +206,9 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the content of a safetensors file, which is the same for the same tensors and metadata."""
-    return _sort_metadata(save(dict(tensors), dict(metadata)))
-
-
-def _sort_metadata(content: bytes) -> bytes:
-    """Sort the metadata of a safetensors file by name; safetensors writes them in a random order."""
-    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors.
+    content = save(dict(tensors), dict(metadata))
+    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors. The header has the metadata
+    # in a random order.
     header_end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:header_end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -258,21 +228,13 @@ def open_tensors(path: Path) -> Iterator[Any]:
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and facts of a file that `save_tensors` wrote.
-
-    Raises:
-        UserError: The file is missing, truncated or altered.
-    """
+    """Return the tensors and facts of a file of `save_tensors`; raise `UserError` if it is missing or damaged."""
     tensors, facts, _ = load_with_checksum(path)
     return tensors, facts
 
 
 def load_with_checksum(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """Return the tensors and facts of a file that `save_tensors` wrote, and their checksum (32 bytes).
-
-    Raises:
-        UserError: The file is missing, truncated or altered.
-    """
+    """Return what `load_tensors` returns, and the checksum (32 bytes)."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
@@ -325,14 +287,11 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _cut_incomplete_line(file: BinaryIO) -> int:
     """Truncate `file` after its last complete line, in case a writer was killed; return the new size in bytes."""
     size = file.seek(0, os.SEEK_END)
-    tail_size = min(size, 1)  # 0 for an empty file
-    file.seek(size - tail_size)
-    if file.read(tail_size) in (b"", b"\n"):
+    file.seek(max(0, size - 1))
+    if file.read() in (b"", b"\n"):
         return size
     file.seek(0)
-    new_size = file.read().rfind(b"\n") + 1
-    file.truncate(new_size)
-    return new_size
+    return file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

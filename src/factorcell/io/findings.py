@@ -35,12 +35,7 @@ LOG.addFilter(_escape)
 
 @dataclass(frozen=True)
 class Finding:
-    """A remark about something that may mislead.
-
-    Attributes:
-        name: One of `NAMES`.
-        text: The sentence.
-    """
+    """A sentence, `text`, about something that may mislead; the `name` is one of `NAMES`."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""Reading of files that the user names. Reading a device raises an error, because its data may never end."""
+"""Reading of files and folders that the user names. Reading a device raises an error: its data may never end."""
 
 import codecs
 import json
@@ -12,6 +12,14 @@ from factorcell.errors import UserError
 MAX_BYTES = 1 << 30  # largest size of a file that is read at once; tables and lists are read in parts
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # files that Windows adds to folders
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+CONFIG = "config.json"  # the file that identifies a run folder
+
+# Folders of other models, by the file that identifies them: a description, and the commands that accept the folder.
+OTHER_MODELS = {
+    "ngram.json": ("an n-gram model", "evaluate, rescore, mix and report"),
+    "mixture.json": ("a mixture of models", "evaluate and mix"),
+}
 
 
 def check(path: str | Path) -> None:
@@ -28,11 +36,7 @@ def check(path: str | Path) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        UserError: The file cannot be read or is larger than `MAX_BYTES`.
-    """
+    """Return the content of a file; raise `UserError` if the file cannot be read or is larger than `MAX_BYTES`."""
     check(path)
     try:
         with Path(path).open("rb") as file:
@@ -58,15 +62,9 @@ def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
-    """Decode the text of a file, a stream or a line; drop the UTF-8 byte order mark that some editors write first.
+    """Decode the text of a file, a stream or a line; bytes with a UTF-8 byte order mark are UTF-8, without the mark.
 
-    Args:
-        content: The bytes, from the beginning of a file, a stream or a line.
-        where: What error messages name, such as the path of the file.
-        encoding: The encoding. Bytes that start with a UTF-8 byte order mark are decoded as UTF-8 instead.
-
-    Raises:
-        UserError: The bytes are not text in this encoding. The message says so if they are UTF-16.
+    Raise `UserError`, which names `where`, if the bytes are not text in this encoding.
     """
     if content.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"
@@ -87,14 +85,29 @@ def read_text(path: str | Path) -> str:
 
 
 def read_options_file(path: str | Path) -> Any:
-    """Read a file of options, as JSON if its name ends in .json, otherwise as TOML.
-
-    Raises:
-        UserError: The file cannot be read or is not valid.
-    """
+    """Read a file of options, as JSON if its name ends in .json, otherwise as TOML; raise `UserError` if invalid."""
     syntax = "JSON" if Path(path).suffix == ".json" else "TOML"
     text = read_text(path)
     try:
         return json.loads(text) if syntax == "JSON" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # syntax errors, numbers that are too long, nesting that is too deep
         raise UserError(f"{path}: not valid {syntax} ({error})") from None
+
+
+def not_a_run_error(folder: Path, expected: str = "a run folder") -> UserError:
+    """Return the error that a path is not what is `expected`; it says what the path contains."""
+    return UserError(f"{folder}: expected {expected}, got {_describe(folder)}")
+
+
+def _describe(folder: Path) -> str:
+    """Describe what a path contains, and which commands accept it."""
+    if not folder.exists():
+        return "a path that does not exist"
+    if not folder.is_dir():
+        return "a file"
+    for file_name, (model, commands) in OTHER_MODELS.items():
+        if (folder / file_name).is_file():
+            return f"the folder of {model}, which {commands} accept"
+    if config_files := list_visible(folder, f"*/{CONFIG}"):
+        return f"a folder of runs, such as {config_files[0].parent}"
+    return f"a folder without {CONFIG}"

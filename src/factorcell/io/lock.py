@@ -26,15 +26,9 @@ ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 3, 0.05
 
 @contextmanager
 def training_lock(folder: Path) -> Iterator[None]:
-    """Return a context manager that holds the lock on `folder`.
+    """Hold the lock on `folder`; raise `UserError` if another process trains in it or it cannot be written.
 
-    The context manager creates the folder if it does not exist, and then removes it at the end if it is still empty.
-
-    Args:
-        folder: The folder to train in.
-
-    Raises:
-        UserError: Another process is training in the folder, or the folder cannot be written.
+    A folder that did not exist is created, and removed at the end if it is still empty.
     """
     is_new_folder, path = not folder.exists(), folder / FILE
     try:

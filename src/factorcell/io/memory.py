@@ -26,14 +26,14 @@ def check(required: int, what: str) -> None:
 def memory_limit() -> tuple[int, str]:
     """Return the number of bytes that this process may use, and the words that introduce it in error messages."""
     text = os.environ.get(LIMIT_VARIABLE, "")
-    if text:
-        try:
-            gib = float(text)
-        except ValueError:
-            raise UserError(f"{LIMIT_VARIABLE} is {text!r:.60}; it must be a number of GiB") from None
-        limits.check(max_memory=gib)
-        return int(gib * GIB), "the limit is"
-    return machine_memory(), "this machine has"
+    if not text:
+        return machine_memory(), "this machine has"
+    try:
+        gib = float(text)
+    except ValueError:
+        raise UserError(f"{LIMIT_VARIABLE} is {text!r:.60}; it must be a number of GiB") from None
+    limits.check(max_memory=gib)
+    return int(gib * GIB), "the limit is"
 
 
 def machine_memory() -> int:

@@ -1,8 +1,7 @@
 """Pretrained models of the Hugging Face library `transformers`: their files, configs and tokenizers.
 
-A pretrained model is a folder, a GGUF file, or a model of the hub that was downloaded before. Files are read without
-network access; only `download_if_missing`, which training calls at its start, downloads a model of the hub. Code in the
-folder of a model is never executed.
+Files are read without network access; only `download_if_missing`, which training calls at its start, downloads a model
+of the hub. Code in the folder of a model is never executed.
 """
 
 import contextlib
@@ -31,25 +30,16 @@ UNSUPPORTED = {"final_logit_softcapping": (None, 0), "logit_scale": (None, 1), "
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a pretrained model.
+    """The files of a pretrained model."""
 
-    Attributes:
-        folder: The folder with config.json and the weights, or with the GGUF file.
-        gguf_file: The name of the GGUF file, or None.
-    """
-
-    folder: Path
-    gguf_file: str | None = None
+    folder: Path  # with config.json and the weights, or with the GGUF file
+    gguf_file: str | None = None  # the name of the GGUF file
 
     def __str__(self) -> str:
         return str(self.folder if self.gguf_file is None else self.folder / self.gguf_file)
 
     def weight_files(self) -> list[Path]:
-        """Return the files with the weights, sorted by name.
-
-        Raises:
-            UserError: There are none.
-        """
+        """Return the files with the weights, sorted by name; raise `UserError` if there are none."""
         if self.gguf_file is not None:
             return [self.folder / self.gguf_file]
         pattern = "model*.safetensors"  # other names are those of adapters, or of the same weights in another format
@@ -76,11 +66,7 @@ _QUIET_LOCK = threading.RLock()
 
 
 def transformers() -> Any:
-    """Import `transformers`.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """Import `transformers`; raise `UserError` if it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -89,21 +75,13 @@ def transformers() -> Any:
 
 
 def architectures() -> Collection[str]:
-    """Return the names of the architectures of causal language models in `transformers`.
-
-    Raises:
-        UserError: `transformers` is not installed.
-    """
+    """Return the names of the architectures of causal language models in `transformers`."""
     names: Collection[str] = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return names
 
 
 def find_source(base: str) -> Source:
-    """Return the files of the pretrained model `base`, which must be on this machine.
-
-    Raises:
-        UserError: The files are missing.
-    """
+    """Return the files of the pretrained model `base`; raise `UserError` if they are not on this machine."""
     path = Path(base)
     if path.is_dir():
         return Source(path)
@@ -117,13 +95,10 @@ def find_source(base: str) -> Source:
 
 
 def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
-    """Return `options` with the digest of the weights of the base, and the full path of its files.
+    """Return the options of a pretrained model with the digest of its weights, and the full path of its files.
 
-    Raises:
-        UserError: The base is missing, or it has another digest than that in `options`.
+    Raise `UserError` if the base is missing, or has another digest than that in `options`.
     """
-    if not options.is_pretrained:
-        return options
     source = find_source(options.base)
     read_config(source)  # raises the error about a model that is not supported
     digest = source.digest()
@@ -140,11 +115,7 @@ def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
 
 
 def download_if_missing(options: HuggingFaceOptions) -> None:
-    """Find the config and weights of the pretrained model in `options`; download a model of the hub if it lacks them.
-
-    Raises:
-        UserError: Files are missing, or the model cannot be downloaded.
-    """
+    """Find the files of a pretrained model, or download it from the hub; raise `UserError` if both fail."""
     base = options.base
     try:
         source = find_source(base)
@@ -172,11 +143,7 @@ def _hub_folder(name: str, *, downloads: bool = False) -> Path:
 
 
 def read_config(source: Source) -> Any:
-    """Return the `transformers` config of a pretrained model.
-
-    Raises:
-        UserError: The config is missing or damaged, or the model is not a supported causal language model.
-    """
+    """Return the `transformers` config of a supported causal language model; raise `UserError` for other files."""
     path = source.folder / (source.gguf_file or "config.json")
     if not path.is_file():
         raise UserError(f"{source.folder}: expected a model with a config.json, got none")
@@ -215,9 +182,7 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, and its special ids.
 
     The ids are those of the unknown token, the start token and the end token; an id is None if there is no such token.
-
-    Raises:
-        UserError: The files of the tokenizer are missing or damaged, or it is not one of the library `tokenizers`.
+    Raise `UserError` if the files are missing or damaged, or if the tokenizer is not one of the library `tokenizers`.
     """
     read_config(source)  # raises the error about a folder without a supported model
     library = transformers()

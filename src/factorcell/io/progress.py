@@ -1,10 +1,8 @@
 """Display of the progress of long work: a bar that disappears at its end; in a log, a line every `INTERVAL` seconds.
 
-It is displayed if the logger `factorcell` logs records of the level INFO, as in all commands.
-
-An example of such a line:
-
     reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
+
+It is displayed if the logger `factorcell` logs records of the level INFO, as in all commands.
 """
 
 import logging
@@ -47,12 +45,8 @@ def is_shown() -> bool:
 def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **options: Any) -> Any:
     """Return a tqdm bar over `items`; without items, the caller advances the bar with `update`.
 
-    Args:
-        items: The items that the caller iterates over, or None.
-        desc: The work, such as "reading".
-        unit: The unit in the plural, such as "rows".
-        show: Whether to display the bar or the lines if `is_shown`.
-        **options: Options of tqdm: `total`, `initial`, `unit_scale`.
+    `desc` is the work, such as "reading", `unit` a plural, such as "rows"; `options` are those of tqdm. Nothing is
+    displayed unless `show` and `is_shown`.
     """
     options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not (show and is_shown())}
     if sys.stderr.isatty():

@@ -28,7 +28,7 @@ from factorcell.io import pretrained
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, BackboneState, Conditions
 from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
-from factorcell.nn.devices import AUTO, FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
+from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.nn.head import Head, HeadSizes
 from factorcell.nn.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.nn.value_names import ValueNames
@@ -66,9 +66,9 @@ def with_identified_base(config: Config) -> Config:
     if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
         return config
     backbone = pretrained.identify(backbone)
-    if backbone.base_precision == AUTO:
+    if not backbone.base_precision:
         device = find_device(config.training.device, backbone)
-        number_type = FLOAT32 if backbone.train_base else find_precision(AUTO, device, backbone)
+        number_type = FLOAT32 if backbone.train_base else find_precision(config.training.precision, device, backbone)
         backbone = replace(backbone, base_precision=number_type)
     return replace(config, backbone=backbone)
 

@@ -26,7 +26,7 @@ from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.nn.head import Head, HeadSizes
 from factorcell.nn.kernels import library, softmax
 from factorcell.nn.kernels.drawing import PackedTable
-from factorcell.nn.output_bias import TABLES, HashBias, Pairs
+from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, TABLES, HashBias, Pairs
 from factorcell.options.option_fields import SoftmaxOptions
 
 MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
@@ -141,10 +141,15 @@ class SoftmaxHead(Head):
         self.bias.requires_grad_(embedding.requires_grad or bool(names))
         self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and bool(sizes.schema.categories)
-        self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None
+        self.hashed = HashBias(vocabulary_size, sizes.schema, *self.hash_sizes(options)) if has_hash else None
         start_mask = torch.zeros(vocabulary_size)
         start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
         self.register_buffer("start_mask", start_mask, persistent=False)
+
+    @classmethod
+    def hash_sizes(cls, options: SoftmaxOptions) -> tuple[int, int]:
+        """Return the least number of buckets of the bias `hash`, and of bits of its filter; heads may override it."""
+        return HASH_SIZE, BLOOM_SIZE
 
     def initialize(self, log_probs: Tensor) -> None:
         """Set the bias to the log probabilities (V,) of the tokens, unless the head is pretrained."""

@@ -34,8 +34,9 @@ from torch.nn import functional as F
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, ContextSchema
 from factorcell.nn.head import HeadSizes
-from factorcell.options.option_fields import SoftmaxOptions
 
+HASH_SIZE, BLOOM_SIZE = 1 << 22, 1 << 26  # the buckets of the hash table, and the bits of the Bloom filter
+MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 HASHES = 16  # number of hash functions of the Bloom filter: each pair of a value and a token sets one bit per function
 BATCH_PAIRS = 1 << 19  # largest number of pairs of a value and a token that are looked up at once
 MAX_CACHED_PAIRS = 1 << 27  # results of the filter are cached for variables with at most this many pairs
@@ -162,11 +163,13 @@ class HashBias(nn.Module):
 
     bits: Tensor  # the bits of the Bloom filter, eight in each byte
 
-    def __init__(self, vocabulary_size: int, options: SoftmaxOptions, schema: ContextSchema) -> None:
+    def __init__(
+        self, vocabulary_size: int, schema: ContextSchema, hash_size: int = HASH_SIZE, bloom_size: int = BLOOM_SIZE
+    ) -> None:
         super().__init__()
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
-        self.size = _next_prime(options.hash_size)
-        self.filter_size = _next_prime(options.bloom_size) if options.bloom_size else 0
+        self.size = _next_prime(hash_size)
+        self.filter_size = _next_prime(bloom_size) if bloom_size else 0
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
         self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
         # By the index of a variable: whether the filter contains each pair of a value and a token (values, V).

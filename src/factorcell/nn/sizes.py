@@ -69,10 +69,9 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
     token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
-    sample_values = 6 * training.samples if training.loss != "full" else 0
     trained = model.trained_count()
     parameter_values = model.parameter_count() - trained + TRAINING_VALUES * trained
-    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + sample_values)
+    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + 6 * training.samples)
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:

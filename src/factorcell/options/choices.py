@@ -32,7 +32,7 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
-        *("epochs", "batch_tokens", "learning_rate", "token_rate", "warmup", "weight_decay", "loss", "samples"),
+        *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "samples"),
         *("evaluations", "patience", "ngram_mixture"),
     ),
 }
@@ -52,7 +52,7 @@ SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "token_rate": 1.0,
     "weight_decay": 0.0,
-    "loss": "full",
+    "samples": 0,
     "evaluations": 20,
     "patience": 3,
 }

@@ -41,13 +41,7 @@ class Extensions:
         self.registered: dict[str, type] = {}
 
     def check_choice(self, option: str, name: str) -> str:
-        """Return `name` if it is built in, registered or declared by an installed package.
-
-        Entry points are read only if `name` is neither built in nor registered.
-
-        Raises:
-            UserError: The name is unknown; the message lists the known names.
-        """
+        """Return `name` if it is built in, registered or declared by an installed package; raise `UserError` if not."""
         if name in self.built_in or name in self.registered:
             return name
         try:
@@ -57,12 +51,9 @@ class Extensions:
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
-        """Register the class `cls` under `name`, after `check` has accepted it.
+        """Register `cls` under `name` after `check` has accepted it; raise `UserError` if the name is invalid or taken.
 
         A class with the name and the module of a registered class replaces it, so that a notebook cell can run again.
-
-        Raises:
-            UserError: The name is invalid or taken, or `check` refuses the class.
         """
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
             raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
@@ -82,36 +73,22 @@ class Extensions:
         if name in built_in_classes:
             return built_in_classes[name]
         if name not in self.registered:
-            points = self._entry_points()
-            self.register(name, self._load(points[self.check_choice(self.kind, name)]), check)
+            self.check_choice(self.kind, name)
+            point = self._entry_points()[name]
+            try:
+                cls = point.load()
+            except Exception as error:  # the imported module may raise anything
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                fault = f"{point.value} of an installed package cannot be imported"
+                raise UserError(f"{self.kind} {name!r}: {fault} ({reason})") from error
+            self.register(name, cls, check)
         return self.registered[name]
 
-    def _entry_points(self) -> "dict[str, list[EntryPoint]]":
-        """Return the entry points of installed packages by name, without duplicates."""
+    def _entry_points(self) -> "dict[str, EntryPoint]":
+        """Return the entry points of installed packages by name."""
         from importlib.metadata import entry_points  # slow to import: it would double the time of `--help`
 
-        points: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=self.group):
-            namesakes = points.setdefault(point.name, [])
-            if point.value not in [namesake.value for namesake in namesakes]:
-                namesakes.append(point)
-        return points
-
-    def _load(self, points: "list[EntryPoint]") -> type:
-        """Import the class of the only entry point; raise `UserError` if there are several or the import fails."""
-        point, *duplicates = points
-        if duplicates:
-            locations = " and ".join(sorted(entry_point.value for entry_point in points))
-            raise UserError(
-                f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one of them"
-            )
-        try:
-            cls: type = point.load()
-        except Exception as error:  # the imported module may raise anything
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            fault = f"{point.value} of an installed package cannot be imported"
-            raise UserError(f"{self.kind} {point.name!r}: {fault} ({reason})") from error
-        return cls
+        return {point.name: point for point in entry_points(group=self.group)}
 
 
 def _location(cls: type) -> str:

@@ -48,21 +48,13 @@ def make_plain(options: Any) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """A range of valid numbers, from `low` to `high`.
-
-    Args:
-        low: The lower bound.
-        high: The upper bound.
-        whole: Whether the number must be an integer.
-        above: Whether `low` itself is excluded.
-        below: Whether `high` itself is excluded.
-    """
+    """A range of valid numbers."""
 
     low: float
     high: float = MAX_COUNT
-    whole: bool = True
-    above: bool = False
-    below: bool = False
+    whole: bool = True  # whether the number must be an integer
+    above: bool = False  # whether `low` itself is excluded
+    below: bool = False  # whether `high` itself is excluded
 
     def check(self, name: str, value: Any) -> Any:
         """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
@@ -139,10 +131,9 @@ OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
 
 
 def check(**values: Any) -> list[Any]:
-    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; None stays None in `OPTIONAL`.
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; raise `UserError` if one is invalid.
 
-    Raises:
-        UserError: A number is not within its limits.
+    None stays None in `OPTIONAL`.
     """
     return [
         None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)

@@ -6,7 +6,6 @@ Other packages can add choices to some options; `EXTENSIBLE` has the registry of
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, Limits, is_names, pl
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
+IS_RECORDED = "is_recorded"  # in the metadata of a field
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
@@ -30,7 +29,6 @@ CHOICE_HELP = {
     "context": "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
     "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
     "category or number",
-    "prompt": "column with a text that is read before the text and not scored (repeatable)",
     "prompt_history": "read this many earlier texts of the user before the text (only with user)",
     "adapt": (
         "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
@@ -53,7 +51,6 @@ CHOICE_HELP = {
         "normalization"
     ),
     "precision": "number type of matrix products; auto: float32, but bfloat16 for a pretrained base on a GPU",
-    "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
 }
 
 
@@ -91,103 +88,64 @@ def float_option(default: float, help_text: str, low: float = 0.0, high: float =
     return option(default, help_text, limits=Limits(low, high, whole=False))
 
 
+def recorded(default: str | int) -> Any:
+    """Declare a fact that training records in the config of a run; it is not an option, and has no help text."""
+    return dataclasses.field(default=default, metadata={IS_RECORDED: True})
+
+
+def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a section that users may set: all but the recorded facts."""
+    return [field for field in dataclasses.fields(cls) if IS_RECORDED not in field.metadata]
+
+
 def rate_option(help_text: str) -> Any:
     """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
     return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
 
 
-@dataclass(frozen=True)
-class OptionType:
-    """The type of an option.
-
-    Attributes:
-        scalar: bool, int, float or str, the type of the value or of its items.
-        is_list: Whether the value is a tuple of str.
-        is_optional: Whether the value may be None, which is `none` on the command line and in TOML.
-        choices: The valid values of a `Literal`.
-    """
-
-    scalar: type = str
-    is_list: bool = False
-    is_optional: bool = False
-    choices: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, hint: Any) -> "OptionType | None":
-        """Return the type that an annotation means; None if options cannot have it."""
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if hint in (bool, int, float, str):
-            return cls(hint)
-        if hint is tuple or (origin is tuple and arguments == (str, ...)):
-            return cls(is_list=True)
-        if origin is typing.Literal and len(scalars := {*map(type, arguments)}) == 1 and scalars <= {int, str}:
-            return cls(scalars.pop(), choices=arguments)
-        if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and types.NoneType in arguments:
-            inner = cls.of(next(argument for argument in arguments if argument is not types.NoneType))
-            return inner and dataclasses.replace(inner, is_optional=True)
-        return None
-
-
 @functools.cache
-def option_types(cls: Any) -> dict[str, OptionType]:
-    """Return the type of each option of a dataclass, by name; annotations may be strings (PEP 563).
-
-    Raises:
-        UserError: An annotation cannot be resolved, or options cannot have this type.
-    """
+def option_types(cls: Any) -> dict[str, type]:
+    """Return the type of each option of a dataclass: bool, int, float, str, or tuple; raise `UserError` for others."""
     try:
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
-    option_types_by_name = {}
-    for field in dataclasses.fields(cls):
-        option_type = OptionType.of(hints[field.name])
-        if option_type is None:
-            expected = (
-                "expected bool, int, float, str, tuple[str, ...], a Literal of int or str, or None and one of them"
-            )
-            raise UserError(f"option {field.name!r}: {expected}; got the type {hints[field.name]!r:.60}")
-        option_types_by_name[field.name] = option_type
-    return option_types_by_name
+    hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in hints.items():
+        if hint not in (bool, int, float, str, tuple[str, ...]):
+            expected = "expected bool, int, float, str or tuple[str, ...]"
+            raise UserError(f"option {name!r}: {expected}; got the type {hint!r:.60}")
+    return {name: typing.get_origin(hint) or hint for name, hint in hints.items()}
 
 
 def check_fields(section: Any) -> None:
-    """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
-    section_type: Any = type(section)
-    option_types_by_name = option_types(section_type)
+    """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
+    cls: Any = type(section)
+    types = option_types(cls)
     for field in dataclasses.fields(section):
-        option_type = option_types_by_name[field.name]
-        value = _convert(field.name, getattr(section, field.name), option_type)
-        choices = field.metadata.get("choices") or option_type.choices
+        value = _convert(field.name, getattr(section, field.name), types[field.name])
+        choices = field.metadata.get("choices", ())
         if isinstance(value, tuple) and choices:  # `none` is an empty list of choices
             value = tuple(item for item in value if item != NONE)
-        items = value if isinstance(value, tuple) else () if value is None else (value,)
-        for item in items:
+        for item in value if isinstance(value, tuple) else (value,):
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].check_choice(field.name, item)
             elif choices:
-                check_choice(field.name, str(item), map(str, choices))
-        if value is not None and (limits := field.metadata.get("limits")) is not None:
+                check_choice(field.name, item, choices)
+        if (limits := field.metadata.get("limits")) is not None:
             value = limits.check(field.name, value)
         object.__setattr__(section, field.name, value)
 
 
-def _convert(name: str, value: Any, option_type: OptionType) -> Any:
-    """Return `value` as `option_type`, or raise `UserError`.
-
-    Integers become floats if the option is a float; `plain` converts other values, such as those of NumPy.
-    """
+def _convert(name: str, value: Any, option_type: type) -> Any:
+    """Return `value` as a plain value of `option_type`; an integer becomes a float; raise `UserError` otherwise."""
     value = plain(value)
-    if option_type.is_optional and (value is None or (isinstance(value, str) and value == NONE)):
-        return None
-    if option_type.is_list:
-        if is_names(value):
-            return value
+    if option_type is tuple and not is_names(value):
         raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if option_type.scalar is float and type(value) is int and abs(value) <= MAX_FLOAT:
+    if option_type is float and type(value) is int and abs(value) <= MAX_FLOAT:
         return float(value)
-    if type(value) is not option_type.scalar:
-        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.scalar.__name__}")
+    if type(value) is not option_type:
+        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.__name__}")
     return value
 
 
@@ -197,7 +155,7 @@ class KindOptions:
 
     A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
     plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits. Their
-    annotations are bool, int, float, str, tuple[str, ...] or a Literal, or one of these or None.
+    annotations are bool, int, float, str or tuple[str, ...].
     """
 
     kind: str = ""
@@ -223,7 +181,6 @@ class WordOptions(TokenizerOptions):
 
     kind: str = "word"
     lowercase: bool = option(True, "convert the text to lower case")
-    strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %")
 
 
 @dataclass(frozen=True)
@@ -238,7 +195,6 @@ class CharacterOptions(TokenizerOptions):
     """Options of the tokenizer whose tokens are Unicode code points."""
 
     kind: str = "char"
-    lowercase: bool = option(False, "convert the text to lower case")
 
 
 @dataclass(frozen=True)
@@ -302,15 +258,7 @@ class HuggingFaceOptions(KindOptions):
     architecture: str = option(
         "", "architecture of a new Transformer with random weights, such as llama, gpt2 or qwen2", metavar="NAME"
     )
-    base_digest: str = option(
-        "", "SHA-256 of the weights of the pretrained model, which training records; other weights are then refused"
-    )
     train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
-    base_precision: str = option(
-        "auto",
-        "number type of the frozen weights of a pretrained model; auto: bfloat16 on a GPU, otherwise float32",
-        choices=("auto", "float32", "bfloat16"),
-    )
     target_modules: tuple[str, ...] = option(
         (),
         "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
@@ -322,9 +270,10 @@ class HuggingFaceOptions(KindOptions):
     prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
     layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
     hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
-    heads: int = int_option(0, "attention heads of a new model; 0: one per 64 numbers of the vectors", 0, MAX_SIZE)
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+    base_digest: str = recorded("")  # SHA-256 of the weights of the base; other weights are refused
+    base_precision: str = recorded("")  # the number type of the frozen weights of the base
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -359,16 +308,6 @@ class SoftmaxOptions(KindOptions):
     """Options of the head with a softmax whose weights are the token embeddings."""
 
     kind: str = "softmax"
-    hash_size: int = int_option(
-        1 << 22, "number of buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE
-    )
-    bloom_size: int = int_option(
-        1 << 26,
-        "bits of the Bloom filter that limits the softmax bias `hash` to pairs of token and value in the training "
-        "texts; 0: no filter",
-        0,
-        MAX_HASH_SIZE,
-    )
 
 
 # The built-in kinds of the sections that have kinds; the first kind of a section is the default.
@@ -403,8 +342,7 @@ KIND_HELP = {
 def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified.
 
-    Raises:
-        UserError: The options also have another `backbone`, which lacks this option.
+    Raise `UserError` if the options have a `backbone` without this option.
     """
     names = [name for name in TRANSFORMER_OPTIONS if name in options]
     backbone = str(options.get("backbone", HuggingFaceOptions.kind))
@@ -419,25 +357,15 @@ def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:
-    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head.
-
-    Raises:
-        UserError: Neither factorcell nor an installed package has a kind of this name.
-    """
-    built_in = OPTION_KINDS[section]
-    if kind in built_in:
-        return built_in[kind]
-    cls = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section])
-    options: type[KindOptions] = cls.Options
+    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head, built in or of a package."""
+    if kind in OPTION_KINDS[section]:
+        return OPTION_KINDS[section][kind]
+    options: type[KindOptions] = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
     return options
 
 
 def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
-    """Check that `cls` is a class whose attribute `Options` extends `base`, and that its default `kind` is `name`.
-
-    Raises:
-        UserError: `cls` is not such a class, or an option has an unsupported type or an invalid default.
-    """
+    """Raise `UserError` unless `cls` is a class whose attribute `Options` extends `base` and has the kind `name`."""
     options = getattr(cls, "Options", None)
     if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):
         raise UserError(

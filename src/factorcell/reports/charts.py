@@ -27,7 +27,7 @@ from factorcell.reports.wording import visible_token
 Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
-# Each colour has one meaning on all pages; docs/charts.md lists the meanings.
+# Each colour has one meaning on all pages.
 HIGHER, LOWER = "#4a7fb5", "#d9622b"  # signs: higher, or more probable in the first context; lower, or in the second
 SHARE = "#2d6a63"  # a share between none (transparent) and all
 HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb(SHARE), 0.04), (*to_rgb(SHARE), 0.96)])

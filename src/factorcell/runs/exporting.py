@@ -28,11 +28,11 @@ from factorcell.runs.run import Run
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
 HELD_OUT_SHARE = 0.5  # share of the texts of --approximate that measure the approximation; the others fit it
 ROUNDED = (
-    "the weights are rounded to bfloat16, the type of the base of the run (--base-precision), so the logits differ "
+    "the weights are rounded to bfloat16, the type of the base of the run (--precision), so the logits differ "
     "slightly from those of the run"
 )
 OTHER_BASES = (
-    "the run has its linear maps in bfloat16 (--base-precision), and all else in float32, so the logits of a base of a "
+    "the run has its linear maps in bfloat16 (--precision), and all else in float32, so the logits of a base of a "
     "single type differ slightly from those of the run"
 )
 

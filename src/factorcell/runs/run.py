@@ -26,7 +26,7 @@ from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.errors import UserError, check_choice
-from factorcell.io import files, folders, lock
+from factorcell.io import files, input_files, lock
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
 from factorcell.ngram.mixture import Mixture, Predictor, open_mixture
@@ -363,9 +363,9 @@ def read_config(folder: Path) -> Config:
     Raises:
         UserError: The folder is not a run folder, or has a newer format.
     """
-    path = folder / folders.CONFIG
+    path = folder / input_files.CONFIG
     if not path.is_file():
-        raise folders.not_a_run_error(folder)
+        raise input_files.not_a_run_error(folder)
     return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
 
 

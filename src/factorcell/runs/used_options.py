@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from factorcell.adapters.adapters import find_adapter, weight_adapters
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.options.option_fields import INPUT_ADAPTERS, NAMES, HuggingFaceOptions
+from factorcell.options.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
 
 
 def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:
@@ -33,8 +33,6 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
         "dropout_context": bool(schema.categories)
         and bool(adapters or model.output_bias or {*INPUT_ADAPTERS} & {*model.adapt}),
-        "max_prompt_tokens": bool(schema.prompts) or NAMES in model.adapt,
-        "samples": config.training.loss == "sampled",
     }
     return {name for name, value in is_used.items() if not value} | options_unused_by_backbone(config)
 
@@ -44,7 +42,7 @@ def options_unused_by_backbone(config: Config) -> set[str]:
     backbone = config.backbone
     if not isinstance(backbone, HuggingFaceOptions):
         return set()
-    unused, of_frozen_bases = {"embedding_size"}, {"base_precision", "shared_rank"}
+    unused, of_frozen_bases = {"embedding_size"}, {"shared_rank"}
     if backbone.is_pretrained:
-        return unused | {"layers", "hidden_size", "heads"} | (of_frozen_bases if backbone.train_base else set())
-    return unused | {"base_digest", "train_base"} | of_frozen_bases
+        return unused | {"layers", "hidden_size"} | (of_frozen_bases if backbone.train_base else set())
+    return unused | {"train_base"} | of_frozen_bases

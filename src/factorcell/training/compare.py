@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from factorcell.config import PAPER_MODELS, Config, options_by_section
+from factorcell.config import PAPER_MODELS, Config, Options, options_by_section
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
@@ -19,7 +19,6 @@ from factorcell.io.finite import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram
 from factorcell.options import limits
-from factorcell.options.training_options import Options
 from factorcell.runs.run import Run, initial_files
 from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture_fit import fit_mixture

@@ -7,12 +7,12 @@ from typing import Any, Unpack
 
 import torch
 
-from factorcell.config import TrainingConfig
+from factorcell.config import TrainingConfig, TrainingOptions
 from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import AUTO
 from factorcell.options import limits
 from factorcell.options.choices import SMALL_DATA_DEFAULTS, check_unknown
-from factorcell.options.training_options import TrainingOptions
+from factorcell.options.option_fields import option_fields
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
@@ -68,7 +68,7 @@ def finetune(
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
     start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
     for name in options:
-        check_choice("option of fine-tuning", name, [field.name for field in dataclasses.fields(TrainingConfig)])
+        check_choice("option of fine-tuning", name, [field.name for field in option_fields(TrainingConfig)])
     with locked_run_folder(folder, resume) as should_resume:
         # The training of `base` may have computed on a device that this machine lacks.
         defaults = {**SMALL_DATA_DEFAULTS, "device": AUTO}

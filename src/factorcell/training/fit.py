@@ -13,7 +13,7 @@ from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay.streams import Stream, read_streams
 from factorcell.completion.replay.tuning import fit_settings
 from factorcell.completion.texts import is_valid_text
-from factorcell.config import Config, options_by_section
+from factorcell.config import Config, Options, options_by_section
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
@@ -29,7 +29,6 @@ from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
-from factorcell.options.training_options import Options
 from factorcell.runs import model_card, saved_results, summary
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
@@ -297,7 +296,7 @@ def save_other_models(
     facts: files.Row = {"dependences": save_priors(run, corpus, held_out, max_cost)}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         data = run.config.data
-        TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
+        TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)
     max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
     if settings := fit_settings(run, streams, max_texts, seconds):
         save_settings(run, settings.rule, settings.weights)

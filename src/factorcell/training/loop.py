@@ -15,7 +15,7 @@ from factorcell.runs.run import Run
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import Row, Trainer
 
-LOG_EVERY = 50  # steps between rows of losses in the log
+LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
 
 
 def train(
@@ -129,7 +129,7 @@ class _Loop:
     def _due_rows(self) -> Iterator[Row]:
         """Yield the rows that are due at the current step, and save a checkpoint if it is due.
 
-        A checkpoint is due after each evaluation, and after every `save_every` steps.
+        A checkpoint is due after each evaluation, and after every `SAVE_EVERY` steps.
         """
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
         step = progress.step
@@ -140,7 +140,7 @@ class _Loop:
         has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % LOG_EVERY == 0 or progress.share >= 1 or is_evaluation_due):
             yield self._log_losses()
-        is_checkpoint_due = step > 0 and step % config.save_every == 0
+        is_checkpoint_due = step > 0 and step % SAVE_EVERY == 0
         if is_evaluation_due:
             yield self._log_evaluation()
             is_checkpoint_due = True

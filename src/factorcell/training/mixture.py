@@ -25,7 +25,7 @@ from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.results import open_model
 from factorcell.io import files
-from factorcell.io.folders import CONFIG
+from factorcell.io.input_files import CONFIG
 from factorcell.ngram.mixture import FILE, FORMAT, Mixture, Predictor, context_parts, read_weights
 from factorcell.ngram.ngram import NGram
 from factorcell.nn.devices import AUTO, FLOAT32

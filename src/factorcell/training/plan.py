@@ -103,10 +103,12 @@ def plan(config: ConfigLike, corpus: Corpus, dev: Corpus, budget: Budget | None 
         max_passes = steps / rules.steps_per_pass(facts, training.get("batch_tokens"))
     if budget.minutes is None:
         return _with_defaults(config, facts, max_passes, preset)
-    dev_targets = training.get("max_dev_targets", rules.dev_targets_in(budget.minutes, complete))
-    facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets or facts.dev_targets))
+    dev_targets = rules.dev_targets_in(budget.minutes, complete)
+    facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets))
     planned = _with_defaults(config, facts, min(max_passes, rules.passes_in(budget.minutes, facts)), preset)
-    return replace(planned.with_options(epochs=max_passes, max_dev_targets=dev_targets), minutes=budget.minutes)
+    config = planned.config.with_options(epochs=max_passes)
+    config = replace(config, training=replace(config.training, max_dev_targets=dev_targets))
+    return replace(planned, config=config, minutes=budget.minutes)
 
 
 def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float, preset: str) -> Plan:
@@ -118,7 +120,7 @@ def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float
     if isinstance(config.backbone, HuggingFaceOptions):
         defaults |= rules.transformer_options(config.backbone, facts)
     if not head_class(config.head.kind).has_sampled_loss:
-        defaults["loss"] = "full"
+        defaults["samples"] = 0
     drafted = config.with_options(**{name: defaults[name] for name in chosen if name in defaults})
     if "batch_tokens" in chosen and find_device(drafted.training.device, drafted.backbone).type == "cuda":
         drafted = drafted.with_options(batch_tokens=rules.gpu_batch_tokens(facts, epochs))
@@ -137,9 +139,6 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
     if isinstance(config, Plan | Config):
         return config.chosen if isinstance(config, Plan) else ()
     specified = {name for values in config.values() for name in values}
-    if "loss" in specified:
-        # The rules choose `samples` together with the loss. With a specified loss, `samples` keeps its default.
-        specified.add("samples")
     # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
     types = section_types(selected_kinds(config)).values()
     unspecified = {field.name for section_type in types for field in fields(section_type)} - specified

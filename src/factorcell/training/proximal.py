@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from factorcell.config import sparse_penalties
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output_bias import OneHotBias
-from factorcell.options.assignments import parse_assignments
 from factorcell.runs.run import Run
 
 # The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the
@@ -117,7 +117,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     if sparse_bias is not None and sparse_bias.weight.requires_grad:
         weight = sparse_bias.weight
         names = [variable.name for variable in run.schema.categories]
-        l1 = sparse_bias.per_column(parse_assignments("sparse_l1", training.sparse_l1, names)).to(weight.device)
+        l1 = sparse_bias.per_column(sparse_penalties(training.sparse_l1, names)).to(weight.device)
         if bool(l1.any()):
             penalty_of[weight] = Penalty(torch.zeros_like(weight), l1)
     return penalty_of

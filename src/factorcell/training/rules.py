@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from factorcell.config import Config, ModelConfig, TrainingConfig
+from factorcell.config import Config, ModelConfig
 from factorcell.data.corpus import Corpus
 from factorcell.errors import check_choice
 from factorcell.nn.devices import find_device
@@ -56,9 +56,8 @@ FROZEN_TRANSFORMER: Options = {
     # Zeroed embeddings would be new to the layers of the base; all measurements of pretrained bases had no dropout.
     **{"dropout_input": 0.0, "dropout_output": 0.0},
     **{"adapt": ("factor",), "output_bias": (), "context_size": 8, "variable_size": 8, "rank": 4},
-    # Measured with SmolLM2-135M: 3e-3 has a lower development perplexity than 1e-3 and 1e-2; with a warm-up of 0.02,
-    # some trainings of 85 steps diverge in the first steps, and recover only in part (docs/results/transformers.md).
-    **{"learning_rate": 3e-3, "token_rate": 1.0, "warmup": 0.1, "weight_decay": 0.0, "loss": "full"},
+    # Measured with SmolLM2-135M: 3e-3 has a lower development perplexity than 1e-3 and 1e-2.
+    **{"learning_rate": 3e-3, "token_rate": 1.0, "weight_decay": 0.0, "samples": 0},
 }
 TRAINED_BASE: Options = {"learning_rate": 1e-4}  # in addition to `FROZEN_TRANSFORMER`
 
@@ -176,16 +175,13 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
     if facts.learns_users:
         layer_norm = True
-    has_small_vocabulary = facts.vocabulary <= MAX_EXACT_VOCABULARY
-    loss_options = {"loss": "full"} if has_small_vocabulary else {"loss": "sampled", "samples": 1000}
     return {
         **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
-        "warmup": TrainingConfig.warmup,
+        "samples": 0 if facts.vocabulary <= MAX_EXACT_VOCABULARY else 1000,
         "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
         **_context_options(facts, targets_read),
         **_dropout_options(facts, epochs),
         **optimizer_options,
-        **loss_options,
         **_evaluation_options(facts, epochs),
     }
 

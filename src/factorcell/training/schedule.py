@@ -12,8 +12,6 @@ processor time of the thread that trains.
 import math
 from dataclasses import dataclass
 
-from factorcell.config import TrainingConfig
-
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 # Reserve for the work after the steps on an idle machine: a share of the time limit, but at most some seconds and a
 # smaller share (benchmarks/minutes.py).
@@ -114,14 +112,14 @@ class Progress:
         return math.floor(self.share * count + ROUNDING)
 
 
-def learning_rate(step: float, steps: int, config: TrainingConfig) -> float:
-    """Return the learning rate at position `step` (from 0): a linear warm-up, then a cosine decay.
+def learning_rate(step: float, steps: int, peak: float, warmup: float) -> float:
+    """Return the learning rate at position `step` (from 0): a linear warm-up to `peak`, then a cosine decay.
 
-    The warm-up takes the share `config.warmup` of all steps. It prevents large steps at the start, where gradients are
-    large, because they can make a training diverge.
+    The warm-up takes the share `warmup` of all steps. It prevents large steps at the start, where gradients are large,
+    because they can make a training diverge.
     """
-    warmup_steps = max(1, round(config.warmup * steps))
+    warmup_steps = max(1, round(warmup * steps))
     if step < warmup_steps:
-        return config.learning_rate * (step + 1) / warmup_steps
+        return peak * (step + 1) / warmup_steps
     share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
-    return config.learning_rate * (1 + math.cos(math.pi * share)) / 2
+    return peak * (1 + math.cos(math.pi * share)) / 2

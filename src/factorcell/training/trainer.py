@@ -41,6 +41,8 @@ from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
+MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
+WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that of a pretrained base
 
 Row = dict[str, Any]
 
@@ -89,12 +91,14 @@ class Trainer:
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = corpus, dev
         self.stop = Stop()
+        # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
+        self.warmup = BASE_WARMUP if getattr(run.config.backbone, "is_pretrained", False) else WARMUP
         self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
         self.proposal: Proposal | None = None
-        if self.config.loss != "full":
+        if self.config.samples:
             self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
         self.steps_per_pass = len(self._batch_rows(0))
         steps = self.config.steps or max(1, round(self.config.epochs * self.steps_per_pass))
@@ -122,7 +126,8 @@ class Trainer:
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step, without the factors of parameter groups."""
-        return learning_rate(self.progress.share * self.progress.steps, self.progress.steps, self.config)
+        step, steps = self.progress.share * self.progress.steps, self.progress.steps
+        return learning_rate(step, steps, self.config.learning_rate, self.warmup)
 
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.
@@ -161,7 +166,7 @@ class Trainer:
     def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
         config = self.config
-        return self.corpus.batches(config.batch_tokens, config.seed, epoch, max_user_texts=config.max_user_texts)
+        return self.corpus.batches(config.batch_tokens, config.seed, epoch)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
@@ -232,10 +237,10 @@ class Trainer:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _clip(self, gradients: list[Tensor]) -> Tensor:
-        """Scale the gradients down to the maximum norm of the config; return their original norm."""
+        """Scale the gradients down to the maximum norm; return their original norm."""
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.config.clip and bool(norm > self.config.clip):
-            torch._foreach_mul_(gradients, float(self.config.clip / norm))
+        if bool(norm > MAX_GRADIENT_NORM):
+            torch._foreach_mul_(gradients, float(MAX_GRADIENT_NORM / norm))
         return norm
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
@@ -245,7 +250,7 @@ class Trainer:
         listing = ", ".join(map(str, row_numbers[:5])) + (", ..." if len(row_numbers) > 5 else "")
         return UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {noun} {listing} of the training data; "
-            f"the checkpoint before this step is in {self.run.folder} (try a lower learning rate or a lower --clip)"
+            f"the checkpoint before this step is in {self.run.folder} (try a lower learning rate)"
         )
 
     def _causes_of_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:

@@ -179,7 +179,7 @@ def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
             config_with_defaults(_with(options, {name: value}))
         if not isinstance(values, Mapping):
             return distributions.CategoricalDistribution(ends)
-        is_whole = option_types(section_types(kinds)[section])[name].scalar is int
+        is_whole = option_types(section_types(kinds)[section])[name] is int
         distribution = distributions.IntDistribution if is_whole else distributions.FloatDistribution
         return distribution(*ends, log=values.get("log", False))
     except (UserError, ValueError, TypeError) as error:
@@ -206,7 +206,7 @@ def _with(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dic
     types, section_by_option = section_types(kinds), option_sections(kinds)
     for name, value in params.items():
         section = section_by_option[name]
-        is_list = option_types(types[section])[name].is_list and isinstance(value, str)
+        is_list = option_types(types[section])[name] is tuple and isinstance(value, str)
         sections.setdefault(section, {})[name] = [item for item in value.split("+") if item] if is_list else value
     return sections
 

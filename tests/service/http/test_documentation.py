@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.io.version import __version__
+from factorcell.io.extras import __version__
 from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import PROBLEM_KINDS

@@ -1,1 +1,1 @@
-"""The parts that all commands use: the parser, options, the terminal and streams."""
+"""The parts that all commands use: the parser, options and the terminal."""

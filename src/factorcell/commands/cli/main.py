@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from factorcell.commands.cli import options, parser, streams, terminal
+from factorcell.commands.cli import options, parser, terminal
 from factorcell.commands.cli.parser import Parser
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
@@ -20,14 +20,7 @@ PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
 
 class Command(NamedTuple):
-    """A command of the command line.
-
-    Attributes:
-        name: The word that selects the command.
-        summary: One line for the list of commands.
-        module: The module of `factorcell.commands` with the function `run_NAME`, or `run_NAME_SUBCOMMAND`.
-        subcommands: The commands that may follow the word; a command with subcommands has no function.
-    """
+    """A command; `module` of `factorcell.commands` has its function `run_NAME`, unless it has subcommands."""
 
     name: str
     summary: str
@@ -51,7 +44,7 @@ USERS = (
     Command("key", "create a server key, store its hash in a file and print the key", "users"),
 )
 
-# Title of a group of commands -> the module of `commands.arguments` that declares their arguments, and the commands.
+# Title of a group of commands -> the module of `commands` that declares their arguments, and the commands.
 GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     "train and compare": (
         "training",
@@ -59,15 +52,14 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("train", "train a model on a table of texts", "training"),
             Command("compare", "train the models of the papers on the same texts and compare them", "training"),
             Command("tune", "search for good options in many trials; each trial writes a run folder", "training"),
-            Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
-            Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
+            Command("finetune", "continue to train a run on other texts, usually few", "training"),
+            Command("mix", "fit the weights of a linear mixture of models", "training"),
             Command("report", "write an HTML page about one or more runs", "training"),
-            Command("check", "check that the files of a run folder are complete and unchanged", "training"),
             Command("demo", "train models of place names, generate names and draw maps (minutes)", "demo"),
         ),
     ),
     "evaluate": (
-        "evaluation",
+        "arguments.evaluation",
         (
             Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
             Command("classify", "predict the context of each text", "evaluation"),
@@ -78,7 +70,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "complete": (
-        "completion",
+        "arguments.completion",
         (
             Command("complete", "suggest the most probable texts that begin with a prefix", "completion"),
             Command(
@@ -90,7 +82,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "serve": (
-        "serving",
+        "arguments.serving",
         (
             Command("serve", "complete texts over HTTP; store and learn the texts that users accept", "serving"),
             Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
@@ -98,11 +90,11 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         ),
     ),
     "generate": (
-        "generation",
+        "arguments.generation",
         (Command("generate", "generate texts for a context", "generation"),),
     ),
     "explain": (
-        "evaluation",
+        "arguments.evaluation",
         (
             Command("explain", "show which tokens of a text make one context more probable than another", "explain"),
             Command("contexts", "show what a run learned about contexts: neighbours, words, maps", "embeddings"),
@@ -111,8 +103,8 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
 }
 ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
 RESUME_HINT = "; repeat the command with --resume to continue"
-CHECKPOINT_RESUME_HINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
-# Name of a command -> the module of `commands.arguments` that declares its arguments.
+CHECKPOINT_RESUME_HINT = f"{RESUME_HINT} from the last checkpoint, if there is one"
+# Name of a command -> the module of `commands` that declares its arguments.
 ARGUMENT_MODULES = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
 
@@ -124,19 +116,23 @@ def main(words: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         importlib.import_module("factorcell.commands.cli.shell").complete()
     try:
-        streams.prepare()
+        terminal.prepare_streams()
         try:
             return _run_command_line(sys.argv[1:] if words is None else words)
         finally:
             sys.stdout.flush()  # an error of writing the buffered output is reported below
     except BrokenPipeError:  # the process that reads the results has ended
-        streams.discard_output()
+        terminal.discard_output()
         return 0
     except (UserError, OSError) as error:
-        streams.discard_output()
-        message = streams.describe_os_error(error) if isinstance(error, OSError) else error.as_command()
+        terminal.discard_output()
+        message = error.as_command() if isinstance(error, UserError) else _describe(error)
         terminal.notify(f"{PROG}: {message}")
         return 2
+
+
+def _describe(error: OSError) -> str:
+    return f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"
 
 
 def _run_command_line(words: Sequence[str]) -> int:
@@ -148,7 +144,11 @@ def _run_command_line(words: Sequence[str]) -> int:
         if commands[-1].subcommands:
             return _handle_incomplete_line(commands, words_after_commands)
         arguments = make_parser(commands, words).parse(words_after_commands)
-        _run_command(commands, arguments)
+        module = importlib.import_module(f"factorcell.commands.{commands[-1].module}")
+        with terminal.logging_to_standard_error(arguments.verbose):
+            options.set_threads(getattr(arguments, "threads", 0))
+            options.set_max_memory(getattr(arguments, "max_memory", None))
+            getattr(module, f"run_{_function_name(commands)}")(arguments)
     except KeyboardInterrupt as stop:  # `stop` has a message if the command has saved its progress
         default_hint = RESUME_HINT if str(stop) else CHECKPOINT_RESUME_HINT
         hint = getattr(arguments, "resume_hint", default_hint if hasattr(arguments, "resume") else "")
@@ -173,8 +173,7 @@ def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parse
 
     Parsers of trainings have the options of the kinds of tokenizer, backbone and head that `words` select.
     """
-    _root, command, *_subcommands = commands
-    module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENT_MODULES[command.name]}")
+    module = importlib.import_module(f"factorcell.commands.{ARGUMENT_MODULES[commands[1].name]}")
     command_parser = Parser(_join_names(commands), commands[-1].summary, words)
     getattr(module, f"add_{_function_name(commands)}_arguments")(command_parser)
     help_text = "print details, and all warnings instead of the one that can mislead most"
@@ -192,36 +191,25 @@ def _function_name(commands: Sequence[Command]) -> str:
 
 
 def _handle_incomplete_line(commands: Sequence[Command], words: Sequence[str]) -> int:
-    """Handle a command line that ends before its command or subcommand, and return the exit code.
+    """Print the version or the commands that can follow a line which ends before its command; return the exit code.
 
-    `words` follow `commands` on the line. Print the version for --version, or else the list of commands that can
-    follow. An unknown word ends the process with a message.
+    `words` follow `commands` on the line; an unknown word ends the process with a message.
     """
     prog, last_command = _join_names(commands), commands[-1]
     is_root = commands == [ROOT_COMMAND]
     if words and words[0] == "--version" and is_root:
-        terminal.show(f"{PROG} {importlib.import_module('factorcell.io.version').__version__}")
+        terminal.show(f"{PROG} {importlib.import_module('factorcell.io.extras').__version__}")
         return 0
     if words and words[0] not in ("-h", *parser.HELP_FLAGS):
         kind = "option" if words[0].startswith("-") else "command"
         hint = nearest_hint(words[0], [command.name for command in last_command.subcommands])
         parser.fail(prog, f"unknown {kind} {words[0]!r}{hint}")
-    titled_commands = [(title, group) for title, (_, group) in GROUPS.items()]
+    groups = [(title, group) for title, (_, group) in GROUPS.items()] if is_root else [("", last_command.subcommands)]
     terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{last_command.summary}\n")
-    for title, subcommands in titled_commands if is_root else [("", last_command.subcommands)]:
+    for title, subcommands in groups:
         rows = ((command.name, command.summary) for command in subcommands)
         terminal.show_help(parser.format_list(title, rows, name_width=16) + "\n")
     terminal.show(f"{prog} COMMAND --help shows the options of a command.")
     if is_root:
         terminal.show(f"{prog} --version shows the version.")
     return 0 if words else 2
-
-
-def _run_command(commands: Sequence[Command], arguments: argparse.Namespace) -> None:
-    """Call the function of the last of `commands`, within the limits on threads and memory in `arguments`."""
-    module = importlib.import_module(f"factorcell.commands.{commands[-1].module}")
-    run = getattr(module, f"run_{_function_name(commands)}")
-    with terminal.logging_to_standard_error(arguments.verbose):
-        options.set_threads(getattr(arguments, "threads", 0))
-        options.set_max_memory(getattr(arguments, "max_memory", None))
-        run(arguments)

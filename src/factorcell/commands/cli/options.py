@@ -32,7 +32,7 @@ from factorcell.options.option_fields import (
     OPTION_KINDS,
     TRANSFORMER_OPTIONS,
     HuggingFaceOptions,
-    OptionType,
+    option_fields,
     option_types,
 )
 
@@ -60,26 +60,25 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
         add_max_memory(parser)
     kinds = kinds_from_words(parser.words)
     classes, option_names = section_types(kinds), ["config", "model"]
-    for section, field in ((section, field) for section, cls in classes.items() for field in dataclasses.fields(cls)):
-        if not sections or section in sections:
-            default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
-            if run_defaults is not None:
-                default = run_defaults.get(field.name, "as in RUN")
-            is_built_in = kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
-            name = section if field.name == "kind" else field.name
-            option_names.append(name)
-            help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
-            if field.name == "kind":
-                _add_kind(help_section, section, kinds)
-            else:
-                _add_field(help_section, field, option_types(classes[section])[field.name], default)
-    if not sections and run_defaults is None:
+    fields = [(section, field) for section in sections or classes for field in option_fields(classes[section])]
+    if not sections:
         # With one of these options, `kinds_from_words` selects the backbone that has them; here they are only help.
-        for field in dataclasses.fields(HuggingFaceOptions):
-            if field.name in TRANSFORMER_OPTIONS and field.name not in option_types(classes["backbone"]):
-                is_rare = field.name not in COMMON_OPTIONS
-                option_names.append(field.name)
-                _add_field(parser.section("backbone", is_rare=is_rare), field, OptionType(), "none, recurrent layers")
+        names = {*TRANSFORMER_OPTIONS} - {field.name for _, field in fields}
+        fields += [("backbone", field) for field in option_fields(HuggingFaceOptions) if field.name in names]
+    for section, field in fields:
+        name = section if field.name == "kind" else field.name
+        option_names.append(name)
+        is_built_in = kinds.get(section) in (None, *OPTION_KINDS.get(section, ()))
+        help_section = parser.section(section, is_rare=is_built_in and name not in COMMON_OPTIONS)
+        if field.name == "kind":
+            _add_kind(help_section, section, kinds)
+            continue
+        default = "automatic" if name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
+        if run_defaults is not None:
+            default = run_defaults.get(name, "as in RUN")
+        elif name in TRANSFORMER_OPTIONS:
+            default = field.default or "none, recurrent layers"
+        _add_field(help_section, field, option_types(classes[section]).get(name, str), default)
     parser.optional.set_defaults(option_names=option_names)
 
 
@@ -106,7 +105,7 @@ def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> 
     help_section.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=placeholder, help=help_text)
 
 
-def _add_field(help_section: Section, field: dataclasses.Field[Any], option_type: OptionType, default: Any) -> None:
+def _add_field(help_section: Section, field: dataclasses.Field[Any], option_type: type, default: Any) -> None:
     """Add the option of a field of the config, with `default` in its help.
 
     The parser does not check choices and limits, because other packages may add choices; the config checks them.
@@ -115,28 +114,14 @@ def _add_field(help_section: Section, field: dataclasses.Field[Any], option_type
     if default not in (None, "", ()) and not isinstance(default, bool):
         help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
     settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text}
-    if option_type.scalar is bool:
+    if option_type is bool:
         settings["action"] = argparse.BooleanOptionalAction
     else:
-        settings |= {"type": _value_parser(option_type), "metavar": field.metadata.get("metavar") or None}
-    if choices := field.metadata.get("choices") or option_type.choices:
-        has_none = option_type.is_list or option_type.is_optional
-        settings["metavar"] = f"{{{','.join(map(str, (NONE, *choices) if has_none else choices))}}}"
-    if option_type.is_list:
-        settings["action"] = "append"
+        settings["metavar"] = field.metadata.get("metavar") or None
+        if choices := field.metadata.get("choices"):
+            settings["metavar"] = f"{{{','.join((NONE, *choices) if option_type is tuple else choices)}}}"
+        settings |= {"action": "append"} if option_type is tuple else {"type": option_type}
     help_section.add_argument("--" + field.name.replace("_", "-"), **settings)
-
-
-def _value_parser(option_type: OptionType) -> Callable[[str], Any]:
-    """Return the function that parses a value of an option on the command line."""
-    if not option_type.is_optional:
-        return option_type.scalar
-
-    def parse(text: str) -> Any:
-        return text if text == NONE else option_type.scalar(text)
-
-    parse.__name__ = option_type.scalar.__name__  # for the messages of argparse
-    return parse
 
 
 def option_values(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -43,15 +43,10 @@ class Section(NamedTuple):
 
 
 class Parser:
-    """Parser of the arguments of one command.
-
-    Options and positional arguments have separate argparse parsers, so that options may be in any place
-    on the command line.
+    """Parser of one command. Options have an argparse parser of their own, so that they may be anywhere on the line.
 
     Attributes:
         words: The words of the command line, which select the options of some commands.
-        optional: The argparse parser of the options.
-        positional: The argparse parser of the positional arguments.
         sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
         rare_actions: The rarely needed options, which --help does not show.
     """
@@ -65,10 +60,7 @@ class Parser:
     def add_argument(
         self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
     ) -> argparse.Action:
-        """Add an argument as argparse does.
-
-        The help lists it in `section`, but required and positional arguments first.
-        """
+        """Add an argument as argparse does; the help lists it in `section`, required and positional ones first."""
         if choices:
             settings |= {"type": _choice_checker(choices), "metavar": f"{{{','.join(choices)}}}"}
         is_option = names[0].startswith("-")

@@ -5,6 +5,8 @@ no text, name or message can control the terminal, or look like a line that a co
 is already escaped and may contain colours.
 """
 
+import codecs
+import io
 import logging
 import os
 import shutil
@@ -12,20 +14,57 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from factorcell.commands.cli import streams
-from factorcell.io import findings
+from factorcell.errors import UserError
+from factorcell.io import findings, input_files
 from factorcell.io.escapes import align_columns, escape_hidden, escape_hidden_json
 from factorcell.io.findings import LOG, Finding
+from factorcell.io.finite import to_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
 
+STANDARD_INPUT = "standard input"  # its name in error messages
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
 
 Row = dict[str, Any]
+
+
+def prepare_streams() -> None:
+    """Make the standard streams accept any text: characters that a stream cannot encode are escaped.
+
+    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are.
+
+    Raises:
+        UserError: Standard output is closed.
+    """
+    is_output_closed = sys.stdout is None
+    # Without replacements for closed streams, a file that is opened later would become a standard stream.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            is_unspecified = is_ascii and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if is_unspecified else None, errors="backslashreplace")
+    if is_output_closed:
+        raise UserError("standard output is closed: results would be lost")
+
+
+def discard_output() -> None:
+    """Discard buffered standard output; otherwise Python would try to write it again when the process exits."""
+    with suppress(OSError, ValueError):
+        null_descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_descriptor, sys.stdout.fileno())
+        os.close(null_descriptor)
+
+
+def decode_input(content: bytes, where: str = STANDARD_INPUT) -> str:
+    """Decode standard input, or one line of it called `where`; raise `UserError` if it is not text."""
+    return input_files.decode(content, where, sys.stdin.encoding)
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -85,8 +124,9 @@ def notify(*lines: str) -> None:
 
 def show_json(rows: Sequence[Row]) -> None:
     """Print rows as lines of JSON with hidden characters escaped."""
+    is_utf_8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"  # other encodings get JSON in ASCII
     for row in rows:
-        print(escape_hidden_json(streams.to_json_line(row)))
+        print(escape_hidden_json(to_json(row, ensure_ascii=not is_utf_8)))
 
 
 def _safe(text: str) -> str:

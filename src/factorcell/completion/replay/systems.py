@@ -28,7 +28,7 @@ from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
 from factorcell.errors import UserError, check_choice
 from factorcell.io import input_files
-from factorcell.io.folders import not_a_run_error
+from factorcell.io.input_files import not_a_run_error
 from factorcell.runs.run import Run, read_config
 
 Row = Mapping[str, Any]

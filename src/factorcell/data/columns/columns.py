@@ -184,7 +184,7 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
 
 def with_context(options: DataConfig, *columns: str) -> DataConfig:
     """Return `options` with `columns` as the only context columns."""
-    return replace(options, context=columns, user="", time="", prompt=(), prompt_history=0, anonymous=False)
+    return replace(options, context=columns, user="", time="", prompt_history=0, anonymous=False)
 
 
 def check_columns(source: Any, config: DataConfig) -> None:

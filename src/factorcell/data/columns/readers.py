@@ -209,7 +209,7 @@ class TextReader(ColumnReader):
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
-        self.split = WordTokenizer(WordOptions(strip_punctuation=True)).split
+        self.split = WordTokenizer(WordOptions()).split_words
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
@@ -226,13 +226,13 @@ class TextReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
-        min_count = config.min_context_word
+        min_count = config.min_word_count
         counts = np.bincount(np.concatenate(self.chunk_arrays), minlength=len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent_words:
-            problem = f"no word occurs {min_count} times (min_context_word)"
-            raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_word")
+            problem = f"no word occurs {min_count} times (min_context_count)"
+            raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_count")
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
         words = tuple(frequent_words[:MAX_CONTEXT_WORDS])
         bags = self._encode_bags(words)

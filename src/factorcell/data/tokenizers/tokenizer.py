@@ -52,13 +52,11 @@ class WordTokenizer(Tokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the words, numbers and punctuation marks of a text."""
-        return self._strip_punctuation([match.group() for match in WORD.finditer(self.normalize(text))])
+        return [match.group() for match in WORD.finditer(self.normalize(text))]
 
-    def _strip_punctuation(self, tokens: list[str]) -> list[str]:
-        """Return `tokens`, without punctuation marks if the options require it."""
-        if self.options.strip_punctuation:
-            return [token for token in tokens if CONTENT.search(token)]
-        return tokens
+    def split_words(self, text: str) -> list[str]:
+        """Return the tokens of a text that have a letter, a digit, $ or %."""
+        return [token for token in self.split(text) if CONTENT.search(token)]
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with spaces between them, except before closing marks and after opening marks."""
@@ -80,7 +78,7 @@ class SpaceTokenizer(WordTokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the parts of a text between white space."""
-        return self._strip_punctuation(self.normalize(text).split())
+        return self.normalize(text).split()
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with a space between them."""

@@ -79,7 +79,7 @@ def _splitter(tokenizer: Tokenizer) -> Any:
         CharacterTokenizer: pre_tokenizers.Split(library.Regex("(?m)."), "isolated"),  # also matches line breaks
         GraphemeTokenizer: pre_tokenizers.Split(library.Regex(GRAPHEME.pattern), "isolated"),
     }.get(type(tokenizer))
-    if pre_tokenizer is None or getattr(tokenizer.options, "strip_punctuation", False):
+    if pre_tokenizer is None:
         return None
     ids = {token: token_id for token_id, token in enumerate(tokenizer.tokens)}
     splitter = library.Tokenizer(library.models.WordLevel(ids, unk_token=tokenizer.tokens[tokenizer.specials.unknown]))

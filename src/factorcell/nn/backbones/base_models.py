@@ -98,12 +98,10 @@ def new_config(options: HuggingFaceOptions) -> Any:
             f"unknown {options}{nearest_hint(options.architecture, known)}; expected a causal language model of "
             "transformers, such as llama, gpt2 or qwen2, or, for a pretrained model, the option base"
         )
-    heads = options.heads or max(1, options.hidden_size // HEAD_SIZE)
-    if options.hidden_size % (2 * heads):
-        raise UserError(
-            f"hidden_size: expected a multiple of 2 * heads ({2 * heads}) for a new Transformer, got "
-            f"{options.hidden_size}"
-        )
+    if options.hidden_size % 2:
+        raise UserError(f"hidden_size: expected an even number for a new Transformer, got {options.hidden_size}")
+    most_heads = max(1, options.hidden_size // HEAD_SIZE)
+    heads = next(count for count in range(most_heads, 0, -1) if options.hidden_size % (2 * count) == 0)
     sizes = {
         "vocab_size": 1,  # the language model has its own embeddings of tokens
         "hidden_size": options.hidden_size,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from factorcell.io.version import __version__
+from factorcell.io.extras import __version__
 from factorcell.service.http import problems
 from factorcell.service.http.messages import Problem, UserId
 from factorcell.service.http.operations import OPERATIONS

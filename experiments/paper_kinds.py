@@ -1,0 +1,47 @@
+"""Kinds that only tables of the papers need: words without punctuation, and a hashed softmax bias of another size."""
+
+from dataclasses import dataclass
+
+from factorcell.config import int_option
+from factorcell.data import register_tokenizer
+from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.nn import register_head
+from factorcell.nn.output import SoftmaxHead
+from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, MAX_HASH_SIZE
+from factorcell.options.option_fields import SoftmaxOptions, WordOptions
+
+
+@dataclass(frozen=True)
+class BareWordOptions(WordOptions):
+    kind: str = "bare_word"
+
+
+class BareWordTokenizer(WordTokenizer):
+    """Splits into the tokens of `word` that have a letter, a digit, $ or %."""
+
+    Options = BareWordOptions
+
+    def split(self, text: str) -> list[str]:
+        return self.split_words(text)
+
+
+@dataclass(frozen=True)
+class SizedSoftmaxOptions(SoftmaxOptions):
+    kind: str = "sized_softmax"
+    hash_size: int = int_option(HASH_SIZE, "number of buckets of the softmax bias hash", 1, MAX_HASH_SIZE)
+    bloom_size: int = int_option(BLOOM_SIZE, "bits of the filter of the softmax bias hash; 0: none", 0, MAX_HASH_SIZE)
+
+
+class SizedSoftmaxHead(SoftmaxHead):
+    """The built-in head with options for the sizes of its softmax bias `hash`."""
+
+    Options = SizedSoftmaxOptions
+
+    @classmethod
+    def hash_sizes(cls, options: SoftmaxOptions) -> tuple[int, int]:
+        assert isinstance(options, SizedSoftmaxOptions)
+        return options.hash_size, options.bloom_size
+
+
+register_tokenizer(BareWordOptions.kind, BareWordTokenizer)
+register_head(SizedSoftmaxOptions.kind, SizedSoftmaxHead)
