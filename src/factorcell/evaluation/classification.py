@@ -86,18 +86,16 @@ def classify(
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
-            `combine`, the weights of the combination.
+        calibrate: A table of held-out texts with true values, on which the temperature or the combination is fitted.
         combine: Whether to combine the model with the linear baseline of the run.
 
     Returns:
-        The classification. Its `other_predictions` are those with all priors at temperature 1, that of the conditional
-        prior alone, and those of the linear baseline that training saved for this target, if there are such. Its
-        metrics are NaN if no text has a true value.
+        The classification. Its `other_predictions` are those with all priors at temperature 1, of the conditional prior
+        alone, and of the linear baseline of the run. Its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: The run is not adapted, there are fewer than two candidates and distractors, no text of `calibrate`
-            has a candidate value, or `combine` lacks the table `calibrate` or a linear baseline.
+        UserError: The run is not adapted, there are fewer than two candidates and distractors, `calibrate` has no text
+            with a candidate, or `combine` lacks `calibrate` or a linear baseline.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
@@ -105,53 +103,69 @@ def classify(
     check_choice("priors", priors, PRIORS)
     check_adapted(run)
     variable = category_variable(run.schema, target)
-    other_names = distinct_category_names(distractors, "distractors")
-    names = _candidate_names(run, variable, values, other_names)
+    distractors = distinct_category_names(distractors, "distractors")
+    names = _candidate_names(run, variable, values, distractors)
+    classifiers = {LINEAR_BASELINE: load_baselines(run.folder, run.schema).get(target)}
     if calibrate is not None:
         require_labels(calibrate, variable, names, run.config.data, CALIBRATION_REASON)
-    linear = load_baselines(run.folder, run.schema).get(target)
     if combine:
-        _check_combination(run, target, calibrate, linear)
-    corpus = run.prepare(source, unknown=unknown, optional=(target,))
-    report_repeated_texts(run, corpus)
+        _check_combination(run, target, calibrate, classifiers[LINEAR_BASELINE])
+    tables = [source] if calibrate is None else [source, calibrate]
+    corpora = [run.prepare(table, unknown=unknown, optional=(target,)) for table in tables]
+    report_repeated_texts(run, corpora[0])
     report_run(run)
-    held_out = None if calibrate is None else run.prepare(calibrate, unknown=unknown, optional=(target,))
-    columns = _columns(source)
-    prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
-    if priors == "conditional" and prior is None:
+    classifiers["conditional"] = applicable_prior(load_priors(run.folder, run.schema), target, _columns(source))
+    if priors == "conditional" and classifiers[priors] is None:
         priors = "training"
-
-    def classify_texts(table: Any, texts: Corpus, distractors: Sequence[str]) -> dict[str, Classification]:
-        """Return the classifications of texts by their priors."""
-        likelihoods = log_likelihoods(
-            run, texts, [{target: name} for name in names], samples=samples, seed=seed, proposal=proposal
-        )
-        has_values = variable.source_column in _columns(table)
-        truth = _read_category_names(table, variable.source_column) if has_values else [None] * len(texts)
-        result = apply_bayes_rule(names, likelihoods, truth, distractors, texts.truncated)
-        uniform = replace(result, true_values=truth, key=texts_digest(texts, target, *names), samples=samples)
-        log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(texts, names)}
-        log_priors["training"] = training_log_prior(variable, names)
-        results = {name: uniform.with_log_prior(log_prior, name) for name, log_prior in log_priors.items()}
-        return {**results, "uniform": uniform}
-
-    results = classify_texts(source, corpus, other_names)
+    sampling = {"samples": samples, "seed": seed, "proposal": proposal}
+    results, *held_out = (
+        _classify_texts(run, table, corpus, variable, names, classifiers, sampling)
+        for table, corpus in zip(tables, corpora, strict=True)
+    )
     result = results[priors]
-    others = {other.name: other.predicted for other in (result, *results.values())}
-    conditional = results.get("conditional", result).log_prior
-    if prior is not None and conditional is not None:
-        others[CONTEXT_CLASSIFIER] = conditional.argmax(1)
-    linear_log_probs = None if linear is None else linear.candidate_log_probs(corpus, names)
-    if linear_log_probs is not None:
-        others[LINEAR_BASELINE] = linear_log_probs.argmax(1)
-    if held_out is not None:
-        held_out_results = classify_texts(calibrate, held_out, ())
-        if combine and linear is not None and linear_log_probs is not None:
-            held_out_log_probs = linear.candidate_log_probs(held_out, names)
-            result = _combine(results, held_out_results, priors, linear_log_probs, held_out_log_probs)
-        else:
-            result = result.at_temperature(held_out_results[priors].fitted_temperature())
-    return replace(result, other_predictions={name: row for name, row in others.items() if name != result.name})
+    if held_out and combine:
+        result = _combine(results, held_out[0], priors)
+    elif held_out:
+        result = result.at_temperature(held_out[0][priors].fitted_temperature())
+    is_distractor = np.isin(np.array(result.true_values, dtype=object), distractors)
+    return replace(result, is_distractor=is_distractor, other_predictions=_other_predictions(result, results))
+
+
+def _classify_texts(
+    run: Run,
+    source: Any,
+    corpus: Corpus,
+    variable: Variable,
+    names: tuple[str, ...],
+    classifiers: Mapping[str, LinearClassifier | None],
+    sampling: dict[str, Any],
+) -> dict[str, Classification]:
+    """Return the classifications of the texts of a table by the model with each prior, and by the linear baseline."""
+    likelihoods = log_likelihoods(run, corpus, [{variable.name: name} for name in names], **sampling)
+    has_values = variable.source_column in _columns(source)
+    truth = _read_category_names(source, variable.source_column) if has_values else [None] * len(corpus)
+    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
+    key = texts_digest(corpus, variable.name, *names)
+    uniform = replace(result, true_values=truth, key=key, samples=sampling["samples"])
+    results = {}
+    if (prior := classifiers["conditional"]) is not None:
+        results["conditional"] = uniform.with_log_prior(prior.candidate_log_probs(corpus, names), "conditional")
+    results["training"] = uniform.with_log_prior(training_log_prior(variable, names), "training")
+    results["uniform"] = uniform
+    if (linear := classifiers[LINEAR_BASELINE]) is not None:
+        results[LINEAR_BASELINE] = replace(uniform, log_posterior=linear.candidate_log_probs(corpus, names))
+    return results
+
+
+def _other_predictions(result: Classification, results: Mapping[str, Classification]) -> dict[str, NDArray[np.int64]]:
+    """Return the predictions by names of the model with the same and other priors, and of the linear classifiers."""
+    models = {name: model for name, model in results.items() if name != LINEAR_BASELINE}
+    others = {model.name: model.predicted for model in (results[result.priors], *models.values())}
+    if (conditional := results.get("conditional")) is not None and conditional.log_prior is not None:
+        others[CONTEXT_CLASSIFIER] = conditional.log_prior.argmax(1)
+    if LINEAR_BASELINE in results:
+        others[LINEAR_BASELINE] = results[LINEAR_BASELINE].predicted
+    return {name: predicted for name, predicted in others.items() if name != result.name}
 
 
 def _candidate_names(
@@ -285,31 +299,25 @@ def _check_combination(run: Run, target: str, calibrate: Any, linear: LinearClas
 
 
 def _combine(
-    results: Mapping[str, Classification],
-    held_out: Mapping[str, Classification],
-    priors: str,
-    linear: Floats,
-    held_out_linear: Floats,
+    results: Mapping[str, Classification], held_out: Mapping[str, Classification], priors: str
 ) -> Classification:
-    """Combine the likelihood of the model, a prior and the log posterior of the linear baseline (B, K).
+    """Combine the likelihood of the model, a prior and the posterior of the linear baseline.
 
         p(v | text, o) ~ p(text | v, o)^(a / T)  p(v | o)^b  q(v | text, o)^c
 
     The temperature T, and then the weights a, b and c, are fitted on held-out texts. A uniform prior has no weight.
     """
-    temperature = held_out["uniform"].fitted_temperature()
+    temperature, is_labelled = held_out["uniform"].fitted_temperature(), held_out["uniform"].truth >= 0
 
-    def log_probs(results: Mapping[str, Classification], linear: Floats) -> dict[str, Floats]:
+    def log_probs(results: Mapping[str, Classification]) -> dict[str, Floats]:
         terms = {LIKELIHOOD: results["uniform"].at_temperature(temperature).log_posterior}
-        log_prior = results[priors].log_prior
-        if log_prior is not None:
-            terms[f"{priors} prior"] = np.broadcast_to(log_prior, linear.shape)
-        return {**terms, LINEAR_BASELINE: linear}
+        if (log_prior := results[priors].log_prior) is not None:
+            terms[f"{priors} prior"] = np.broadcast_to(log_prior, terms[LIKELIHOOD].shape)
+        return {**terms, LINEAR_BASELINE: results[LINEAR_BASELINE].log_posterior}
 
-    is_labelled = held_out["uniform"].truth >= 0
-    held_out_terms = {name: term[is_labelled] for name, term in log_probs(held_out, held_out_linear).items()}
+    held_out_terms = {name: term[is_labelled] for name, term in log_probs(held_out).items()}
     weights = fit_combination(held_out_terms, held_out["uniform"].truth[is_labelled])
-    log_posterior = weighted_posterior(weights, log_probs(results, linear))
+    log_posterior = weighted_posterior(weights, log_probs(results))
     return replace(results["uniform"], log_posterior=log_posterior, priors=priors, combination_weights=weights)
 
 
