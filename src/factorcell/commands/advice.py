@@ -62,7 +62,7 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     )
 
 
-def _advice_table(columns: Sequence[Row]) -> tuple[list[Row], list[str]]:
+def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
     rows = [
         {

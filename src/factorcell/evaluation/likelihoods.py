@@ -90,7 +90,7 @@ def log_likelihoods(
         for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // repetitions), max_texts=max_texts // repetitions):
             batch = run.batch(corpus, rows)
             fitting_count = min(MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)), max_texts // len(rows))
-            for indices in torch.arange(len(candidates), device=run.device).split(max(1, fitting_count)):
+            for indices in torch.split(torch.arange(len(candidates), device=run.device), max(1, fitting_count)):
                 conditioning = shared_conditioning.select(indices) if shared_conditioning else None
                 categories, numbers = (values[indices] for values in encoded)
                 nats = _candidate_nats(run, batch, (categories, numbers), conditioning, sampled_tokens)
