@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from factorcell.evaluation.advice import Advice as Advice
     from factorcell.evaluation.advice import advise as advise
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.classification import classify_points as classify_points

@@ -148,6 +148,9 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         rows: The maximum number of rows to read, drawn at random.
         seed: The seed of all draws.
 
+    Returns:
+        The estimates and the advice for each column, and the expected gain of all columns together.
+
     Raises:
         UserError: The config has no context column, or the table has too few rows.
     """

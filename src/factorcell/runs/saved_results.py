@@ -33,14 +33,7 @@ REFERENCES = (("majority", "majority class"), ("linear_accuracy", "linear baseli
 
 
 class Measurement(NamedTuple):
-    """A measured value.
-
-    Attributes:
-        table: Name of the evaluated table.
-        measure: Name of the measure.
-        value: The value with its interval, as text.
-        figure: Key of the value in the row of its result.
-    """
+    """A measured `value` with its interval, as text; `figure` is its key in the row of its result."""
 
     table: str
     measure: str
