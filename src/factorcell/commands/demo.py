@@ -21,11 +21,11 @@ from factorcell.commands.cli import terminal
 from factorcell.config import PAPER_MODELS, options_by_section
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
+from factorcell.evaluation.classification import classify_points
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import summary_row
-from factorcell.evaluation.point_classification import classify_points
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.io.findings import LOG

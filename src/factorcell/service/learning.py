@@ -17,7 +17,7 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.conditional_prior import load_priors
+from factorcell.evaluation.baselines import load_priors
 from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from factorcell.errors import UserError, check_choice
+from factorcell.evaluation.baselines import applicable_prior, training_log_prior
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.conditional_prior import applicable_prior, training_log_prior
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
