@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from factorcell.errors import UserError
 from factorcell.service.record import Record, StoreError, decoded_id
-from factorcell.service.stores.store import PAGE_SIZE, check_schema, checked_version, one_line
+from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
 PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
@@ -31,7 +31,7 @@ DURABLE_SETTINGS = {"appendonly": "yes", "appendfsync": "always"}  # server sett
 # ARGV of DELETE_SCRIPT: the expected version ('': any version), the id.
 WRITE_SCRIPT = """
 if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'user', ARGV[2], 'version', ARGV[3], 'value', ARGV[5])
+redis.call('HSET', KEYS[1], 'version', ARGV[3], 'value', ARGV[5])
 redis.call('ZADD', KEYS[2], 0, ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
 return 1
@@ -59,28 +59,25 @@ class RedisStore:
         """
         no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
-            pool: Any = redis.ConnectionPool.from_url(
+            # The type is Any, because the package redis annotates every result as a possible awaitable.
+            self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=no_retry, protocol=2
             )
         except ValueError as error:
             raise UserError(f"store redis: {error}") from None
-        # The type is Any, because the package redis annotates every result as a possible awaitable.
-        self._client: Any = redis.Redis(connection_pool=pool)
         self._is_closed = False
         self._write_script = self._client.register_script(WRITE_SCRIPT)
         self._delete_script = self._client.register_script(DELETE_SCRIPT)
         try:
-            with self._convert_errors():
-                self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
-                stored_version = int(self._client.get(SCHEMA_KEY) or 0)
-            check_schema(stored_version, SCHEMA_VERSION, "store redis")
-        except StoreError as error:
+            self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
+            check_schema(int(self._client.get(SCHEMA_KEY) or 0), SCHEMA_VERSION, "store redis")
+            self._check_durable()
+        except redis.RedisError as error:
             self.close()
-            raise UserError(f"store redis: cannot be opened ({one_line(error.__cause__ or error)})") from None
+            raise UserError(f"store redis: cannot be opened ({one_line(error)})") from None
         except UserError:
             self.close()
             raise
-        self._check_durable()
 
     def read(self, user: str) -> Record | None:
         with self._convert_errors():
@@ -89,8 +86,8 @@ class RedisStore:
 
     def version(self, user: str) -> int | None:
         with self._convert_errors():
-            stored_id, version = self._client.hmget(_user_key(user), "user", "version")
-        return None if version is None else checked_version(user, stored_id, version)
+            version = self._client.hget(_user_key(user), "version")
+        return None if version is None else int(version)
 
     def write(self, record: Record, expected_version: int | None) -> bool:
         keys = [_user_key(record.user), ALL_USERS, USERS_BY_OLDEST]
@@ -140,12 +137,12 @@ class RedisStore:
         self._client.close()
         self._client.connection_pool.disconnect()
 
-    def _is_rewriting(self) -> bool:
-        info = self._client.info("persistence")
-        return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
-
     def _wait_for_rewrite(self, deadline: float) -> None:
-        while self._is_rewriting():
+        """Wait until the append-only file is not being rewritten."""
+        while True:
+            info = self._client.info("persistence")
+            if not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]):
+                return
             if monotonic() > deadline:
                 raise StoreError("store redis: the append-only file is still being rewritten")
             sleep(0.01)
@@ -162,7 +159,6 @@ class RedisStore:
         if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
             required.append("maxmemory-policy noeviction")
         if required:
-            self.close()
             raise UserError(f"store redis: the server may lose acknowledged writes; set {' and '.join(required)}")
 
     @contextmanager
