@@ -53,19 +53,16 @@ IGNORED_FIELD = b"\r\nignored:"  # has the same length, so that Content-Length s
 WATCH_INTERVAL = 1.0  # seconds between two checks of the files that the server has read
 EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
 
-# For each file: the modification time in nanoseconds, the inode and the size, or None if the file does not exist.
-Stamp = tuple[tuple[int, int, int] | None, ...]
+Stamp = tuple[tuple[Path, int, int, int], ...]  # each existing file, with its modification time, inode and size
 
 
 def file_stamp(*paths: Path) -> Stamp:
     """Return a value that changes if one of the files changes or is replaced."""
-    file_stamps: list[tuple[int, int, int] | None] = []
+    file_stamps = []
     for path in paths:
-        try:
+        with suppress(OSError):
             status = path.stat()
-            file_stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
-        except OSError:
-            file_stamps.append(None)
+            file_stamps.append((path, status.st_mtime_ns, status.st_ino, status.st_size))
     return tuple(file_stamps)
 
 
