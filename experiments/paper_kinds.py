@@ -1,7 +1,12 @@
-"""Kinds that only tables of the papers need: words without punctuation, and a hashed softmax bias of another size."""
+"""Kinds that only tables of the papers need: words without punctuation, and a hashed softmax bias of another size.
 
+python experiments/paper_kinds.py COMMAND ...       the command of factorcell, with these kinds
+"""
+
+import sys
 from dataclasses import dataclass
 
+from factorcell.commands.cli.main import main
 from factorcell.config import int_option
 from factorcell.data import register_tokenizer
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
@@ -45,3 +50,6 @@ class SizedSoftmaxHead(SoftmaxHead):
 
 register_tokenizer(BareWordOptions.kind, BareWordTokenizer)
 register_head(SizedSoftmaxOptions.kind, SizedSoftmaxHead)
+
+if __name__ == "__main__":
+    sys.exit(main())
